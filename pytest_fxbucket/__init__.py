@@ -1,0 +1,1 @@
+"""pytest-fxbucket: FSDP bucket plans as pytest items."""

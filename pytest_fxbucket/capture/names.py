@@ -1,0 +1,119 @@
+"""Gives every traced node its module's FQN and its direction.
+
+Forward nodes are named by hooks while the modules run. Backward nodes are named after the autograd node that makes them:
+its sequence number says during which module's forward it was recorded. The names land in ``node.meta`` under the keys that
+torch's own passes read: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` and ``autograd_backward`` backward.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.compat import trace
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx, nn
+
+
+class NodeNamer:
+    """Follows a trace and names nodes as they appear."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._classes = {fqn: type(module) for fqn, module in model.named_modules()}
+        self._stack: list[str] = [""]
+        self._numbers: list[int] = []
+        self._owners: list[str] = []
+        self._last: fx.Node | None = None
+        self._backward: str | None = None
+
+    @property
+    def where(self) -> str:
+        """What is being traced just now, for an error."""
+        if self._backward is not None:
+            return f"the backward of {self._backward or 'the loss'}"
+        return f"module {self._stack[-1]}" if self._stack[-1] else "the root module or the loss"
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Name what ``model`` and its children do in their forward."""
+        handles = []
+        for fqn, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, fqn=fqn: self._enter(fqn)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def inside(self, fqn: str) -> Iterator[None]:
+        """Name what happens in the block after the module ``fqn``."""
+        self._enter(fqn)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def start_backward(self, loss: torch.Tensor) -> None:
+        """From here on nodes belong to the backward of ``loss``."""
+        self.flush()
+        self._note()
+        self._backward = ""
+        for grad_fn in _autograd_nodes(loss.grad_fn):
+            owner = self._owners[bisect_right(self._numbers, trace.autograd_number(grad_fn)) - 1]
+            grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
+
+    def flush(self) -> None:
+        """Name the nodes that were added since the last call."""
+        graph = trace.current_graph()
+        node = self._last.next if self._last is not None else next(iter(graph.nodes), None)
+        while node is not None and node.op != "root":
+            self._name(node)
+            self._last = node
+            node = node.next
+
+    def _enter(self, fqn: str) -> None:
+        self.flush()
+        self._stack.append(fqn)
+        self._note()
+
+    def _leave(self) -> None:
+        self.flush()
+        self._stack.pop()
+        self._note()
+
+    def _note(self) -> None:
+        self._numbers.append(trace.next_autograd_number())
+        self._owners.append(self._stack[-1])
+
+    def _enter_backward(self, owner: str) -> None:
+        self.flush()
+        self._backward = owner
+
+    def _name(self, node: fx.Node) -> None:
+        if self._backward is None:
+            node.meta["nn_module_stack"] = self._module_stack(self._stack[-1])
+            return
+        node.meta["fwd_nn_module_stack"] = self._module_stack(self._backward)
+        node.meta["autograd_backward"] = True
+
+    def _module_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
+        parts = fqn.split(".") if fqn else []
+        paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
+        return {path: (path, self._classes[path]) for path in paths if path in self._classes}
+
+
+def _autograd_nodes(root: Any) -> list[Any]:
+    """Every autograd node that ``root`` reaches, each once."""
+    seen, queue = {root}, [root]
+    for grad_fn in queue:
+        for child, _ in grad_fn.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return queue

@@ -1,0 +1,85 @@
+"""What a captured step is: frozen data about graphs, and the role of each of their inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+Role = Literal["param", "buffer", "batch", "loss", "grad", "value"]
+Phase = Literal["joint", "forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One input or output of a graph."""
+
+    role: Role
+    """param, buffer, batch, loss, grad; value if nothing is known of it."""
+    fqn: str
+    """FQN of the parameter or buffer, path of the leaf in the batch, or a plain number."""
+    shape: tuple[int, ...]
+    """Shape as the graph sees it: for parameters and their gradients the padded local shard."""
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter, in registration order; tied parameters are one."""
+
+    fqn: str
+    aliases: tuple[str, ...]
+    """Other FQNs of the same tensor."""
+    shape: tuple[int, ...]
+    """Full shape, before sharding."""
+    shard_shape: tuple[int, ...]
+    """Local shard, dimension 0 padded to ceil(shape[0] / ranks)."""
+    dtype: torch.dtype
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDim:
+    """One dimension of the device mesh."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group that the graphs name."""
+
+    dims: str
+    """Mesh dimension it spans; ``ranks(...)`` for a group that is no mesh dimension."""
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A training step as one rank traced it, not bucketed. Nobody changes its graphs: passes work on copies."""
+
+    graphs: Mapping[Phase, fx.GraphModule]
+    inputs: Mapping[Phase, tuple[Value, ...]]
+    outputs: Mapping[Phase, tuple[Value, ...]]
+    parameters: tuple[Parameter, ...]
+    modules: tuple[str, ...]
+    """FQN of every module, in registration order; the root is ''."""
+    mesh: tuple[MeshDim, ...]
+    rank: int
+    example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """Real inputs that came with a graph that somebody else traced."""
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Every other FQN of a tied parameter, to its first one."""
+        return {alias: parameter.fqn for parameter in self.parameters for alias in parameter.aliases}
+
+    @property
+    def has_roles(self) -> bool:
+        """False for a bare graph, of whose inputs nothing is known."""
+        return all(value.role != "value" for phase in self.inputs for value in self.inputs[phase])

@@ -1,0 +1,29 @@
+"""Fake process groups (``torch.testing._internal``, in torch 2.11 to 2.14): any rank of any size, no communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytest_fxbucket.errors import CaptureError
+
+
+@contextmanager
+def fake_world(rank: int, world: int) -> Iterator[None]:
+    """Make this process rank ``rank`` of a fake default group of ``world`` ranks, and undo it after.
+
+    Raises :class:`CaptureError` if a default process group exists already.
+    """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise CaptureError(
+            "a default process group is up in this process, where tracing needs a fake one of its own; "
+            "destroy it (torch.distributed.destroy_process_group) before the plan runs"
+        )
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,31 @@
+"""Errors for people: ``str(error)`` is one sentence that says what, where, and the nearest right thing."""
+
+from __future__ import annotations
+
+
+class FxbucketError(Exception):
+    """Something that a user can mend; its text is shown without a traceback."""
+
+
+class UsageError(FxbucketError):
+    """An option or argument that cannot be used as given; pytest exits 4."""
+
+
+class PlanError(FxbucketError):
+    """A plan file, table, key or entry that is wrong."""
+
+
+class CaptureError(FxbucketError):
+    """A model or a step that cannot be traced as the plan asks."""
+
+
+class PassError(FxbucketError):
+    """A graph that a pass cannot bucket safely, or a pass that broke."""
+
+
+class RankError(FxbucketError):
+    """Ranks that failed, died, or did not answer in time."""
+
+
+class GoldenError(FxbucketError):
+    """A golden file that is missing, damaged, or of another version."""

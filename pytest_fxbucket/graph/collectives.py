@@ -1,0 +1,104 @@
+"""Which nodes are collectives, and what each one says: kind, op, process group, sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from operator import getitem as _getitem
+
+import torch
+
+from pytest_fxbucket.graph.ops import overload
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "other"]
+
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    ("all_gather_into_tensor", "all_gather"),
+    ("reduce_scatter_tensor", "reduce_scatter"),
+    ("all_reduce", "all_reduce"),
+    ("all_to_all_single", "all_to_all"),
+    ("broadcast", "broadcast"),
+)
+_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A collective as its node says it."""
+
+    node: fx.Node
+    kind: Kind
+    op: str
+    """Reduction: sum, avg, ...; empty for a gather."""
+    group: str
+    """Name of the process group."""
+    operator: str
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Whether ``node`` waits for a collective."""
+    op = overload(node)
+    return op is not None and op._schema.name.endswith("_c10d_functional::wait_tensor")
+
+
+def launch_kind(node: fx.Node) -> Kind | None:
+    """Kind of the collective that ``node`` launches; None if it launches none."""
+    op = overload(node)
+    if op is None or not op._schema.name.startswith(_NAMESPACES) or is_wait(node):
+        return None
+    name = op._schema.name.split("::")[1]
+    return next((kind for prefix, kind in _KINDS if name.startswith(prefix)), "other")
+
+
+def is_all_gather(node: fx.Node) -> bool:
+    """Whether ``node`` launches an all-gather."""
+    return launch_kind(node) == "all_gather"
+
+
+def is_reduce_scatter(node: fx.Node) -> bool:
+    """Whether ``node`` launches a reduce-scatter."""
+    return launch_kind(node) == "reduce_scatter"
+
+
+def read_launch(node: fx.Node) -> Launch | None:
+    """The collective that ``node`` launches, or None."""
+    kind, op = launch_kind(node), overload(node)
+    if kind is None or op is None:
+        return None
+    reduction = argument(node, "reduce_op")
+    group = argument(node, "group_name")
+    return Launch(node, kind, str(reduction or ""), str(group or ""), op._schema.name.split("::")[1])
+
+
+def argument(node: fx.Node, name: str) -> object:
+    """Value of the operator's argument ``name`` at ``node``; None if it has none of that name."""
+    op = overload(node)
+    if op is None:
+        return None
+    for index, schema in enumerate(op._schema.arguments):
+        if schema.name == name:
+            default = schema.default_value if schema.has_default_value() else None
+            return node.args[index] if index < len(node.args) else node.kwargs.get(name, default)
+    return None
+
+
+def waits_of(launch: fx.Node) -> list[fx.Node]:
+    """Waits for what ``launch`` launched; those of a coalesced launch lie behind ``getitem``."""
+    found = []
+    for user in launch.users:
+        if is_wait(user):
+            found.append(user)
+        elif user.op == "call_function" and user.target is _getitem:
+            found.extend(wait for wait in user.users if is_wait(wait))
+    return found
+
+
+def tensors(value: object) -> list[torch.Tensor]:
+    """Tensors in a node's ``meta["val"]``."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []

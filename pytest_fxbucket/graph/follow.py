@@ -1,0 +1,235 @@
+"""Follows every parameter and gradient through pack, launch, wait and unpack of one graph.
+
+The walk meets nodes in order. What only moves data is executed symbolically; a launch moves data between ranks; anything else
+is compute: it starts new sources and ends the following of old ones, and is noted as a reader of what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from pytest_fxbucket.graph import collectives, contents
+from pytest_fxbucket.graph.collectives import Launch
+from pytest_fxbucket.graph.contents import LENGTH, OFFSET, OWN_RANK, PRECISION, RANK, SOURCE, START, Runs
+from pytest_fxbucket.graph.movement import Memory, execute, moves_data
+from pytest_fxbucket.graph.ops import written_arguments
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where elements come from."""
+
+    node: fx.Node
+    numel: int
+    dtype: torch.dtype
+    launch: fx.Node | None = None
+    """The reduction that made it out of ``node``'s elements; None for what ``node`` itself computed."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A launch, and what its input holds."""
+
+    launch: Launch
+    index: int
+    """Position among all launches of the graph."""
+    dtype: torch.dtype | None
+    numel: int
+    """Elements of the input on one rank."""
+    content: list[tuple[int, int, int]] = field(default_factory=list)
+    """(offset, length, source) of each member on this rank: for a gather of its input, for a reduction of its result."""
+    problem: str = ""
+    """Why the content could not be told; empty if it could."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A compute node (or the graph's output) and one value that it reads."""
+
+    reader: fx.Node
+    value: fx.Node
+    content: Runs
+
+
+@dataclass(slots=True)
+class Followed:
+    """Everything that the walk found."""
+
+    sources: list[Source | None] = field(default_factory=lambda: [None, None])
+    sent: dict[fx.Node, Sent] = field(default_factory=dict)
+    uses: list[Use] = field(default_factory=list)
+
+
+def follow(graph: fx.Graph) -> Followed:
+    """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches."""
+    walk = _Walk(graph)
+    for node in graph.nodes:
+        walk.visit(node)
+    return walk.found
+
+
+class _Walk:
+    def __init__(self, graph: fx.Graph) -> None:
+        self.found = Followed()
+        self.memory = Memory()
+        self.values: dict[fx.Node, Any] = {}
+        self.packed = _leads_to_launch(graph)
+
+    def visit(self, node: fx.Node) -> None:
+        launch = collectives.read_launch(node)
+        if launch is not None:
+            self._launch(launch)
+        elif collectives.is_wait(node):
+            if (value := self._value(node.args[0])) is not None:
+                self.values[node] = value
+        elif node in self.packed or self._continues(node):
+            self._move(node)
+        else:
+            self._read(node)
+
+    def _continues(self, node: fx.Node) -> bool:
+        """Whether ``node`` moves data that came out of a launch."""
+        return moves_data(node) and any(source in self.values for source in node.all_input_nodes)
+
+    def _move(self, node: fx.Node) -> None:
+        if not moves_data(node):
+            self._start(node)
+            self._read(node)
+            return
+        args, kwargs = tree_map(self._known, (node.args, dict(node.kwargs)), is_leaf=_is_node)
+        self.values[node] = execute(node, args, kwargs, self.memory)
+
+    def _known(self, value: Any) -> Any:
+        if not _is_node(value):
+            return value
+        if value not in self.values:
+            self._start(value)
+        return self.values[value]
+
+    def _start(self, node: fx.Node) -> None:
+        """``node`` computes something new: its tensors become sources."""
+        self.values[node] = tree_map(
+            lambda value: self._source(node, value) if isinstance(value, torch.Tensor) else value, node.meta.get("val")
+        )
+
+    def _source(self, node: fx.Node, like: torch.Tensor) -> torch.Tensor:
+        numel = int(like.numel())
+        self.found.sources.append(Source(node, numel, like.dtype))
+        return self.memory.allocate(like, contents.run(len(self.found.sources) - 1, numel))
+
+    def _value(self, argument: Any) -> Any:
+        return self.values.get(argument) if _is_node(argument) else None
+
+    def _read(self, node: fx.Node) -> None:
+        """Note what compute reads of what launches brought, and forget what it overwrites."""
+        for source in node.all_input_nodes:
+            for tensor in _tensors(self.values.get(source)):
+                self.found.uses.append(Use(node, source, self.memory.read(contents.in_memory_order(tensor))))
+        for written in written_arguments(node):
+            for tensor in _tensors(self.values.get(written)):
+                self.found.sources.append(Source(node, int(tensor.numel()), tensor.dtype))
+                self.memory.write(tensor, contents.run(len(self.found.sources) - 1, int(tensor.numel())))
+
+    def _launch(self, launch: Launch) -> None:
+        argument = launch.node.args[0]
+        sent = Sent(launch, len(self.found.sent), None, 0)
+        self.found.sent[launch.node] = sent
+        if not _is_node(argument):
+            sent.problem = f"{launch.operator} launches several tensors at once, which is not followed"
+            return
+        tensor = self._known(argument)
+        sent.dtype, sent.numel = tensor.dtype, int(tensor.numel())
+        content, ranks = self.memory.read(tensor), collectives.argument(launch.node, "group_size")
+        if launch.kind == "all_gather" and isinstance(ranks, int):
+            self._gather(sent, tensor, content, ranks)
+        elif launch.kind == "reduce_scatter" and isinstance(ranks, int):
+            self._scatter(sent, tensor, content, ranks)
+        else:
+            sent.problem = f"{launch.operator} is not followed"
+            self._start(launch.node)
+
+    def _gather(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> None:
+        node, numel = sent.launch.node, int(tensor.numel())
+        if bool((content[:, RANK] != OWN_RANK).any()):
+            sent.problem = "it gathers what another launch gathered, which is not followed"
+            self._start(node)
+            return
+        sent.content = [(r[OFFSET], r[LENGTH], r[SOURCE]) for r in content.tolist()]
+        rows = content.repeat(ranks, 1)
+        rank = torch.arange(ranks).repeat_interleave(len(content))
+        rows[:, OFFSET] += rank * numel
+        rows[:, RANK] = rank
+        rows[:, RANK] = torch.where(rows[:, SOURCE] > contents.ZERO, rows[:, RANK], OWN_RANK)
+        out = node.kwargs.get("out")
+        if out is None:
+            shape = (tensor.shape[0] * ranks, *tensor.shape[1:]) if tensor.dim() else (ranks,)
+            self.values[node] = self.memory.allocate(torch.empty(shape, dtype=tensor.dtype, device="meta"), rows)
+        else:
+            self.values[node] = self._known(out)
+            self.memory.write(self.values[node], rows)
+
+    def _scatter(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> None:
+        node, numel = sent.launch.node, int(tensor.numel()) // ranks
+        first = contents.read(content, torch.empty(numel, device="meta"))
+        first = first[first[:, SOURCE] > contents.ZERO]
+        if not self._scattered_evenly(first, content, numel, ranks):
+            sent.problem = "it does not send each rank the same piece of every gradient"
+            self._start(node)
+            return
+        rows = []
+        for offset, length, number, precision in first[:, [OFFSET, LENGTH, SOURCE, PRECISION]].tolist():
+            source = self.found.sources[number]
+            assert source is not None
+            self.found.sources.append(Source(source.node, length, source.dtype, node))
+            sent.content.append((offset, length, len(self.found.sources) - 1))
+            rows.append(contents.shifted(contents.run(len(self.found.sources) - 1, length, precision), offset))
+        shape = (tensor.shape[0] // ranks, *tensor.shape[1:])
+        result = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        self.values[node] = self.memory.allocate(result, torch.cat(rows) if rows else contents.run(0, numel))
+
+    def _scattered_evenly(self, first: Runs, content: Runs, numel: int, ranks: int) -> bool:
+        """Whether rank k's part of the input is, member by member, the k-th piece of the same whole gradients."""
+        expected = []
+        for offset, length, number, start in first[:, [OFFSET, LENGTH, SOURCE, START]].tolist():
+            source = self.found.sources[number]
+            assert source is not None
+            piece = next((r[LENGTH] for r in first.tolist() if r[SOURCE] == number), 0)
+            if start != 0 or piece != length or -(-source.numel // ranks) > length:
+                return False
+            index = torch.arange(ranks)
+            have = (source.numel - index * length).clamp(0, length)
+            row = first[first[:, SOURCE] == number][:1].repeat(ranks, 1)
+            row[:, OFFSET], row[:, START], row[:, LENGTH] = offset + index * numel, index * length, have
+            expected.append(row[have > 0])
+        wanted = contents.joined(torch.cat(expected)[torch.sort(torch.cat(expected)[:, OFFSET]).indices])
+        return torch.equal(wanted, content[content[:, SOURCE] > contents.ZERO])
+
+
+def _leads_to_launch(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes through which data moves into a launch, back to where it was computed."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        into_launch = collectives.launch_kind(node) is not None
+        if into_launch or (node in found and moves_data(node)):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,185 @@
+"""Executes the operators that only move data, on meta tensors, and keeps what their storages hold.
+
+Geometry (shape, strides, offset, which storage) comes from running the real operator with the graph's real arguments on the meta
+device, never from ``node.meta``: a wrong split size shows, whatever the pass noted about it. Contents are told as runs
+(:mod:`pytest_fxbucket.graph.contents`). Every operator here is strided views and copies between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.graph import contents
+from pytest_fxbucket.graph.contents import Runs
+from pytest_fxbucket.graph.ops import is_view, overload
+
+if TYPE_CHECKING:
+    from torch import fx
+
+MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
+"""How much of a number each floating dtype keeps; other dtypes lose nothing that is followed here."""
+
+
+class Memory:
+    """Contents of every storage that was met so far."""
+
+    def __init__(self) -> None:
+        self._content: dict[int, Runs] = {}
+        self._alive: dict[int, torch.Tensor] = {}
+
+    def allocate(self, like: torch.Tensor, content: Runs | None = None) -> torch.Tensor:
+        """A new contiguous meta tensor of ``like``'s shape and dtype, holding ``content`` (left out: undefined)."""
+        tensor = torch.empty(like.shape, dtype=like.dtype, device="meta")
+        self.define(tensor, contents.run(contents.UNDEFINED, tensor.numel()) if content is None else content)
+        return tensor
+
+    def define(self, tensor: torch.Tensor, content: Runs) -> None:
+        """Say what the whole storage under ``tensor`` holds."""
+        self._content[storage_key(tensor)] = content
+        self._alive[storage_key(tensor)] = tensor
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor``'s storage was allocated here."""
+        return storage_key(tensor) in self._content
+
+    def read(self, tensor: torch.Tensor) -> Runs:
+        """Runs of ``tensor`` in logical order."""
+        return contents.read(self._content[storage_key(tensor)], tensor)
+
+    def write(self, target: torch.Tensor, runs: Runs) -> None:
+        """Copy ``runs``, in logical order, into the view ``target``; a cast to fewer bits is noted in them."""
+        runs = runs.clone()
+        bits = MANTISSA_BITS.get(target.dtype)
+        if bits is not None:
+            runs[:, contents.PRECISION].clamp_(max=bits)
+        key = storage_key(target)
+        self._content[key] = contents.write(self._content[key], target, runs)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """``target.copy_(source)``."""
+        self.write(target, self.read(source.expand(target.shape)))
+
+
+Handler = Callable[[Memory, Sequence[Any], dict[str, Any]], Any]
+
+
+def moves_data(node: fx.Node) -> bool:
+    """Whether ``node`` only moves data, so that contents can be followed through it."""
+    if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
+        return True
+    op = overload(node)
+    return op is not None and (is_view(node) or op._schema.name in _HANDLERS or op._schema.name in _NEW_STORAGE)
+
+
+def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
+    """Result of ``node`` on meta tensors ``args`` and ``kwargs``, whose storages ``memory`` holds."""
+    op = overload(node)
+    if op is None:
+        return args[0][args[1]]
+    name = op._schema.name
+    if name in _HANDLERS:
+        return _HANDLERS[name](memory, args, kwargs)
+    kwargs = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
+    if name in _NEW_STORAGE:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+        result = op(*args, **kwargs)
+        zero = name.endswith(("zeros", "zeros_like", "new_zeros"))
+        memory.define(result, contents.run(contents.ZERO if zero else contents.UNDEFINED, result.numel()))
+        return result
+    result = op(*args, **kwargs)
+    if isinstance(result, torch.Tensor) and not memory.knows(result):
+        memory.define(result, contents.run(contents.UNDEFINED, result.numel()))
+        memory.write(result, memory.read(args[0].reshape(result.shape) if args[0].is_contiguous() else args[0]))
+    return result
+
+
+def _clone(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    dtype = kwargs.get("dtype") or args[0].dtype
+    target = torch.empty_like(args[0], dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
+    memory.define(target, contents.run(contents.UNDEFINED, target.numel()))
+    memory.copy(target, args[0])
+    return target
+
+
+def _convert(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    return _clone(memory, args[:1], {"dtype": args[1]})
+
+
+def _cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    target = memory.allocate(torch.cat(list(parts), dim))
+    offset = 0
+    for part in parts:
+        if part.numel():
+            memory.copy(target.narrow(dim, offset, part.shape[dim]), part)
+            offset += part.shape[dim]
+    return target
+
+
+def _flatten_dense(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    parts = args[0]
+    target = memory.allocate(torch.empty(sum(p.numel() for p in parts), dtype=parts[0].dtype, device="meta"))
+    offset = 0
+    for part in parts:
+        memory.copy(target.narrow(0, offset, part.numel()).view(part.shape), part)
+        offset += part.numel()
+    return target
+
+
+def _chunk_cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    parts, dim, chunks = args[0], args[1], args[2]
+    padded = []
+    for part in parts:
+        shape = list(part.shape)
+        shape[dim] = -(-shape[dim] // chunks) * chunks
+        whole = memory.allocate(torch.empty(shape, dtype=part.dtype, device="meta"))
+        memory.define(whole, contents.run(contents.ZERO, whole.numel()))
+        memory.copy(whole.narrow(dim, 0, part.shape[dim]), part)
+        padded.append(whole.view(*shape[:dim], chunks, -1))
+    return _cat(memory, [padded, dim + 1], {})
+
+
+def _split_copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    pieces = torch.split(args[0], args[1], dim)
+    targets = kwargs.get("out") or [memory.allocate(piece) for piece in pieces]
+    for target, piece in zip(targets, pieces, strict=True):
+        memory.copy(target.view(piece.shape) if target.numel() == piece.numel() else target, piece)
+    return None if kwargs.get("out") else list(targets)
+
+
+def _copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    target: torch.Tensor = args[0]
+    memory.copy(target, args[1])
+    return target
+
+
+def _copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    target = memory.allocate(args[0])
+    memory.copy(target, args[1])
+    return target
+
+
+def _foreach_copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    for target, source in zip(args[0], args[1], strict=True):
+        memory.copy(target, source)
+
+
+_HANDLERS: dict[str, Handler] = {
+    "aten::clone": _clone,
+    "aten::_to_copy": _clone,
+    "aten::copy_": _copy_,
+    "aten::copy": _copy,
+    "aten::_foreach_copy_": _foreach_copy_,
+    "aten::cat": _cat,
+    "aten::flatten_dense_tensors": _flatten_dense,
+    "aten::_chunk_cat": _chunk_cat,
+    "aten::split_with_sizes_copy": _split_copy,
+    "prims::convert_element_type": _convert,
+}
+
+_NEW_STORAGE = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::zeros", "aten::new_zeros"})

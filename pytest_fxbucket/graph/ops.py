@@ -1,0 +1,50 @@
+"""What kind of operator a node calls, by its schema and never by its node's name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import fx
+
+_RETURNS_ITS_INPUT = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+_VIEWS_BY_TABLE = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
+"""Operators whose result shares its input's storage although their schema is silent."""
+_MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
+
+
+def overload(node: fx.Node) -> torch._ops.OpOverload | None:
+    """The operator that ``node`` calls, or None for anything else (placeholders, Python functions)."""
+    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        return node.target
+    return None
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether ``node``'s result shares the storage of its first input and writes nothing."""
+    op = overload(node)
+    if op is None:
+        return False
+    name = op._schema.name
+    if name in _VIEWS_BY_TABLE or name in _MAYBE_VIEWS:
+        return True
+    aliased = [argument.alias_info for argument in op._schema.arguments if argument.alias_info is not None]
+    returned = [value.alias_info for value in op._schema.returns if value.alias_info is not None]
+    return bool(aliased and returned) and not any(info.is_write for info in aliased)
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Input nodes whose storage ``node`` writes, by the operator's schema."""
+    op = overload(node)
+    if op is None or not op._schema.is_mutable:
+        return []
+    written: list[fx.Node] = []
+    for index, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.kwargs.get(argument.name, node.args[index] if index < len(node.args) else None)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        written.extend(item for item in values if isinstance(item, torch.fx.Node))
+    return written
