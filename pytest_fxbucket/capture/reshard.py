@@ -16,9 +16,7 @@ def gather_again_in_backward(graph: fx.Graph) -> None:
     position = {node: i for i, node in enumerate(graph.nodes)}
     for gather in [node for node in graph.nodes if is_all_gather(node)]:
         family = _family(gather)
-        readers = sorted(
-            {user for member in family for user in member.users if _is_backward(user)}, key=position.__getitem__
-        )
+        readers = sorted({user for member in family for user in member.users if _is_backward(user)}, key=position.__getitem__)
         if readers:
             _clone_before(graph, _chain_for(readers, family, gather), readers)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,10 @@ class ShardPolicy:
     """dtype of the all-gather; None: the parameter's own."""
     reduce_dtype: torch.dtype | None
     """dtype of the reduce-scatter; None: the gradient's own."""
+
+
+def _read_for(read: Callable[[str], torch.Tensor], fqn: str, module: nn.Module) -> torch.Tensor:
+    return read(fqn)
 
 
 def shard_rows(rows: int, ranks: int) -> int:
@@ -57,7 +62,7 @@ class _Unshard(torch.autograd.Function):
         return full if rows == ctx.padded_rows else full.narrow(0, 0, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         policy: ShardPolicy = ctx.policy
         c10d = c10d_functional()
         if ctx.rows != ctx.padded_rows:
@@ -85,13 +90,13 @@ def gathered_on_read(
     def read(fqn: str) -> torch.Tensor:
         if fqn not in gathered:
             with namer.inside(fqn.rpartition(".")[0]):
-                gathered[fqn] = _Unshard.apply(shards[fqn], rows[fqn], policy)
+                gathered[fqn] = _Unshard.apply(shards[fqn], rows[fqn], policy)  # type: ignore[no-untyped-call]
         return gathered[fqn]
 
     for module, cls in classes:
         names = {name: canonical[id(p)] for name, p in module.named_parameters(recurse=False, remove_duplicate=False)}
         if names:
-            readers = {name: property(lambda _, fqn=fqn: read(fqn)) for name, fqn in names.items()}
+            readers = {name: property(partial(_read_for, read, fqn)) for name, fqn in names.items()}
             module.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **readers})
     try:
         yield

@@ -88,9 +88,7 @@ def cast_inputs(batch: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
 class _JointStep:
     """Forward, loss and backward as one function of flat tensors: shards, then buffers, then the batch."""
 
-    def __init__(
-        self, model: nn.Module, batch: Any, loss: LossFn, policy: ShardPolicy, fake_mode: FakeTensorMode
-    ) -> None:
+    def __init__(self, model: nn.Module, batch: Any, loss: LossFn, policy: ShardPolicy, fake_mode: FakeTensorMode) -> None:
         self.model, self.loss, self.policy = model, loss, policy
         self.namer = NodeNamer(model)
         self.parameters = describe_parameters(model, policy.ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 
 def group_ranks(name: str) -> tuple[int, ...]:
     """Global ranks of the process group called ``name``, ascending. Raises KeyError if this process has no such group."""
@@ -9,7 +11,7 @@ def group_ranks(name: str) -> tuple[int, ...]:
     from torch._C._distributed_c10d import _resolve_process_group
 
     try:
-        group = _resolve_process_group(name)
+        group = _resolve_process_group(cast(Any, name))
     except (RuntimeError, ValueError) as error:
         raise KeyError(name) from error
     return tuple(sorted(dist.get_process_group_ranks(group)))

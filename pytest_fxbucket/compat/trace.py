@@ -36,7 +36,7 @@ def next_autograd_number() -> int:
     """Sequence number that the next autograd node of this thread will get."""
     import torch
 
-    return int(torch.autograd._get_sequence_nr())
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def autograd_number(grad_fn: Any) -> int:

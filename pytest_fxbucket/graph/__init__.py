@@ -1,0 +1,1 @@
+"""Reads graphs and changes none: collectives, contents, layout, schedule, text."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
 from operator import getitem as _getitem
+from typing import TYPE_CHECKING, Literal
 
 import torch
 

@@ -41,7 +41,8 @@ def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """The same view with its dimensions sorted as they lie in memory, so that a transposed matrix reads like itself."""
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d]))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], -tensor.shape[d]))
     return tensor.permute(order)
 
 

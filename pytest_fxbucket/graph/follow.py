@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
 from pytest_fxbucket.graph.contents import LENGTH, OFFSET, OWN_RANK, PRECISION, RANK, SOURCE, START, Runs
-from pytest_fxbucket.graph.movement import Memory, execute, moves_data
+from pytest_fxbucket.graph.movement import Memory, execute, moves_data, precision_of
 from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Walk:
     def _source(self, node: fx.Node, like: torch.Tensor) -> torch.Tensor:
         numel = int(like.numel())
         self.found.sources.append(Source(node, numel, like.dtype))
-        return self.memory.allocate(like, contents.run(len(self.found.sources) - 1, numel))
+        return self.memory.allocate(like, contents.run(len(self.found.sources) - 1, numel, precision_of(like.dtype)))
 
     def _value(self, argument: Any) -> Any:
         return self.values.get(argument) if _is_node(argument) else None
@@ -136,7 +136,9 @@ class _Walk:
         for written in written_arguments(node):
             for tensor in _tensors(self.values.get(written)):
                 self.found.sources.append(Source(node, int(tensor.numel()), tensor.dtype))
-                self.memory.write(tensor, contents.run(len(self.found.sources) - 1, int(tensor.numel())))
+                self.memory.write(
+                    tensor, contents.run(len(self.found.sources) - 1, int(tensor.numel()), precision_of(tensor.dtype))
+                )
 
     def _launch(self, launch: Launch) -> None:
         argument = launch.node.args[0]

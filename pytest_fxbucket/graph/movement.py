@@ -1,6 +1,6 @@
 """Executes the operators that only move data, on meta tensors, and keeps what their storages hold.
 
-Geometry (shape, strides, offset, which storage) comes from running the real operator with the graph's real arguments on the meta
+Geometry (shape, strides, offset, storage) comes from running the real operator with the graph's real arguments on the meta
 device, never from ``node.meta``: a wrong split size shows, whatever the pass noted about it. Contents are told as runs
 (:mod:`pytest_fxbucket.graph.contents`). Every operator here is strided views and copies between them.
 """
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
 """How much of a number each floating dtype keeps; other dtypes lose nothing that is followed here."""
+
+
+def precision_of(dtype: torch.dtype) -> int:
+    """Bits of mantissa that a value of ``dtype`` has; EXACT for what is no float."""
+    return MANTISSA_BITS.get(dtype, contents.EXACT)
 
 
 class Memory:
@@ -53,9 +58,7 @@ class Memory:
     def write(self, target: torch.Tensor, runs: Runs) -> None:
         """Copy ``runs``, in logical order, into the view ``target``; a cast to fewer bits is noted in them."""
         runs = runs.clone()
-        bits = MANTISSA_BITS.get(target.dtype)
-        if bits is not None:
-            runs[:, contents.PRECISION].clamp_(max=bits)
+        runs[:, contents.PRECISION].clamp_(max=precision_of(target.dtype))
         key = storage_key(target)
         self._content[key] = contents.write(self._content[key], target, runs)
 

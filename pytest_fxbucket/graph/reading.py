@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import LENGTH, PRECISION, RANK, SOURCE, START
@@ -116,7 +116,7 @@ class _Reader:
 
     def _name_results(self, outputs: Sequence[Value]) -> None:
         """Which reduction's which piece is returned as which parameter's gradient."""
-        returned = [self.output.args[0]] if _is_node(self.output.args[0]) else list(self.output.args[0])  # type: ignore[arg-type]
+        returned = _returned(self.output)
         content = {use.value: use.content for use in self.found.uses if use.reader is self.output}
         for node, value in zip(returned, outputs, strict=True):
             runs = content.get(node)
@@ -234,12 +234,14 @@ def _in_order(runs: torch.Tensor, shard_numel: int) -> bool:
 
 def _forward_nodes(graph: fx.Graph, outputs: Sequence[Value]) -> set[fx.Node]:
     """What the loss depends on; without a loss, what carries no mark of autograd's backward."""
-    returned = graph.output_node().args[0]
-    values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    losses = [node for node, value in zip(values, outputs, strict=True) if value.role == "loss" and _is_node(node)]
+    losses = [
+        node
+        for node, value in zip(_returned(graph.output_node()), outputs, strict=True)
+        if value.role == "loss" and _is_node(node)
+    ]
     if not losses:
         return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
-    return _ancestors(losses)  # type: ignore[arg-type]
+    return _ancestors(losses)
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -250,6 +252,12 @@ def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         found.update(fresh)
         queue.extend(fresh)
     return found
+
+
+def _returned(output: fx.Node) -> list[Any]:
+    """What the graph returns, a single value as one."""
+    values: Any = output.args[0]
+    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def _is_node(value: object) -> bool:

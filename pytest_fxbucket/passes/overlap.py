@@ -7,6 +7,7 @@ Reductions: a stage is waited for behind the launches of the next one. A stage i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.reading import Direction
@@ -42,7 +43,7 @@ def defer_reductions(buckets: Sequence[Merged]) -> list[LeftAlone]:
     reductions = [bucket for bucket in buckets if bucket.first.kind == "reduce_scatter"]
     stages = sorted(_stages(reductions), key=lambda stage: max(bucket.launch for bucket in stage))
     left: list[LeftAlone] = []
-    for stage, following in zip(stages, stages[1:], strict=False):
+    for stage, following in pairwise(stages):
         anchor = max(bucket.launch for bucket in following)
         for bucket in sorted(stage, key=lambda bucket: bucket.wait, reverse=True):
             try:

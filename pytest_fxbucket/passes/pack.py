@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -54,7 +54,7 @@ class _Builder:
     def __init__(self, graph: fx.Graph, members: Sequence[Target]) -> None:
         self.graph, self.members = graph, tuple(members)
         self.meta = _shared_meta(members)
-        self.inputs = [member.launch.args[0] for member in members]
+        self.inputs: list[fx.Node] = [cast("fx.Node", member.launch.args[0]) for member in members]
         self.aten, self.c10d = torch.ops.aten, c10d_functional()
         ranks = collectives.argument(members[0].launch, "group_size")
         if not isinstance(ranks, int):
@@ -64,7 +64,7 @@ class _Builder:
     def all_gather(self) -> Merged:
         first = min(member.launch for member in self.members)
         first_wait = min(member.wait for member in self.members)
-        hoist([node for node in self.inputs if node.op != "placeholder"], first)  # type: ignore[union-attr]
+        hoist([node for node in self.inputs if node.op != "placeholder"], first)
         shapes = [_value(node).shape for node in self.inputs]
         with self.graph.inserting_before(first):
             packed = self._call(self.aten.flatten_dense_tensors.default, list(self.inputs))

@@ -50,18 +50,16 @@ class Targets:
     launches: int
 
 
-def by_parameter(
-    graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], entry_of: Mapping[str, str]
-) -> Targets:
-    """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries."""
+def by_parameter(graph: fx.Graph, reading: Reading, inputs: Sequence[Value], entry_of: Mapping[str, str]) -> Targets:
+    """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries.
+
+    ``reading`` is of ``graph``, or of the graph it was copied from: nodes are found by name.
+    """
     order = {value.fqn: i for i, value in enumerate(inputs) if value.role == "param"}
-    reading = read_graph(graph, inputs, outputs)
     return _sort(graph, reading, lambda node, fqn: entry_of.get(fqn), order)
 
 
-def by_module(
-    graph: fx.Graph, plans: Sequence[tuple[str, Sequence[str]]], module_stack_fn: ModuleStackFn | None
-) -> Targets:
+def by_module(graph: fx.Graph, plans: Sequence[tuple[str, Sequence[str]]], module_stack_fn: ModuleStackFn | None) -> Targets:
     """Sort the launches of ``graph`` by the module that their nodes' metadata names.
 
     ``plans`` holds (entry, module FQNs). Raises :class:`PlanError` for an entry that no launch belongs to.

@@ -1,0 +1,116 @@
+"""Graphs that somebody else traced, with as much as they say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+from pytest_fxbucket.capture.roles import MeshDim, Parameter, Phase, Role, StepGraph, Value
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+    from pytest_fxbucket.plan.schema import Plan
+
+_ROLES = get_args(Role)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """What a ``[graph]`` factory returns.
+
+    ``graphs`` is ``{"joint": gm}`` or ``{"forward": gm, "backward": gm}``; ``inputs`` gives each graph's real input tensors in
+    order of its placeholders. ``roles`` and ``fqns`` give, for each graph, ``{"inputs": [...], "outputs": [...]}``: roles are
+    param, buffer, batch; loss, grad; FQNs are those of the parameter or buffer, and free text for the rest. A parameter's input
+    is its local shard. Left out, nothing is known of the graph: it is still run and compared.
+    """
+
+    graphs: Mapping[Phase, fx.GraphModule]
+    inputs: Mapping[Phase, Sequence[torch.Tensor]]
+    roles: Mapping[Phase, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    fqns: Mapping[Phase, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+
+
+def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
+    """``given`` by a factory, checked: a :class:`TracedStep`, or a bare (gm, inputs). Raises :class:`CaptureError`."""
+    from torch import fx
+
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], fx.GraphModule):
+        given = TracedStep({"joint": given[0]}, {"joint": tuple(given[1])})
+    where = f"[graph] factory {plan.graph.factory}" if plan.graph else "[graph]"
+    if not isinstance(given, TracedStep):
+        raise CaptureError(f"{where} gave a {type(given).__name__}, expected a TracedStep or a tuple (gm, inputs)")
+    if not given.graphs:
+        raise CaptureError(f"{where} gave a TracedStep without graphs")
+    inputs = {phase: _values(given, phase, "inputs", where) for phase in given.graphs}
+    outputs = {phase: _values(given, phase, "outputs", where) for phase in given.graphs}
+    parameters = _parameters(inputs, outputs, world)
+    return StepGraph(
+        graphs=given.graphs,
+        inputs=inputs,
+        outputs=outputs,
+        parameters=parameters,
+        modules=_modules([p.fqn for p in parameters]),
+        mesh=(MeshDim("dp_shard", world),),
+        rank=rank,
+        example_inputs={phase: tuple(given.inputs[phase]) for phase in given.graphs},
+    )
+
+
+def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Value, ...]:
+    tensors = _tensors(given, phase, side, where)
+    roles = given.roles.get(phase, {}).get(side)
+    names = given.fqns.get(phase, {}).get(side)
+    roles = ["value"] * len(tensors) if roles is None else list(roles)
+    names = [str(i) for i in range(len(tensors))] if names is None else list(names)
+    if not len(roles) == len(names) == len(tensors):
+        raise CaptureError(
+            f"{where}: {phase} graph has {len(tensors)} {side}, but {len(roles)} roles and {len(names)} FQNs are given for them"
+        )
+    if unknown := [role for role in roles if role not in _ROLES]:
+        raise CaptureError(f"{where}: {phase} {side} have the unknown role {unknown[0]!r}; known are {', '.join(_ROLES)}")
+    return tuple(
+        Value(role, name, tuple(getattr(t, "shape", ())), getattr(t, "dtype", None))  # type: ignore[arg-type]
+        for role, name, t in zip(roles, names, tensors, strict=True)
+    )
+
+
+def _tensors(given: TracedStep, phase: Phase, side: str, where: str) -> list[Any]:
+    graph = given.graphs[phase].graph
+    if side == "outputs":
+        returned = graph.output_node().args[0]
+        nodes = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        return [getattr(node, "meta", {}).get("val") for node in nodes]
+    if phase not in given.inputs:
+        raise CaptureError(f"{where} gave no inputs for its {phase} graph")
+    placeholders = sum(node.op == "placeholder" for node in graph.nodes)
+    if placeholders != len(given.inputs[phase]):
+        raise CaptureError(
+            f"{where}: {phase} graph takes {placeholders} inputs, but {len(given.inputs[phase])} tensors are given"
+        )
+    return list(given.inputs[phase])
+
+
+def _parameters(
+    inputs: Mapping[Phase, tuple[Value, ...]], outputs: Mapping[Phase, tuple[Value, ...]], world: int
+) -> tuple[Parameter, ...]:
+    trained = {value.fqn for values in outputs.values() for value in values if value.role == "grad"}
+    found: dict[str, Parameter] = {}
+    for values in inputs.values():
+        for value in values:
+            if value.role == "param" and value.fqn not in found and value.dtype is not None:
+                shape = (value.shape[0] * world, *value.shape[1:]) if value.shape else ()
+                found[value.fqn] = Parameter(value.fqn, (), shape, value.shape, value.dtype, value.fqn in trained)
+    return tuple(found.values())
+
+
+def _modules(fqns: Sequence[str]) -> tuple[str, ...]:
+    """Every module that a parameter's FQN goes through; the root is ''."""
+    modules: dict[str, None] = {"": None}
+    for fqn in fqns:
+        parts = fqn.split(".")[:-1]
+        modules.update(dict.fromkeys(".".join(parts[: i + 1]) for i in range(len(parts))))
+    return tuple(modules)

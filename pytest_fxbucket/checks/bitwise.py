@@ -1,0 +1,86 @@
+"""Is it still the same program? What the ranks saw, judged: equal graphs, data that can tell, equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.bitwise_job import Difference, Outcome
+
+_SHOWN = 12
+
+
+def unusable_data(outcomes: Sequence[Outcome]) -> list[str]:
+    """Why the data could not tell right from wrong, one sentence each; empty if it can."""
+    found = []
+    zero = set.intersection(*(set(outcome.zero) for outcome in outcomes))
+    if zero:
+        found.append(
+            f"the gradient of {_some(sorted(zero))} is zero on every rank in every step, so nothing about it was checked; "
+            "give the batch or the loss values that reach it"
+        )
+    infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
+    if infinite:
+        found.append(f"the values of {_some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
+    if len(outcomes) > 1:
+        for step, batches in enumerate(zip(*(outcome.batches for outcome in outcomes), strict=True)):
+            if len(set(batches)) == 1:
+                found.append(f"all ranks got the same batch in step {step}, which hides a wrong reduction; use the rank in it")
+                break
+    return found
+
+
+def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, str]]) -> list[str]:
+    """Ranks that ran another graph than the one that was checked."""
+    return [
+        f"rank {rank} ran another graph than the one that was checked"
+        for rank, (outcome, digests) in enumerate(zip(outcomes, checked, strict=True))
+        if outcome.digests != digests
+    ]
+
+
+def first_step(outcomes: Sequence[Outcome]) -> int | None:
+    """First step in which any rank saw a difference; None if all bits are equal."""
+    return min((d.step for outcome in outcomes for d in outcome.differences), default=None)
+
+
+def difference_lines(outcomes: Sequence[Outcome], bucket_of: Mapping[str, str]) -> list[str]:
+    """The first step's differences, a line each: what, where, how much."""
+    step = first_step(outcomes)
+    found = [d for outcome in outcomes for d in outcome.differences if d.step == step]
+    found.sort(key=lambda d: (("loss", "gradient", "parameter").index(d.what) if d.what in _ORDER else 3, d.rank))
+    lines = [_line(difference, bucket_of) for difference in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"... and {len(found) - _SHOWN} more tensors in step {step}")
+    return lines
+
+
+_ORDER = ("loss", "gradient", "parameter")
+
+
+def first_node_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Where the two runs part: the first node whose bits differ, and on which ranks."""
+    nodes = {rank: outcome.first_node for rank, outcome in enumerate(outcomes) if outcome.first_node is not None}
+    if not nodes:
+        return ["no node that both graphs have differs: the difference arises in nodes that the pass made"]
+    first = min(node[0] for node in nodes.values())
+    position, name, target = next(node for node in nodes.values() if node[0] == first)
+    ranks = [str(rank) for rank, node in nodes.items() if node[0] == first]
+    return [
+        f"first node whose bits differ: {name} ({target}), node {position} of the bucketed graph, on rank {', '.join(ranks)}"
+    ]
+
+
+def _line(difference: Difference, bucket_of: Mapping[str, str]) -> str:
+    bucket = f" (bucket {bucket_of[difference.fqn]})" if difference.fqn in bucket_of else ""
+    ulps = f", up to {difference.ulps} ULP" if difference.ulps >= 0 else ""
+    name = f" {difference.fqn}" if difference.fqn else ""
+    return (
+        f"step {difference.step}, rank {difference.rank}: {difference.what}{name}{bucket}: "
+        f"{difference.elements} of {difference.numel} elements differ{ulps}"
+    )
+
+
+def _some(fqns: Sequence[str]) -> str:
+    return ", ".join(fqns[:3]) + (f" and {len(fqns) - 3} more" if len(fqns) > 3 else "")

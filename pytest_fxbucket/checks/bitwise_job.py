@@ -1,0 +1,235 @@
+"""Runs in the ranks: the unbucketed and the bucketed step, side by side on the same batches, compared bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from pytest_fxbucket.capture.from_plan import import_model
+from pytest_fxbucket.capture.shard import local_shard
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode
+from pytest_fxbucket.ranks import mark
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.plan.schema import Model
+
+LEARNING_RATE = 0.03125
+"""Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one rank is to run."""
+
+    unbucketed: PortableGraph
+    bucketed: PortableGraph
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    model: Model | None
+    example_inputs: tuple[torch.Tensor, ...]
+    """Of a graph that somebody else traced; used instead of a model."""
+    seed: int
+    steps: int
+    where: str
+    """Plan file, for errors."""
+    localise_step: int | None = None
+    """Step to compare node by node; None: compare results only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor that differs on one rank after one step."""
+
+    step: int
+    rank: int
+    what: str
+    """loss, gradient, parameter, buffer, output."""
+    fqn: str
+    elements: int
+    """How many differ."""
+    numel: int
+    ulps: int
+    """Largest distance in units in the last place; -1 where it has no meaning (NaN against number, integers)."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one rank saw."""
+
+    digests: tuple[str, str]
+    """Of the graphs that ran: unbucketed, bucketed."""
+    differences: list[Difference] = field(default_factory=list)
+    batches: list[str] = field(default_factory=list)
+    """Digest of the batch of each step."""
+    zero: list[str] = field(default_factory=list)
+    """FQNs of gradients that were all zero in every step."""
+    not_finite: list[str] = field(default_factory=list)
+    first_node: tuple[int, str, str] | None = None
+    """(position in the bucketed graph, node name, operator) of the first node whose bits differ."""
+
+
+def run(rank: int, world: int, task: Task) -> Outcome:
+    """Run ``task.steps`` steps of both graphs from the same state and compare after each."""
+    graphs = decode(task.unbucketed), decode(task.bucketed)
+    outcome = Outcome((digest(encode(graphs[0], task.unbucketed.modules)), digest(encode(graphs[1], task.bucketed.modules))))
+    start, batches = _start(rank, world, task)
+    states = [[tensor.clone() for tensor in start] for _ in graphs]
+    zero = {value.fqn for value in task.outputs if value.role == "grad"}
+    for step in range(task.steps):
+        batch = batches(step)
+        outcome.batches.append(_bits_digest(batch))
+        if step == task.localise_step:
+            outcome.first_node = _first_difference(graphs, states, batch, task, step)
+            return outcome
+        results = []
+        for graph, state, name in zip(graphs, states, ("unbucketed", "bucketed"), strict=True):
+            mark(f"{name} step {step + 1} of {task.steps}")
+            torch.manual_seed(task.seed + step)
+            outputs = graph(*state, *(tensor.clone() for tensor in batch))
+            results.append(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
+            _update(state, results[-1], task)
+        outcome.differences += _compare_step(step, rank, task, states, results)
+        for value, result in zip(task.outputs, results[0], strict=True):
+            if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):
+                outcome.not_finite.append(value.fqn or "the loss")
+            if value.role == "grad" and bool((result != 0).any()):
+                zero.discard(value.fqn)
+    outcome.zero = sorted(zero)
+    return outcome
+
+
+def _start(rank: int, world: int, task: Task) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
+    """Parameters and buffers to begin with, in input order; and the batch of a step."""
+    if task.model is None:
+        split = [value.role in ("param", "buffer") for value in task.inputs]
+        if True in split and False in split and split.index(False) < len(split) - 1 - split[::-1].index(True):
+            raise CaptureError("inputs of a traced graph must list parameters and buffers before everything else")
+        state = [t.detach() for t, kept in zip(task.example_inputs, split, strict=True) if kept]
+        rest = [t.detach() for t, kept in zip(task.example_inputs, split, strict=True) if not kept]
+        return state, lambda step: rest
+    factory, batch, _ = import_model(task.model, task.where)
+    torch.manual_seed(task.seed)
+    model = factory(**task.model.args)
+    parameters = {fqn: local_shard(p.detach(), rank, world) for fqn, p in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    state = [
+        parameters[value.fqn] if value.role == "param" else buffers[value.fqn]
+        for value in task.inputs
+        if value.role in ("param", "buffer")
+    ]
+
+    def tensors(step: int) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves(batch(rank, step)) if isinstance(leaf, torch.Tensor)]
+
+    return state, tensors
+
+
+def _update(state: list[torch.Tensor], results: Sequence[Any], task: Task) -> None:
+    """One SGD step on the local shards."""
+    gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}
+    for value, tensor in zip(task.inputs, state, strict=False):
+        if value.role == "param" and value.fqn in gradients:
+            tensor.add_(gradients[value.fqn].to(tensor.dtype), alpha=-LEARNING_RATE)
+
+
+def _compare_step(
+    step: int, rank: int, task: Task, states: Sequence[Sequence[torch.Tensor]], results: Sequence[Sequence[Any]]
+) -> Iterator[Difference]:
+    names = {"grad": "gradient", "param": "parameter", "value": "output"}
+    for value, a, b in zip(task.outputs, *results, strict=True):
+        yield from _compare(step, rank, names.get(value.role, value.role), value.fqn, a, b)
+    for value, a, b in zip(task.inputs, *states, strict=False):
+        yield from _compare(step, rank, names.get(value.role, value.role), value.fqn, a, b)
+
+
+def _compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:
+    if not isinstance(a, torch.Tensor):
+        if a != b:
+            yield Difference(step, rank, what, fqn, 1, 1, -1)
+        return
+    if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        yield Difference(step, rank, what, fqn, a.numel(), a.numel(), -1)
+        return
+    unequal = bits(a) != bits(b)
+    if bool(unequal.any()):
+        yield Difference(step, rank, what, fqn, int(unequal.sum()), a.numel(), ulps_apart(a, b))
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers of the same size, flat: signed zeros and NaNs differ as their bits do."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(_INTEGERS[flat.element_size()])
+
+
+def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Largest distance in units in the last place; -1 for integers, and if one is NaN where the other is not."""
+    if not a.is_floating_point() or bool((a.isnan() != b.isnan()).any()):
+        return -1
+    return int((_ordered(a) - _ordered(b)).abs().max())
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the floats, neighbours one apart; both zeros are 0."""
+    raw = bits(tensor).to(torch.int64)
+    low = -(1 << (8 * tensor.element_size() - 1))
+    return torch.where(raw < 0, low - raw, raw)
+
+
+def _bits_digest(tensors: Sequence[torch.Tensor]) -> str:
+    text = hashlib.sha256()
+    for tensor in tensors:
+        text.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        text.update(bits(tensor).view(torch.uint8).numpy().tobytes())
+    return text.hexdigest()
+
+
+def _first_difference(
+    graphs: tuple[fx.GraphModule, fx.GraphModule],
+    states: Sequence[Sequence[torch.Tensor]],
+    batch: Sequence[torch.Tensor],
+    task: Task,
+    step: int,
+) -> tuple[int, str, str] | None:
+    """First node of the bucketed graph that the unbucketed one has too, and whose bits differ. All ranks run this together."""
+    seen: list[dict[str, str]] = []
+    for graph, state in zip(graphs, states, strict=True):
+        torch.manual_seed(task.seed + step)
+        recorder = _Recorder(graph)
+        recorder.run(*(tensor.clone() for tensor in state), *(tensor.clone() for tensor in batch))
+        seen.append(recorder.seen)
+    targets = {node.name: str(node.target) for node in graphs[0].graph.nodes}
+    for position, node in enumerate(graphs[1].graph.nodes):
+        if node.name in seen[0] and seen[0][node.name] != seen[1].get(node.name) and targets[node.name] == str(node.target):
+            return position, node.name, str(node.target)
+    return None
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps a digest of each value that has arrived."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.seen: dict[str, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        in_flight = collectives.launch_kind(n) is not None or any(
+            collectives.launch_kind(source) is not None for source in n.all_input_nodes if not collectives.is_wait(n)
+        )
+        if not in_flight and n.op not in ("placeholder", "output"):
+            self.seen[n.name] = _bits_digest([t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
+        return result

@@ -1,0 +1,34 @@
+"""The ``fxbucket`` command: a file for each of its subcommands, imported when it is used."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pytest_fxbucket.errors import FxbucketError, UsageError
+
+_COMMANDS = {"init": "write a first plan for a model and print its module tree"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives 0, 1 if it could not be done, or 2 if it was asked for wrongly."""
+    parser = argparse.ArgumentParser(prog="fxbucket", description="Work on bucket plans outside pytest.")
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for name, summary in _COMMANDS.items():
+        sub = subcommands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name in arguments:
+            import_module(f"pytest_fxbucket.cli.{name}").add_arguments(sub)
+    try:
+        options = parser.parse_args(arguments)
+        return int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or 0)
+    except UsageError as error:
+        print(f"fxbucket: {error}", file=sys.stderr)
+        return 2
+    except FxbucketError as error:
+        print(f"fxbucket: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,127 @@
+"""A first bucket plan for a model: repeated blocks as entries, the rest together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.plan import Entry, PlanError, parse_entries, resolve
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MOST_NAMES = 6  # a longer "+" entry reads worse than unplanned = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a model that :func:`pytest_fxbucket.plan.resolve` asks for."""
+
+    parameters: list[str]
+    modules: list[str]
+    aliases: dict[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Names:
+        """Read the names from a model; a tied parameter's first name is its canonical one."""
+        canonical = {id(parameter): name for name, parameter in model.named_parameters()}
+        every = list(model.named_parameters(remove_duplicate=False))
+        aliases = {name: canonical[id(p)] for name, p in every if canonical[id(p)] != name}
+        return cls(list(canonical.values()), [n for n, _ in model.named_modules(remove_duplicate=False)], aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """``[bucket]`` of a first plan: its entries as text, and what becomes of parameters in none of them."""
+
+    entries: tuple[str, ...]
+    unplanned: str
+
+
+def draft(model: nn.Module) -> Draft:
+    """Plan every parameter of a model once; raises PlanError if it has none."""
+    names = Names.of(model)
+    if not names.parameters:
+        raise PlanError("the model has no parameters, so there is nothing to plan")
+    blocks = _untied(_blocks(model), names)
+    planned = _resolve(blocks, names, "root") if blocks else set()
+    left = [name for name in names.parameters if name not in planned]
+    if not left:
+        return Draft(tuple(blocks), "error")
+    together = _together(left, planned, names)
+    if len(together) <= _MOST_NAMES:
+        entries = (*blocks, "+".join(together))
+        try:
+            _resolve(entries, names, "error")
+        except PlanError:  # a parameter in it is tied to one in a block
+            return Draft(tuple(blocks), "root")
+        return Draft(entries, "error")
+    return Draft(tuple(blocks), "root")
+
+
+def _resolve(entries: tuple[str, ...], names: Names, unplanned: str) -> set[str]:
+    """Give the parameters that entries name, those of the root left out."""
+    parsed = parse_entries(list(entries), "[bucket] plan")
+    found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=unplanned)
+    return {fqn for entry in found.entries[: len(parsed)] for fqn in entry.parameters}
+
+
+def _blocks(model: nn.Module) -> tuple[str, ...]:
+    """Find the outermost children of a ModuleList or Sequential that share their class with a sibling."""
+    from torch import nn
+
+    found: list[str] = []
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        children = {name: child for name, child in module._modules.items() if child is not None}
+        holds = {name for name, child in children.items() if next(child.parameters(), None) is not None}
+        repeated: set[str] = set()
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            often = Counter(type(children[name]) for name in holds)
+            repeated = {name for name in holds if often[type(children[name])] > 1}
+        found.extend(_ranges(prefix, [name for name in children if name in repeated]))
+        for name, child in children.items():
+            if name not in repeated:
+                walk(child, f"{prefix}{name}.")
+
+    walk(model, "")
+    return tuple(found)
+
+
+def _ranges(prefix: str, names: list[str]) -> list[str]:
+    """Write neighbouring numbers as a range and everything else as it is."""
+    digits = [name for name in names if name.isdigit()]
+    found = [prefix + name for name in names if not name.isdigit()]
+    for _, run in groupby(enumerate(digits), key=lambda item: int(item[1]) - item[0]):
+        numbers = [number for _, number in run]
+        found.append(prefix + (f"[{numbers[0]}-{numbers[-1]}]" if len(numbers) > 1 else numbers[0]))
+    return found
+
+
+def _untied(blocks: tuple[str, ...], names: Names) -> tuple[str, ...]:
+    """Join blocks that share a tied parameter, so that each parameter keeps one entry."""
+    entries = parse_entries(list(blocks), "[bucket] plan")
+    groups: list[tuple[list[Entry], set[str]]] = []
+    for entry in entries:
+        alone = resolve([entry], names.parameters, names.modules, aliases=names.aliases, unplanned="allow")
+        held = set(alone.entries[0].parameters)
+        tied = [group for group in groups if group[1] & held]
+        groups = [group for group in groups if not group[1] & held]
+        together = [each for group in tied for each in group[0]] + [entry]
+        groups.append((together, held.union(*(group[1] for group in tied))))
+    if all(len(group) == 1 for group, _ in groups):
+        return blocks
+    return tuple("+".join(entry.name for entry in group) for group, _ in groups)
+
+
+def _together(left: list[str], planned: set[str], names: Names) -> list[str]:
+    """Name parameters by the largest modules that hold nothing planned."""
+    taken = planned | {alias for alias, fqn in names.aliases.items() if fqn in planned}
+    covers: dict[str, None] = {}
+    for fqn in left:
+        parts = fqn.split(".")
+        stems = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        covers[next(s for s in stems if not any(f"{other}.".startswith(f"{s}.") for other in taken))] = None
+    return list(covers)

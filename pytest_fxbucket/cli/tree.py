@@ -1,0 +1,73 @@
+"""The module tree of a model, a line for each module, equal siblings folded into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A module, or several equal ones, as one line shows them."""
+
+    label: str
+    kind: str
+    count: int  # elements of one of them, tied parameters counted once
+    size_bytes: int
+    note: str = ""
+
+
+def tree(model: nn.Module) -> Iterator[str]:
+    """Yield the lines of a model's module tree with parameter counts and bytes, each parameter counted once a line."""
+    lines = list(_lines(model, type(model).__name__, 0))
+    width = max(len(f"{line.label}  {line.kind}") for line in lines)
+    digits = max(len(f"{line.count:,}") for line in lines)
+    for line in lines:
+        named = f"{line.label}  {line.kind}" if line.kind else line.label
+        yield f"{named:<{width}}  {line.count:>{digits},}  {human_bytes(line.size_bytes):>10}{line.note}"
+
+
+def human_bytes(size: int) -> str:
+    """Write bytes with a binary unit and one decimal."""
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _lines(module: nn.Module, label: str, depth: int) -> Iterator[Line]:
+    yield _line(module, label, "" if depth == 0 else type(module).__name__)
+    alike = groupby(module._modules.items(), key=lambda item: _signature(item[1]))
+    for _, same in alike:
+        siblings = [(name, child) for name, child in same if child is not None]
+        if siblings:
+            label = "  " * (depth + 1) + _joined([name for name, _ in siblings])
+            first, *below = _lines(siblings[0][1], label, depth + 1)
+            yield replace(first, note="  each") if len(siblings) > 1 else first
+            yield from below
+
+
+def _line(module: nn.Module, label: str, kind: str) -> Line:
+    own = list(module.parameters())
+    return Line(label, kind, sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own))
+
+
+def _signature(module: nn.Module | None) -> object:
+    """What siblings must share to be shown as one: classes, names, shapes and dtypes all the way down."""
+    if module is None:
+        return None
+    own = tuple((name, tuple(p.shape), str(p.dtype)) for name, p in module._parameters.items() if p is not None)
+    return type(module).__qualname__, own, tuple((name, _signature(child)) for name, child in module._modules.items())
+
+
+def _joined(names: list[str]) -> str:
+    if len(names) > 1 and all(name.isdigit() for name in names):
+        return f"[{names[0]}-{names[-1]}]  {len(names)} x"
+    return ", ".join(names)

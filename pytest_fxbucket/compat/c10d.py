@@ -1,0 +1,36 @@
+"""Process groups and works from torch's C++ side (torch.distributed gives no public name to what a subclass needs)."""
+
+from __future__ import annotations
+
+# Run on torch 2.13 only. Work and ProcessGroup may be subclassed in Python; other classes here may not.
+from torch._C import _DisableTorchDispatch as without_dispatch_modes
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    FileStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    Store,
+    Work,
+)
+
+__all__ = [
+    "AllToAllOptions",
+    "AllgatherOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
+    "FileStore",
+    "ProcessGroup",
+    "ProcessGroupGloo",
+    "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "Store",
+    "Work",
+    "without_dispatch_modes",
+]

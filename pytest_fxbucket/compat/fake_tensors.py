@@ -1,0 +1,7 @@
+"""Fake tensors, shapes and dtypes without memory: ``torch._subclasses``, in torch 2.11 to 2.14."""
+
+from __future__ import annotations
+
+from torch._subclasses import FakeTensorMode
+
+__all__ = ["FakeTensorMode"]

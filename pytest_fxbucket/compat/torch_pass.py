@@ -1,0 +1,26 @@
+"""torch's own manual pass (``torch._inductor.fx_passes.overlap_manual_scheduling``, in torch 2.11 to 2.14), on any install.
+
+It estimates a roofline that it then discards, and the estimate imports triton, which a CPU install lacks: the estimate is
+replaced by 0.0 while the pass runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from unittest import mock
+
+if TYPE_CHECKING:
+    from torch import fx
+
+OPERATORS = "torch._inductor.fx_passes.bucketing"
+"""Module that registers the operators which the pass puts into graphs."""
+
+
+def torch_manual_overlap_bucketing(gm: fx.GraphModule, module_bucket_plans: Sequence[str | list[str]]) -> fx.GraphModule:
+    """torch's ``manual_overlap_bucketing(gm, module_bucket_plans)``."""
+    from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
+
+    with mock.patch("torch.utils._runtime_estimation.get_transfer_time", return_value=0.0):
+        passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans))
+    return passed

@@ -1,0 +1,169 @@
+"""Golden files: a text for each plan, between a line that says its format and one that says it is whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_fxbucket.errors import GoldenError
+
+FORMAT = 1
+HEADER = "# fxbucket golden "
+FOOTER = "# end "
+CONFLICT = re.compile(r"^(<{7} |={7}$|>{7} |\|{7} )", re.MULTILINE)
+
+
+def render(body: str) -> str:
+    """Return the whole text of a golden file for `body`: header, body, and a footer with the body's digest."""
+    body = body if body.endswith("\n") else body + "\n"
+    return f"{HEADER}{FORMAT}\n{body}{FOOTER}{_digest(body)}\n"
+
+
+def parse(text: str, where: str) -> str:
+    """Return the body of a golden file's whole `text`.
+
+    Raises GoldenError, one sentence that begins with `where`: conflict markers, another format, cut short, or edited.
+    """
+    if CONFLICT.search(text):
+        raise GoldenError(f"{where} has merge conflict markers; settle the merge by accepting it again")
+    _check_format(text.partition("\n")[0], where)
+    body, footer = _split_footer(text.partition("\n")[2])
+    if footer is None:
+        raise GoldenError(f"{where} is cut short: its last line is not '{FOOTER}<digest>'; restore it or accept it again")
+    if footer != _digest(body):
+        raise GoldenError(
+            f"{where} is not what was accepted: its text does not give the digest in its last line (edited by hand, or "
+            "merged); restore it or accept it again"
+        )
+    return body
+
+
+def _digest(body: str) -> str:
+    import hashlib  # 4 ms that pytest's start-up need not pay
+
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _check_format(first: str, where: str) -> None:
+    number = first.removeprefix(HEADER)
+    if not first.startswith(HEADER) or not number.isdecimal():
+        raise GoldenError(f"{where} is not a golden: its first line is not '{HEADER}{FORMAT}'; accept it again")
+    if int(number) > FORMAT:
+        raise GoldenError(
+            f"{where} was written by a newer pytest-fxbucket (format {number}, this one reads {FORMAT}); "
+            "upgrade pytest-fxbucket"
+        )
+    if int(number) < FORMAT:
+        raise GoldenError(f"{where} has format {number}, which this version no longer reads; accept it again")
+
+
+def _split_footer(rest: str) -> tuple[str, str | None]:
+    """Return body and digest; None if the text does not end in a footer line of its own."""
+    lines = rest.splitlines(keepends=True)
+    if not lines or not re.fullmatch(FOOTER + r"[0-9a-f]{16}\n", lines[-1]):
+        return rest, None
+    return "".join(lines[:-1]), lines[-1].removeprefix(FOOTER).rstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenStore:
+    """The golden files below `root`, named by plan path from `rootdir` and matrix id.
+
+    >>> store = GoldenStore(Path("/project/golden"), Path("/project"))
+    >>> store.path_for(Path("/project/fixtures/plans/llama.toml"), "fp32").as_posix()
+    '/project/golden/fixtures/plans/llama.fp32.txt'
+    """
+
+    root: Path
+    rootdir: Path
+
+    def path_for(self, plan_path: Path, matrix_id: str | None) -> Path:
+        """Return the golden file of a plan; GoldenError if outside rootdir, or if another plan owns that file too."""
+        golden = self._name(plan_path, matrix_id)
+        owners = [_owner_text(self.shown(path), row) for path, row in self._owners(golden)]
+        if len(owners) > 1:
+            raise GoldenError(f"{self.shown(golden)} would belong to {' and to '.join(owners)}; rename a plan or a matrix row")
+        return golden
+
+    def read(self, path: Path) -> str:
+        """Return the body of the golden at `path`; GoldenError, one sentence, if it is missing or damaged."""
+        where = self.shown(path)
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            raise GoldenError(f"{where} is missing; write it with: {self.accept_command(path, 'new')}") from None
+        except UnicodeDecodeError as error:
+            raise GoldenError(
+                f"{where} is not UTF-8 (byte {error.start}); restore it or accept it again: {self.accept_command(path)}"
+            ) from None
+        except OSError as error:
+            raise GoldenError(f"{where} cannot be read: {error.strerror or error}") from None
+        try:
+            return parse(text.replace("\r\n", "\n"), where)
+        except GoldenError as error:
+            again = "accept it again"
+            raise GoldenError(str(error).replace(again, f"{again}: {self.accept_command(path)}")) from None
+
+    def render(self, body: str) -> str:
+        """Return the whole file text for `body`, as `read` takes it back."""
+        return render(body)
+
+    def accept_command(self, path: Path, mode: str = "changed") -> str:
+        """Return the command, run from rootdir, that accepts the golden at `path`; `mode` is new, changed or all."""
+        plan, row = next(iter(self._owners(path)), (None, None))
+        if plan is None:
+            return f"pytest --fxbucket-plans=PLAN --fxbucket-accept={mode}"
+        item = f"{self.shown(plan)}::golden"
+        words = ["pytest", f"{item}[{row}]" if row else item, f"--fxbucket-accept={mode}"]
+        if not row and _matrix_ids(plan):
+            # the bare name stands for the rows too, and nobody has reviewed those
+            words.append(f"--deselect={item}[")
+        return shlex.join(words)
+
+    def _name(self, plan_path: Path, matrix_id: str | None) -> Path:
+        try:
+            below = Path(os.path.abspath(plan_path)).relative_to(self.rootdir)
+        except ValueError:
+            raise GoldenError(
+                f"{plan_path} has no golden: it lies outside rootdir {self.rootdir}; move the plan below it, or set "
+                "checks.golden = false"
+            ) from None
+        suffix = f".{matrix_id}" if matrix_id else ""
+        return self.root / below.with_name(f"{below.stem}{suffix}.txt")
+
+    def _owners(self, golden: Path) -> Iterator[tuple[Path, str | None]]:
+        """Yield each (plan file, matrix id) on disk whose golden is `golden`, the shortest file name first.
+
+        ``a.b.txt`` belongs to row ``b`` of ``a.toml`` and to ``a.b.toml``: a property of the files, so it is found
+        whichever of the two is run.
+        """
+        parts = golden.relative_to(self.root).with_suffix("").name.split(".")
+        folder = self.rootdir / golden.relative_to(self.root).parent
+        for cut in range(1, len(parts) + 1):
+            plan, row = folder / (".".join(parts[:cut]) + ".toml"), ".".join(parts[cut:])
+            if plan.is_file() and (not row or row in _matrix_ids(plan)):
+                yield plan, row or None
+
+    def shown(self, path: Path) -> str:
+        """Return `path` as people read it: from rootdir if it lies below."""
+        """Path from rootdir, for messages."""
+        return path.relative_to(self.rootdir).as_posix() if path.is_relative_to(self.rootdir) else str(path)
+
+
+def _matrix_ids(plan: Path) -> set[str]:
+    """Return the ids of a plan's matrix rows; none if the file cannot be read, which its own item says."""
+    import tomllib
+
+    try:
+        rows = tomllib.loads(plan.read_text(encoding="utf-8")).get("matrix", [])
+    except (OSError, ValueError):
+        return set()
+    return {str(row.get("id")) for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
+
+
+def _owner_text(plan: str, row: str | None) -> str:
+    return f"{plan} (matrix row {row})" if row else plan

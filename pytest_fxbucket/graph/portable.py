@@ -1,0 +1,141 @@
+"""Graphs as plain data: to send one to a rank, and to tell by a digest whether two are the same.
+
+Only what a graph computes is kept: operators, arguments, constants. Names and metadata are not part of the digest, but names
+travel along, since they tell people where two runs part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.errors import PassError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """The node number ``index``."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An operator by name."""
+
+    name: str
+    overload: str
+
+
+@dataclass(frozen=True, slots=True)
+class PortableGraph:
+    """A graph that can be pickled: a row (op, name, target, args, kwargs) for each node."""
+
+    rows: tuple[tuple[str, str, Any, Any, Any], ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Tensors and graphs that ``get_attr`` nodes name."""
+    modules: tuple[str, ...] = ()
+    """Python modules to import first: they register the operators that the graph calls."""
+
+
+def encode(graph_module: fx.GraphModule, modules: tuple[str, ...] = ()) -> PortableGraph:
+    """``graph_module`` as plain data. Raises :class:`PassError` for a call that has no importable name."""
+    index = {node: i for i, node in enumerate(graph_module.graph.nodes)}
+
+    def plain(value: Any) -> Any:
+        return _mapped(value, lambda node: _Ref(index[node]))
+
+    rows = tuple(
+        (node.op, node.name, _target(node), plain(node.args), plain(dict(node.kwargs))) for node in graph_module.graph.nodes
+    )
+    attributes = {
+        str(node.target): _attribute(graph_module, str(node.target), modules)
+        for node in graph_module.graph.nodes
+        if node.op == "get_attr"
+    }
+    return PortableGraph(rows, attributes, modules)
+
+
+def decode(portable: PortableGraph) -> fx.GraphModule:
+    """The graph again, without metadata."""
+    for module in portable.modules:
+        importlib.import_module(module)
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    for op, name, target, args, kwargs in portable.rows:
+        real_args = _mapped(args, lambda ref: nodes[ref.index])
+        real_kwargs = _mapped(kwargs, lambda ref: nodes[ref.index])
+        nodes.append(graph.create_node(op, _callable(target), real_args, real_kwargs, name))
+    root = torch.nn.Module()
+    for name, value in portable.attributes.items():
+        setattr(root, name, decode(value) if isinstance(value, PortableGraph) else value)
+    return fx.GraphModule(root, graph)
+
+
+def digest(portable: PortableGraph) -> str:
+    """Hex digest of what the graph computes; equal on every rank, machine and hash seed for equal graphs."""
+    text = hashlib.sha256()
+    for op, _, target, args, kwargs in portable.rows:
+        shown = target if op == "call_function" else "" if op == "placeholder" else str(target)
+        text.update(repr((op, _shown(shown), args, sorted(kwargs.items()))).encode())
+    for name in sorted(portable.attributes):
+        value = portable.attributes[name]
+        text.update(name.encode())
+        text.update(digest(value).encode() if isinstance(value, PortableGraph) else _tensor_bytes(value))
+    return text.hexdigest()
+
+
+def _shown(target: Any) -> str:
+    return f"{target.__module__}.{target.__qualname__}" if callable(target) else repr(target)
+
+
+def _tensor_bytes(value: torch.Tensor) -> bytes:
+    flat = value.detach().contiguous().reshape(-1)
+    return repr((value.dtype, tuple(value.shape))).encode() + bytes(flat.view(torch.uint8).tolist())
+
+
+def _target(node: fx.Node) -> Any:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _Op(target._schema.name, target._overloadname)
+    if callable(target) and "<locals>" in getattr(target, "__qualname__", ""):
+        raise PassError(f"{node.name} calls {target.__qualname__}, a function inside a function, which no rank can import")
+    return target
+
+
+def _callable(target: Any) -> Any:
+    if not isinstance(target, _Op):
+        return target
+    namespace, name = target.name.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), target.overload)
+
+
+def _attribute(graph_module: fx.GraphModule, name: str, modules: tuple[str, ...]) -> Any:
+    value = graph_module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return encode(value, modules) if isinstance(value, fx.GraphModule) else value
+
+
+def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
+    """``value`` with nodes and references replaced, containers as plain lists, tuples and dicts."""
+    if isinstance(value, (fx.Node, _Ref)):
+        return node(value)
+    if isinstance(value, tuple):
+        return tuple(_mapped(item, node) for item in value)
+    if isinstance(value, list):
+        return [_mapped(item, node) for item in value]
+    if isinstance(value, dict):
+        return {key: _mapped(item, node) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_mapped(value.start, node), _mapped(value.stop, node), _mapped(value.step, node))
+    return value

@@ -1,0 +1,218 @@
+"""The one table of options, each with its ini twin, read once into a frozen Options."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import os
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from pytest_fxbucket.golden.accept import MODES
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.session import FxSession
+
+PASSES = ("manual", "torch")
+BACKENDS = ("auto", "gloo", "fake")
+BACKENDS_TO_COME = ("local", "nccl")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One option: `--fxbucket-<name>` and its ini twin `fxbucket_<name>`; without `metavar` the ini stands alone."""
+
+    name: str
+    help: str
+    metavar: str | None = None
+    ini_type: Literal["string", "linelist"] = "string"
+    ini_default: str | tuple[str, ...] = ""
+
+    @property
+    def flag(self) -> str:
+        """Return the command line spelling."""
+        return f"--fxbucket-{self.name}"
+
+    @property
+    def dest(self) -> str:
+        """Return the ini name, which is the attribute on config.option too."""
+        return f"fxbucket_{self.name}"
+
+
+TABLE = (
+    Row("plans", "bucket plans to run: files, folders (every *.toml below), globs", "PATH[,PATH..]", "linelist", ()),
+    Row("pass", "the pass to check: manual, torch, or module:callable", "PASS", ini_default="manual"),
+    Row("accept", "write goldens: new, changed or all; the ini says what the bare flag means", "MODE", ini_default="all"),
+    Row("backend", "process group backend instead of the plan's: auto, gloo or fake", "BACKEND"),
+    Row("golden", "folder of the goldens, below rootdir", ini_default="golden"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line and the ini file ask for, checked."""
+
+    rootdir: Path
+    plans: tuple[Path, ...] = ()
+    """plan files, absolute, each once, in the order given (a folder's and a glob's sorted)"""
+    pass_name: str = "manual"
+    accept: str | None = None
+    """new, changed or all; None: goldens are only read"""
+    backend: str | None = None
+    """None: the plan's own"""
+    golden_dir: Path = Path("golden")
+
+    def shown(self, path: Path) -> str:
+        """Return `path` as people and node ids write it: from rootdir if it lies below."""
+        return Path(os.path.relpath(path, self.rootdir)).as_posix()
+
+
+STATE: pytest.StashKey[FxSession] = pytest.StashKey()
+
+
+def fx_session(config: pytest.Config) -> FxSession:
+    """Return what the plugin keeps for this pytest session."""
+    return config.stash[STATE]
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add every row of the table to pytest's parser."""
+    group = parser.getgroup("fxbucket", "FSDP bucket plans (pytest-fxbucket)")
+    for row in TABLE:
+        if row.metavar:
+            bare = {"nargs": "?", "const": ""} if row.name == "accept" else {}
+            group.addoption(row.flag, dest=row.dest, metavar=row.metavar, default=None, help=row.help, **bare)
+        parser.addini(row.dest, row.help, type=row.ini_type, default=row.ini_default)
+
+
+def close_bare_accept(args: list[str], flag: str = "--fxbucket-accept") -> bool:
+    """Rewrite a bare ``--fxbucket-accept`` in `args`, in place, as ``--fxbucket-accept=``, so it never eats a path."""
+    end = args.index("--") if "--" in args else len(args)
+    closed = [f"{arg}=" if arg == flag else arg for arg in args[:end]]
+    changed, args[:end] = closed != args[:end], closed
+    return changed
+
+
+def reparse(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Parse `args` again as far as they are known, after they were rewritten."""
+    config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(config.option))
+
+
+def add_accept_alias(parser: pytest.Parser, args: list[str]) -> None:
+    """Add ``--accept``, unless a plugin or a conftest has an option of that name."""
+    if hasattr(parser.parse_known_args([], namespace=Namespace()), "accept"):
+        return
+    parser.getgroup("fxbucket").addoption(
+        "--accept", dest="fxbucket_accept", metavar="MODE", nargs="?", const="", help="the same as --fxbucket-accept"
+    )
+    close_bare_accept(args, "--accept")
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Read and check every option; pytest.UsageError, one sentence that names the flag, for a value that cannot be."""
+    pass_name = _pass_name(*_value(config, "pass"))
+    accept = _accept(config)
+    if accept and pass_name != "manual":
+        raise pytest.UsageError(
+            f"--fxbucket-accept with --fxbucket-pass={pass_name}: goldens belong to the plan, so they are accepted "
+            "with the plan's own pass only; leave out one of the two"
+        )
+    return Options(
+        rootdir=config.rootpath,
+        plans=tuple(_plans(config)),
+        pass_name=pass_name,
+        accept=accept,
+        backend=_backend(*_value(config, "backend")),
+        golden_dir=_golden_dir(config),
+    )
+
+
+def _value(config: pytest.Config, name: str) -> tuple[str, str]:
+    """Return an option's text and the spelling to name in an error."""
+    given = config.getoption(f"fxbucket_{name}")
+    if given is not None:
+        return str(given), f"--fxbucket-{name}"
+    return str(config.getini(f"fxbucket_{name}")), f"ini fxbucket_{name}"
+
+
+def _pass_name(text: str, where: str) -> str:
+    if text in PASSES or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
+        return text
+    raise pytest.UsageError(f"{where}: {text!r} is no pass; expected manual, torch or module:callable{_nearest(text, PASSES)}")
+
+
+def _accept(config: pytest.Config) -> str | None:
+    given = config.getoption("fxbucket_accept")
+    if given is None:
+        return None
+    text, where = (given, "--fxbucket-accept") if given else (config.getini("fxbucket_accept"), "ini fxbucket_accept")
+    if text not in MODES:
+        raise pytest.UsageError(f"{where}: {text!r} is no mode; expected new, changed or all{_nearest(text, MODES)}")
+    return str(text)
+
+
+def _backend(text: str, where: str) -> str | None:
+    if text in BACKENDS_TO_COME:
+        raise pytest.UsageError(f"{where}: backend {text!r} is not built yet; use gloo")
+    if text and text not in BACKENDS:
+        known = ", ".join(BACKENDS[:-1]) + f" or {BACKENDS[-1]}"
+        raise pytest.UsageError(f"{where}: {text!r} is no backend; expected {known}{_nearest(text, BACKENDS)}")
+    return text or None
+
+
+def _golden_dir(config: pytest.Config) -> Path:
+    folder = Path(os.path.normpath(config.rootpath / str(config.getini("fxbucket_golden"))))
+    if not folder.is_relative_to(config.rootpath):
+        raise pytest.UsageError(
+            f"ini fxbucket_golden: {folder} lies outside rootdir {config.rootpath}; goldens go with the plans"
+        )
+    return folder
+
+
+def _plans(config: pytest.Config) -> Iterator[Path]:
+    given: Any = config.getoption("fxbucket_plans")
+    if given is not None:
+        where, base, entries = "--fxbucket-plans", config.invocation_params.dir, [given]
+    else:
+        where, base = "ini fxbucket_plans", config.inipath.parent if config.inipath else config.invocation_params.dir
+        entries = config.getini("fxbucket_plans")
+        if not entries:
+            return
+    texts = [text.strip() for entry in entries for text in entry.split(",") if text.strip()]
+    if not texts:
+        raise pytest.UsageError(f"{where}: no path given; expected plan files, folders or globs, parted by commas")
+    yield from dict.fromkeys(path for text in texts for path in _expand(text, base, where))
+
+
+def _expand(text: str, base: Path, where: str) -> list[Path]:
+    """Return the plan files that one file, folder or glob stands for."""
+    path = Path(os.path.normpath(base / text))
+    if path.is_dir():
+        found = sorted(path.rglob("*.toml"))
+    elif path.is_file():
+        if path.suffix != ".toml":
+            raise pytest.UsageError(f"{where}: {text} is no plan file; expected a *.toml")
+        found = [path]
+    elif glob.has_magic(text):
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if name.endswith(".toml")]
+    else:
+        near = _nearest(path.name, sorted(entry.name for entry in path.parent.glob("*")), Path(text).parent)
+        raise pytest.UsageError(f"{where}: {text} is not there{near}")
+    if not found:
+        raise pytest.UsageError(f"{where}: no plan file (*.toml) in {text}")
+    return found
+
+
+def _nearest(text: str, known: Iterable[str], folder: Path | None = None) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(text, list(known), n=1)
+    if not near:
+        return ""
+    return f"; did you mean {folder / near[0] if folder else near[0]}?"

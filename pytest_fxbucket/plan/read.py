@@ -1,0 +1,72 @@
+"""From the parsed tables of a plan file to a Plan: unknown names, missing keys, and keys that contradict each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.rules import Rule, nearest, wrong
+from pytest_fxbucket.plan.schema import Plan, tables, unbuilt_table
+
+
+def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, where: str) -> Plan:
+    """Make a Plan from tables as tomllib gives them; raises PlanError, one sentence that begins with ``where``."""
+    for name in raw:
+        if name not in tables():
+            raise PlanError(f"{where}: there is no table [{name}]{_where_else(name, '', [*tables(), 'matrix'])}")
+    parts: dict[str, Any] = {name: _read_table(name, raw[name], where) for name in tables() if name in raw}
+    plan = Plan(path=path, matrix_id=matrix_id, **parts)
+    _agree(plan, where)
+    return plan
+
+
+def known_key(table: str, key: str, where: str) -> None:
+    """Raise PlanError with the nearest known one if ``[table] key`` is not in the schema."""
+    names = [spec.name for spec in dataclasses.fields(tables()[table])]
+    if key not in names:
+        raise PlanError(f'{where}: [{table}] has no key "{key}"{_where_else(key, table, names)}')
+
+
+def _read_table(name: str, raw: object, where: str) -> object:
+    if not isinstance(raw, Mapping):
+        raise wrong(f"{where}: [{name}]", "a table", raw)
+    advice = unbuilt_table(name)
+    if advice is not None:
+        raise PlanError(f"{where}: [{name}] is not built yet; {advice}")
+    for key in raw:
+        known_key(name, key, where)
+    values: dict[str, object] = {}
+    for spec in dataclasses.fields(tables()[name]):
+        rule = cast(Rule, spec.metadata["rule"])
+        if spec.name in raw:
+            values[spec.name] = rule.read(raw[spec.name], f"{where}: [{name}] {spec.name}")
+        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+            raise PlanError(f"{where}: [{name}] {spec.name} is missing; it must be {rule.expects}")
+    return tables()[name](**values)
+
+
+def _where_else(key: str, table: str, known: list[str]) -> str:
+    for other, cls in tables().items():
+        if other != table and key in cls.__dataclass_fields__:
+            return f"; {key} is a key of [{other}]"
+    return nearest(key, known) or f"; known are {', '.join(known)}"
+
+
+def _agree(plan: Plan, where: str) -> None:
+    if plan.model is None and plan.graph is None:
+        raise PlanError(f"{where}: there is neither [model] nor [graph]; one of them says what is checked")
+    if plan.model is not None and plan.graph is not None:
+        raise PlanError(f"{where}: [model] and [graph] are both there; keep the one that is to be checked")
+    mesh, small = plan.parallel.dp_shard, plan.run.world.get("dp_shard", 2)
+    if mesh < 2:
+        raise PlanError(f"{where}: [parallel] dp_shard = {mesh} leaves nothing to shard; use 2 or more")
+    if small > mesh:
+        raise PlanError(
+            f"{where}: [run] world.dp_shard = {small} is more than [parallel] dp_shard = {mesh}; world is for a smaller mesh"
+        )
+    bucket = plan.bucket
+    if bucket.enabled and not bucket.plan and bucket.unplanned != "root":
+        raise PlanError(f'{where}: [bucket] plan has no entry; name one, or use unplanned = "root" or enabled = false')

@@ -1,0 +1,225 @@
+"""What a key of a plan file takes: readers that check a value and turn it into the schema's type.
+
+A rule is data: :mod:`pytest_fxbucket.plan.schema` hangs one on each field, the loader calls its ``read``, and a
+reference of the plan file can be written from ``doc``, ``expects``, ``choices`` and ``unbuilt``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from pytest_fxbucket.errors import PlanError
+
+_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_DIRECTIONS = ("forward", "backward")
+_DEGREES = ("dp_shard", "dp_replicate", "tp", "pp")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one key takes; ``read(value, where)`` gives the checked value or raises PlanError naming ``where``."""
+
+    doc: str
+    expects: str
+    read: Callable[[object, str], object]
+    choices: tuple[object, ...] = ()  # every value that has a meaning, if they can be listed
+    unbuilt: tuple[object, ...] = ()  # those of them that are refused for now
+    built: bool = True  # False: no value but the default is taken yet
+
+
+Metadata = Mapping[str, Rule]
+
+
+def show(value: object) -> str:
+    """Write a value as a plan file would, cut at 60 characters."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_or_other(words: list[str]) -> str:
+    """Join words as a sentence does: ``a, b or c``."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Name the known word nearest to ``word`` as ``; did you mean "x"?``, or nothing."""
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def wrong(where: str, expects: str, value: object) -> PlanError:
+    """Say that the value at ``where`` is not what a plan may hold there."""
+    return PlanError(f"{where} must be {expects}, not {show(value)}")
+
+
+def not_built(where: str, value: object, use: str) -> PlanError:
+    """Say that the value at ``where`` is known but not built yet."""
+    return PlanError(f"{where} = {show(value)} is not built yet; use {use}")
+
+
+def one_of(doc: str, *built: str, unbuilt: tuple[str, ...] = (), omit: bool = False) -> Metadata:
+    """Take one of several strings; ``omit`` tells that leaving the key out has a meaning of its own."""
+    usable = one_or_other([show(choice) for choice in built])
+    expects = usable + (", or left out" if omit else "")
+
+    def read(value: object, where: str) -> object:
+        if isinstance(value, str) and value in unbuilt:
+            raise not_built(where, value, usable)
+        if not isinstance(value, str):
+            raise wrong(where, expects, value)
+        if value not in built:
+            raise PlanError(f"{where} must be {expects}, not {show(value)}{nearest(value, [*built, *unbuilt])}")
+        return value
+
+    return {"rule": Rule(doc, expects, read, (*built, *unbuilt), unbuilt, built=len(built) > 1 or omit)}
+
+
+def switch(doc: str, *, unbuilt: tuple[bool, ...] = ()) -> Metadata:
+    """Take true or false."""
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, bool):
+            raise wrong(where, "true or false", value)
+        if value in unbuilt:
+            raise not_built(where, value, show(not value))
+        return value
+
+    return {"rule": Rule(doc, "true or false", read, (False, True), unbuilt, built=not unbuilt)}
+
+
+def check_switch(doc: str, *, unbuilt: bool = False) -> Metadata:
+    """Take true, false, or a table of the check's own options, of which there are none yet."""
+
+    def read(value: object, where: str) -> object:
+        if isinstance(value, Mapping):
+            if value:
+                raise PlanError(f'{where} has no key "{next(iter(value))}"; this check has no options yet, use true or false')
+            value = True
+        if not isinstance(value, bool):
+            raise wrong(where, "true, false or a table", value)
+        if value and unbuilt:
+            raise not_built(where, value, "false")
+        return value
+
+    refused = (True,) if unbuilt else ()
+    return {"rule": Rule(doc, "true, false or a table", read, (False, True), refused, built=not unbuilt)}
+
+
+def whole(doc: str, *, least: int, most: int | None = None) -> Metadata:
+    """Take a whole number from ``least``; above ``most`` is known but not built yet."""
+    expects = f"a whole number of at least {least}"
+
+    def read(value: object, where: str) -> object:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise wrong(where, expects, value)
+        if most is not None and value > most:
+            raise not_built(where, value, str(most))
+        return value
+
+    return {"rule": Rule(doc, expects, read, built=most is None)}
+
+
+def seconds(doc: str) -> Metadata:
+    """Take a finite number of seconds above 0, as a float."""
+
+    def read(value: object, where: str) -> object:
+        if not 0 < _number(value) < math.inf:
+            raise wrong(where, "a number of seconds above 0", value)
+        return _number(value)
+
+    return {"rule": Rule(doc, "a number of seconds above 0", read)}
+
+
+def callable_name(doc: str) -> Metadata:
+    """Take ``module:callable`` as text; nothing is imported."""
+    expects = '"module:callable"'
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, str) or not _CALLABLE.fullmatch(value):
+            raise wrong(where, expects, value)
+        return value
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def keyword_arguments(doc: str) -> Metadata:
+    """Take a table of anything, as a dict."""
+    expects = "a table of keyword arguments"
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, expects, value)
+        for name in value:
+            if not str(name).isidentifier():
+                raise PlanError(f"{where} has {show(name)}, which is no name of a keyword argument")
+        return dict(value)
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def caps(doc: str) -> Metadata:
+    """Take a number of MB or a list of them, as a tuple of floats; only 0 (no cap) is built."""
+    expects = "a number of MB from 0, or a list of them"
+
+    def read(value: object, where: str) -> object:
+        numbers = [_number(each) for each in (value if isinstance(value, list) else [value])]
+        if not numbers or not all(0 <= number < math.inf for number in numbers):
+            raise wrong(where, expects, value)
+        if any(numbers):
+            raise not_built(where, value, "0 (no cap)")
+        return tuple(numbers)
+
+    return {"rule": Rule(doc, expects, read, built=False)}
+
+
+def degrees(doc: str) -> Metadata:
+    """Take a table of mesh degrees, as a dict; only dp_shard is built."""
+    expects = "a table such as { dp_shard = 4 }"
+    count: Callable[[object, str], object] = whole("", least=2)["rule"].read
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, expects, value)
+        for name, degree in value.items():
+            if name not in _DEGREES:
+                raise PlanError(f'{where} has no key "{name}"{nearest(name, list(_DEGREES))}')
+            if name != "dp_shard":
+                raise not_built(f"{where}.{name}", degree, "dp_shard alone")
+        return {name: count(degree, f"{where}.{name}") for name, degree in value.items()}
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def schedule(doc: str) -> Metadata:
+    """Take a table of entry -> entry for each direction; only an empty one is built."""
+    expects = "a table of forward and backward"
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, expects, value)
+        for direction, places in value.items():
+            if direction not in _DIRECTIONS:
+                raise PlanError(f'{where} has no key "{direction}"{nearest(direction, list(_DIRECTIONS))}')
+            if not isinstance(places, Mapping):
+                raise wrong(f"{where}.{direction}", "a table of entry = entry", places)
+            if places:
+                raise PlanError(f"{where}.{direction} is not built yet; leave it out and use prefetch or defer_reduce")
+        return {}
+
+    return {"rule": Rule(doc, expects, read, built=False)}
+
+
+def _number(value: object) -> float:
+    """Give a number as a float, infinite if it is too large for one; NaN, which no bound lets pass, for the rest."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value) if abs(value) < 1e300 else math.inf

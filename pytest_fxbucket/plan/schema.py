@@ -1,0 +1,233 @@
+"""The schema of a plan file: a dataclass for each table, a field for each key.
+
+The schema is the type: an unknown key is one that is no field, and each field's metadata holds the rule that reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_fxbucket.plan.entries import Entry, entry_list
+from pytest_fxbucket.plan.rules import (
+    Rule,
+    callable_name,
+    caps,
+    check_switch,
+    degrees,
+    keyword_arguments,
+    one_of,
+    schedule,
+    seconds,
+    switch,
+    whole,
+)
+
+__all__ = [
+    "Bucket",
+    "Checks",
+    "Entry",
+    "Graph",
+    "Key",
+    "Model",
+    "Optimizer",
+    "Overlap",
+    "Parallel",
+    "Plan",
+    "Run",
+    "keys",
+    "rule_of",
+    "tables",
+    "unbuilt_table",
+]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """``[model]``: the model, its batches and its loss."""
+
+    factory: str = field(metadata=callable_name("gives the torch.nn.Module, the same on every rank"))
+    batch: str = field(metadata=callable_name("callable(rank, step) -> tuple of inputs, or dict of keyword inputs"))
+    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("arguments of factory"))
+    loss: str | None = field(
+        default=None,
+        metadata=callable_name("callable(output, batch) -> scalar; left out: output.loss, or the output itself"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """``[graph]``: graphs that someone else traced."""
+
+    factory: str = field(metadata=callable_name("callable() -> TracedStep, called on every rank"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """``[parallel]``: the mesh of the real job."""
+
+    mode: str = field(
+        default="fully_shard",
+        metadata=one_of("what is sharded", "fully_shard", unbuilt=("replicate", "hybrid_shard")),
+    )
+    dp_shard: int = field(default=1, metadata=whole("ranks that a parameter is sharded over", least=1))
+    dp_replicate: int = field(default=1, metadata=whole("copies of the sharded model", least=1, most=1))
+    tp: int = field(default=1, metadata=whole("tensor parallel ranks", least=1, most=1))
+    pp: int = field(default=1, metadata=whole("pipeline stages", least=1, most=1))
+    param_dtype: str | None = field(
+        default=None,
+        metadata=one_of("dtype of gathered parameters; left out: the parameter's own", *_DTYPES, omit=True),
+    )
+    reduce_dtype: str | None = field(
+        default=None,
+        metadata=one_of("dtype of gradient reductions; left out: the gradient's own", *_DTYPES, omit=True),
+    )
+    reshard_after_forward: bool = field(default=True, metadata=switch("gather again in backward"))
+    reduce_order: str = field(
+        default="scatter_first",
+        metadata=one_of("order of hybrid_shard's reductions", "scatter_first", unbuilt=("replicate_first",)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """``[optimizer]``: the optimizer in the traced step."""
+
+    factory: str = field(metadata=callable_name("callable(params, **args) -> torch.optim.Optimizer"))
+    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("arguments of factory"))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """``[bucket]``: which parameters share a launch."""
+
+    enabled: bool = field(default=True, metadata=switch("bucket at all"))
+    plan: tuple[Entry, ...] = field(default=(), metadata=entry_list("entries, one bucket each"))
+    by: str = field(default="plan", metadata=one_of("how buckets are made", "plan", unbuilt=("size",)))
+    layout: str = field(default="registration", metadata=one_of("byte order in a bucket", "registration", "execution"))
+    dtypes: str = field(default="separate", metadata=one_of("dtypes in one launch", "separate", unbuilt=("mixed",)))
+    cap_mb: tuple[float, ...] = field(default=(0.0,), metadata=caps("largest bucket in MB; 0: no cap"))
+    unplanned: str = field(default="error", metadata=one_of("a parameter in no entry", "error", "allow", "root"))
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """``[overlap]``: where launches and waits stand."""
+
+    prefetch: int = field(default=1, metadata=whole("buckets ahead that an all-gather is launched", least=0))
+    defer_reduce: bool = field(default=True, metadata=switch("reduction waits go past the next bucket's launch"))
+    insert_overlap_deps: bool = field(default=False, metadata=switch("keep the order through later compilers", unbuilt=(True,)))
+    gather_group: str = field(default="same", metadata=one_of("process group of all-gathers", "same", unbuilt=("own",)))
+    launch_at: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict, metadata=schedule("launch the key's all-gather when the value's compute starts")
+    )
+    wait_before: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict, metadata=schedule("wait for the key's reduction before the value's compute starts")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``[run]``: how ranks are run."""
+
+    backend: str = field(
+        default="auto", metadata=one_of("process group back end", "auto", "gloo", "fake", unbuilt=("nccl", "local"))
+    )
+    world: Mapping[str, int] = field(
+        default_factory=dict, metadata=degrees("a smaller mesh for the checks that run; left out: [parallel]'s")
+    )
+    steps: int = field(default=3, metadata=whole("training steps", least=1))
+    seed: int = field(default=0, metadata=whole("seed of weights and batches", least=0))
+    timeout_s: float = field(default=120.0, metadata=seconds("longest that ranks may take"))
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """``[checks]``: which items the plan gives."""
+
+    audit: bool = field(default=True, metadata=check_switch("the graph keeps what the plan promises"))
+    golden: bool = field(default=True, metadata=check_switch("the schedule is the reviewed one"))
+    collectives: bool = field(default=True, metadata=check_switch("all ranks launch the same, and nothing can hang"))
+    bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
+    benchmark: bool = field(default=False, metadata=check_switch("step time", unbuilt=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan file with one row of its matrix applied, or none; compares by value and can be pickled."""
+
+    path: Path
+    matrix_id: str | None = None
+    model: Model | None = field(default=None, metadata={"table": Model})
+    graph: Graph | None = field(default=None, metadata={"table": Graph})
+    parallel: Parallel = field(default_factory=Parallel, metadata={"table": Parallel})
+    optimizer: Optimizer | None = field(
+        default=None, metadata={"table": Optimizer, "unbuilt": "leave it out: the step ends with the reduced gradients"}
+    )
+    bucket: Bucket = field(default_factory=Bucket, metadata={"table": Bucket})
+    overlap: Overlap = field(default_factory=Overlap, metadata={"table": Overlap})
+    run: Run = field(default_factory=Run, metadata={"table": Run})
+    checks: Checks = field(default_factory=Checks, metadata={"table": Checks})
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the real job's mesh."""
+        mesh = self.parallel
+        return mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp
+
+    @property
+    def run_world(self) -> int:
+        """Ranks that are really run: ``[run] world``, where it says nothing ``[parallel]``."""
+        small = self.run.world
+        mesh = self.parallel
+        return (
+            small.get("dp_shard", mesh.dp_shard)
+            * small.get("dp_replicate", mesh.dp_replicate)
+            * small.get("tp", mesh.tp)
+            * small.get("pp", mesh.pp)
+        )
+
+
+class Key(NamedTuple):
+    """One key of the plan file.
+
+    ``default`` is ``dataclasses.MISSING`` for a key that must be given; ``choices`` lists every value with a meaning
+    (empty if they cannot be listed); ``built`` is False if no value but the default is taken yet.
+    """
+
+    table: str
+    key: str
+    default: object
+    choices: tuple[object, ...]
+    built: bool
+
+
+def tables() -> dict[str, type[Any]]:
+    """Give the dataclass of each table, by its name in the file."""
+    return {spec.name: spec.metadata["table"] for spec in dataclasses.fields(Plan) if "table" in spec.metadata}
+
+
+def unbuilt_table(table: str) -> str | None:
+    """Say what to do instead of a table that is not built yet; None if it is built."""
+    advice: str | None = Plan.__dataclass_fields__[table].metadata.get("unbuilt")
+    return advice
+
+
+def rule_of(table: str, key: str) -> Rule:
+    """Give the rule of ``[table] key``."""
+    rule: Rule = tables()[table].__dataclass_fields__[key].metadata["rule"]
+    return rule
+
+
+def keys() -> Iterator[Key]:
+    """Yield every key of the plan file, in the order of the schema."""
+    for table, cls in tables().items():
+        for spec in dataclasses.fields(cls):
+            rule: Rule = spec.metadata["rule"]
+            default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
+            yield Key(table, spec.name, default, rule.choices, rule.built and unbuilt_table(table) is None)

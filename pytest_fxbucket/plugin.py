@@ -1,0 +1,226 @@
+"""The hooks and fixtures of pytest-fxbucket; torch is imported only when an item or a fixture needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.options import (
+    STATE,
+    add_accept_alias,
+    add_options,
+    close_bare_accept,
+    fx_session,
+    read_options,
+    reparse,
+)
+from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.session import FxSession, key_of
+from pytest_fxbucket.terminal import Controller, error_text, header_lines, wait_printer
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import StepGraph
+    from pytest_fxbucket.checks.verdict import Verdict
+    from pytest_fxbucket.passes.registry import Bucketed
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.ranks.pool import RankPool
+    from pytest_fxbucket.run import PlanRun
+
+MARKER = "fxbucket_plan(path, id=None): the plan file, from rootdir, that the fxbucket fixtures of this test use"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the table of options and their ini twins."""
+    add_options(parser)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, None, None]:
+    """Keep a bare accept option from eating a path; then add --accept, if no plugin and no conftest has it."""
+    if close_bare_accept(args):
+        reparse(early_config, parser, args)
+    yield
+    add_accept_alias(parser, args)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options; without positional arguments the plans alone are run."""
+    config.addinivalue_line("markers", MARKER)
+    options = read_options(config)
+    config.stash[STATE] = FxSession(options)
+    if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(path) for path in options.plans]
+        config.args_source = pytest.Config.ArgsSource.ARGS
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Controller(fx_session(config)), "fxbucket-controller")
+    if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
+        from pytest_fxbucket import xdist
+
+        config.pluginmanager.register(xdist, "fxbucket-xdist")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say once what is run with what."""
+    return list(header_lines(fx_session(config).options, _named_plans(config)))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Show long waits, now that the terminal reporter is there."""
+    fx_session(session.config).progress = Progress(wait_printer(session.config))
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PlanFile | None:
+    """Collect a plan file that was named."""
+    return plan_file(file_path, parent)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrize tests that ask for `fxbucket_plan` over the plans, or else by their marker."""
+    if "fxbucket_plan" not in metafunc.fixturenames or _has_own_plans(metafunc):
+        return
+    options = fx_session(metafunc.config).options
+    if options.plans:
+        params = list(plan_params(options.plans, options.rootdir))
+        refs, ids = [ref for _, ref in params], [name for name, _ in params]
+        metafunc.parametrize("fxbucket_plan", refs, indirect=True, ids=ids, scope="session")
+    elif marker := metafunc.definition.get_closest_marker("fxbucket_plan"):
+        ref = _marked(marker, options.rootdir, metafunc.definition.nodeid)
+        hidden = pytest.param(ref, id=pytest.HIDDEN_PARAM)
+        metafunc.parametrize("fxbucket_plan", [hidden], indirect=True, scope="session")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the ranks' fork server now, so that it imports torch while this process does."""
+    if not session.config.option.collectonly and any(map(needs_ranks, session.items)):
+        fx_session(session.config).pools.start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Let go of a plan's graphs after its last item, so that memory stays flat."""
+    if isinstance(item, PlanItem) and is_last_of_plan(item, nextitem):
+        fx_session(item.config).release(key_of(item.plan))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach what the controller needs, as plain data: it is all that survives a worker that dies."""
+    report = yield
+    fx = fx_session(item.config)
+    told: dict[str, Any] = {"goldens": goldens} if (goldens := fx.accepted.drain()) else {}
+    if isinstance(item, PlanItem) and call.when == "call":
+        told |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
+        if report.skipped and isinstance(report.longrepr, tuple):
+            report.longrepr = (str(item.path), 1, report.longrepr[2])
+    if told:
+        vars(report)["fxbucket"] = told
+    return report
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End every rank."""
+    if (fx := config.stash.get(STATE, None)) is not None:
+        fx.close()
+
+
+@pytest.fixture(scope="session")
+def fxbucket_plan(request: pytest.FixtureRequest) -> Plan:
+    """The Plan this test is parametrized with, by --fxbucket-plans, its marker, or its own parametrize (a path)."""
+    param = getattr(request, "param", None)
+    if param is None:
+        pytest.fail(
+            "fxbucket_plan: no plan is given; use --fxbucket-plans=PATH, or mark the test with "
+            "@pytest.mark.fxbucket_plan('path/from/rootdir.toml')",
+            pytrace=False,
+        )
+    with _sentences():
+        return (param if isinstance(param, PlanRef) else PlanRef(request.config.rootpath / param)).load()
+
+
+@pytest.fixture(scope="session")
+def fxbucket_run(request: pytest.FixtureRequest, fxbucket_plan: Plan) -> Iterator[PlanRun]:
+    """The PlanRun of `fxbucket_plan`, shared by the tests of that plan; traces and runs nothing by itself."""
+    fx = fx_session(request.config)
+    with _sentences():
+        run = fx.run_of(fxbucket_plan)
+    yield run
+    fx.release(key_of(fxbucket_plan))
+
+
+@pytest.fixture(scope="session")
+def fxbucket_graph(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> StepGraph:
+    """The traced step of `fxbucket_plan`, before the pass."""
+    with _sentences(), fx_session(request.config).progress.watching("fxbucket_graph"):
+        return fxbucket_run.step
+
+
+@pytest.fixture(scope="session")
+def fxbucket_bucketed(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Bucketed:
+    """What the pass made of the step: `.graph_module` and `.report`."""
+    with _sentences(), fx_session(request.config).progress.watching("fxbucket_bucketed"):
+        return fxbucket_run.bucketed
+
+
+@pytest.fixture(scope="session")
+def fxbucket_check(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Callable[[str], Verdict]:
+    """A function that runs one check by name and returns its Verdict; FxbucketError if it could not be run."""
+
+    def check(name: str) -> Verdict:
+        __tracebackhide__ = True
+        try:
+            with fx_session(request.config).progress.watching(name):
+                return fxbucket_run.check(name)
+        except FxbucketError as error:
+            # the user's own line is what helps here, not where in this package it was noticed
+            raise error.with_traceback(None) from None
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def fxbucket_ranks(request: pytest.FixtureRequest) -> Callable[..., RankPool]:
+    """A function `(world, backend="gloo")` that returns the session's warm RankPool of that size."""
+    return fx_session(request.config).pools.get
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Let an error for people fail the test with its sentence alone."""
+    try:
+        yield
+    except FxbucketError as error:
+        raise pytest.fail.Exception(error_text(error), pytrace=False) from None
+
+
+def _named_plans(config: pytest.Config) -> int:
+    """Return how many plan files the option and the arguments name."""
+    arguments = {arg.partition("::")[0] for arg in config.args}
+    named = {config.invocation_params.dir / arg for arg in arguments if arg.endswith(".toml")}
+    return len(named | set(fx_session(config).options.plans))
+
+
+def _has_own_plans(metafunc: pytest.Metafunc) -> bool:
+    """Say whether the test parametrizes `fxbucket_plan` itself."""
+    names = (marker.args[0] for marker in metafunc.definition.iter_markers("parametrize") if marker.args)
+    return any("fxbucket_plan" in (name.split(",") if isinstance(name, str) else name) for name in names)
+
+
+def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:
+    """Return what the marker names; pytest.UsageError if it was not given a path and perhaps an id."""
+    unknown = sorted(set(marker.kwargs) - {"path", "id"})
+    given = dict(zip(("path", "id"), marker.args, strict=False)) | dict(marker.kwargs)
+    if unknown or len(marker.args) > 2 or not isinstance(given.get("path"), str):
+        raise pytest.UsageError(
+            f"{nodeid}: expected @pytest.mark.{MARKER.partition(':')[0]}, got {marker.args} {marker.kwargs}"
+        )
+    return PlanRef(rootdir / given["path"], given.get("id"))

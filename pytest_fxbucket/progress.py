@@ -1,0 +1,55 @@
+"""Saying what a long wait waits for, and keeping quiet about a short one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """Shows the newest message of a piece of work when nothing else was said for `after_s` seconds.
+
+    `show` takes one line; None: nobody watches, and nothing is started. It is called from a thread of its own, and
+    never after `watching` has ended.
+    """
+
+    def __init__(self, show: Callable[[str], None] | None = None, after_s: float = 5.0) -> None:
+        self._show = show
+        self._after_s = after_s
+        self._news = threading.Condition()
+        self._message: str | None = None
+        self._open = False
+
+    def say(self, message: str) -> None:
+        """Set what is being waited for from now on; outside `watching` nobody hears it."""
+        with self._news:
+            self._message = message
+            self._news.notify()
+
+    @contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Watch the work in the block, which `what` names in front of each message."""
+        if self._show is None or self._open:
+            yield
+            return
+        self._message, self._open = None, True
+        watcher = threading.Thread(target=self._watch, args=(self._show, what), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            with self._news:
+                self._open = False
+                self._news.notify()
+            watcher.join()
+
+    def _watch(self, show: Callable[[str], None], what: str) -> None:
+        shown = None
+        with self._news:
+            while self._open:
+                if self._news.wait(self._after_s) or not self._open:
+                    continue
+                if self._message != shown:
+                    shown = self._message
+                    show(f"{what}: {shown}")

@@ -1,0 +1,7 @@
+"""Warm processes in one process group, which run functions for the checks; they know nothing of graphs or pytest."""
+
+from __future__ import annotations
+
+from pytest_fxbucket.ranks.slots import mark
+
+__all__ = ["mark"]

@@ -1,0 +1,105 @@
+"""Before each job a rank looks like a new process: paths, environment, torch's global state, and the user's changed modules."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from pytest_fxbucket.ranks.messages import Job
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_OURS = __name__.partition(".")[0]
+
+
+class Workplace:
+    """One rank's surroundings: what they are between jobs, and which modules of the user's are loaded."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._first = frozenset(sys.modules)
+        self._roots: tuple[str, ...] = ()
+        self._seen: set[str] = set()
+        self._stamps: dict[str, tuple[str, int, int]] = {}
+
+    def enter(self, job: Job) -> None:
+        """Take on the job's directory, environment, import path and fresh state."""
+        os.environ.clear()
+        os.environ.update(job.environ)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.chdir(job.cwd)
+        roots = tuple(os.path.realpath(path) for path in job.paths)
+        sys.path[:] = [*job.paths, *job.sys_path]
+        if roots != self._roots or any(_stamp(path) != (size, time) for path, size, time in self._stamps.values()):
+            self._forget_users()
+        self._roots = roots
+        importlib.invalidate_caches()
+        _reset_torch(self._threads)
+        _reset_random()
+
+    def leave(self) -> None:
+        """Remember which of the user's modules the job loaded, and their files as they are now.
+
+        The user's are those that lie under the job's paths; packages installed there, and our own, do not count.
+        """
+        for name in sys.modules.keys() - self._first - self._seen:
+            path = _location(sys.modules[name])
+            if path is not None and name.partition(".")[0] != _OURS and _lies_under(path, self._roots):
+                self._stamps[name] = (path, *_stamp(path))
+            self._seen.add(name)
+
+    def _forget_users(self) -> None:
+        # All of them: one that did not change may hold names from one that did.
+        for name in self._stamps:
+            sys.modules.pop(name, None)
+        self._stamps.clear()
+        self._seen.clear()
+
+
+def _location(module: object) -> str | None:
+    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return os.path.realpath(path) if isinstance(path, str) else None
+
+
+def _lies_under(path: str, roots: Sequence[str]) -> bool:
+    return any(
+        path.startswith(root.rstrip(os.sep) + os.sep) and not _INSTALLED.intersection(_parts_below(path, root))
+        for root in roots
+    )
+
+
+def _parts_below(path: str, root: str) -> Iterable[str]:
+    return Path(path[len(root) :]).parts
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (-1, -1)
+    return (found.st_size, found.st_mtime_ns)
+
+
+def _reset_torch(threads: int) -> None:
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_anomaly_enabled(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_deterministic_debug_mode("default")  # as use_deterministic_algorithms(False), which imports inductor
+    torch.set_autocast_enabled("cpu", False)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    torch.manual_seed(0)
+
+
+def _reset_random() -> None:
+    random.seed(0)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(0)

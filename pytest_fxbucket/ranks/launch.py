@@ -1,0 +1,183 @@
+"""Starting the fork server, and having it fork the processes of a pool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
+from pytest_fxbucket.ranks.server import MESSAGE_BYTES
+from pytest_fxbucket.ranks.slots import Slots
+from pytest_fxbucket.ranks.watchdog import read_from, send, threads_per_rank
+
+START_LIMIT_S = 120.0
+MAX_RANKS = 64
+_END_LIMIT_S = 5.0
+# Libraries that start threads when they are imported would make forking unsafe.
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+_Message = TypeVar("_Message")
+
+
+class ForkServer:
+    """The server process, started at once; it imports torch while the parent does other things."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = os.memfd_create("fxbucket-server", os.MFD_CLOEXEC)
+        self._connection, self._ready = ours, False
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pytest_fxbucket.ranks.server", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(import_path())},
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def fork(self, request: PoolRequest, descriptors: Sequence[int]) -> None:
+        """Ask for a pool; the answer comes on its control socket. Raises RankError when the server cannot start."""
+        self._wait_until_ready()
+        try:
+            socket.send_fds(self._connection, [pickle.dumps(request)], list(descriptors))
+        except OSError as error:
+            raise RankError(f"the rank server ended unexpectedly ({self._last_words()})") from error
+
+    def close(self) -> None:
+        """End the server and every rank of it; idempotent."""
+        self._connection.close()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def _wait_until_ready(self) -> None:
+        if self._ready:
+            return
+        message = receive(self._connection, ServerReady, START_LIMIT_S)
+        if message is None and self.is_alive and not _is_readable(self._connection):
+            raise RankError(f"the rank server did not start within {START_LIMIT_S:g} s: importing torch takes too long")
+        problem = self._last_words() if message is None else message.problem
+        if problem:
+            raise RankError(f"the rank server could not start ({problem}); expected an importable torch with gloo")
+        self._ready = True
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        lines = [line for line in read_from(self._log).splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit status {self._process.returncode}"
+
+
+class Crew:
+    """The processes of one pool, forked and counted; they join their group while the caller goes on."""
+
+    def __init__(self, server: ForkServer, world: int) -> None:
+        self.world = world
+        self.slots = Slots(world)
+        self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pairs = [socket.socketpair() for _ in range(world)]
+        self.connections = [ours for ours, _ in pairs]
+        self.stack_files = [os.memfd_create("fxbucket-stacks", os.MFD_CLOEXEC) for _ in range(world)]
+        self.pids: tuple[int, ...] = ()
+        self.pidfds: list[int] = []
+        descriptors = [control.fileno(), self.slots.fd]
+        for (_, theirs), stacks in zip(pairs, self.stack_files, strict=True):
+            descriptors += [theirs.fileno(), stacks]
+        try:
+            server.fork(PoolRequest(world, threads_per_rank(world, os.environ)), descriptors)
+            for end in (control, *(theirs for _, theirs in pairs)):
+                end.close()
+            self._receive_pids()
+        except BaseException:
+            for end in (control, *(theirs for _, theirs in pairs)):
+                end.close()
+            self.close()
+            raise
+
+    def is_whole(self) -> bool:
+        """Whether every rank lives."""
+        return not _ready(self.pidfds, 0)
+
+    def exit_statuses(self, expected: Sequence[int], limit_s: float = 1.0) -> dict[int, int]:
+        """Exit codes of ranks that ended (negative: a signal), waiting for those `expected`."""
+        found: dict[int, int] = {}
+        deadline = time.monotonic() + limit_s
+        while not set(expected) <= set(found):
+            message = receive(self.control, Exited, deadline - time.monotonic())
+            if message is None:
+                break
+            found[message.rank] = message.status
+        return found
+
+    def close(self) -> None:
+        """Kill what lives, and wait until it is gone; idempotent."""
+        for pidfd in self.pidfds:
+            send(pidfd, signal.SIGKILL)
+        deadline = time.monotonic() + _END_LIMIT_S
+        left = set(self.pidfds)
+        while left and (ended := _ready(sorted(left), deadline - time.monotonic())):
+            left -= ended
+        self.control.close()
+        for connection in self.connections:
+            connection.close()
+        for fd in (*self.pidfds, *self.stack_files):
+            os.close(fd)
+        self.pidfds, self.stack_files = [], []
+        self.slots.close()
+
+    def _receive_pids(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, self.world)
+        message = pickle.loads(data) if data else Forked((), "it ended while it forked the ranks")
+        self.pids, self.pidfds = message.pids, list(fds)
+        if message.problem:
+            raise RankError(f"the rank server could not fork {self.world} ranks ({message.problem})")
+
+
+def receive(connection: socket.socket, kind: type[_Message], limit_s: float) -> _Message | None:
+    """The next message, of type `kind`; None when the peer is gone or `limit_s` seconds passed."""
+    if not _is_readable(connection, limit_s):
+        return None
+    try:
+        data = connection.recv(MESSAGE_BYTES)
+    except ConnectionError:
+        return None
+    message = pickle.loads(data) if data else None
+    return message if isinstance(message, kind) else None
+
+
+def import_path() -> list[str]:
+    """The parent's import path, with the working directory spelled out."""
+    return [os.path.abspath(entry) for entry in sys.path]
+
+
+def _is_readable(connection: socket.socket, limit_s: float = 0.0) -> bool:
+    return bool(_ready([connection.fileno()], limit_s))
+
+
+def _ready(fds: Sequence[int], limit_s: float) -> set[int]:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(max(0, int(limit_s * 1000)))}

@@ -1,0 +1,273 @@
+"""A process group over gloo whose reductions add in rank order, so that a bit depends on the ranks' values alone.
+
+Gloo reduces in segments of a ring: the order in which an element is summed depends on its offset and on the size of the
+message, so from three ranks on a bucketed reduction differs from separate ones. Here the ranks exchange their addends as bytes,
+and each adds rank 0's, rank 1's, ... in the tensor's own dtype; an average is that sum divided by the number of ranks. What
+does not reduce goes to gloo as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from pytest_fxbucket.compat import c10d
+
+BACKEND = "ordered_gloo"
+
+_COMBINE: dict[str, Callable[..., torch.Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+class OrderedWork(c10d.Work):
+    """Exchanges in flight; the first wait (from any thread) runs `finish`, which adds and fills the outputs."""
+
+    def __init__(self, exchanges: Sequence[Any], finish: Callable[[], None], result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._exchanges = exchanges
+        self._finish = finish
+        self._result = result
+        self._lock = threading.Lock()
+        self._finished = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """True when the outputs are filled; raises RuntimeError as gloo does when a peer is gone."""
+        for exchange in self._exchanges:
+            exchange.wait() if timeout is None else exchange.wait(timeout)
+        self._finish_once()
+        return True
+
+    def _finish_once(self) -> None:
+        with self._lock, torch.no_grad(), c10d.without_dispatch_modes():
+            if not self._finished:
+                self._finish()
+                self._finished = True
+
+    def synchronize(self) -> None:
+        """The same as wait, as on other CPU works."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the exchange is over (then wait returns at once)."""
+        return self._finished or all(exchange.is_completed() for exchange in self._exchanges)
+
+    def is_success(self) -> bool:
+        """Whether the exchange ended without an error."""
+        return self._finished or all(exchange.is_success() for exchange in self._exchanges)
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the outputs, done once the additions are."""
+        parts = torch.futures.collect_all([exchange.get_future() for exchange in self._exchanges])
+
+        def complete(done: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            for part in done.value():
+                part.value()  # raises what gloo did; a wait here, in gloo's own thread, would never end
+            self._finish_once()
+            return self._result
+
+        return parts.then(complete)
+
+
+class OrderedGloo(c10d.ProcessGroup):
+    """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms."""
+
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # only this one can be subclassed
+        self._gloo: Any = c10d.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo._set_sequence_number_for_group()
+        self._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, self._gloo)
+        self._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
+
+    def allreduce(  # type: ignore[override]  # one signature for torch's overloads, here and below
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> c10d.Work:
+        """Reduce each of `tensors` in place over all ranks; `opts` are AllreduceOptions or an operation."""
+        return self._all_reduce(_listed(tensors), _options(c10d.AllreduceOptions, opts or op))
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> c10d.Work:
+        """Reduce each of `tensors` in place over all ranks."""
+        return self._all_reduce(list(tensors), _options(c10d.AllreduceCoalescedOptions, opts))
+
+    def reduce(  # type: ignore[override]
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> c10d.Work:
+        """Reduce each of `tensors` over all ranks into the root's; `opts` are ReduceOptions or the root."""
+        if opts is None or isinstance(opts, int):
+            root = opts if root is None else root
+            opts = _options(c10d.ReduceOptions, op)
+            opts.rootRank = root or 0
+        return self._all_reduce(_listed(tensors), opts, keep=opts.rootRank == self.rank())
+
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> c10d.Work:
+        """Reduce `inputs[i][r]` (any sizes) over all ranks into rank r's `outputs[i]`."""
+        rows = [inputs] if isinstance(outputs, torch.Tensor) else inputs
+        return self._reduce_scatter(_listed(outputs), [list(row) for row in rows], opts or op)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
+        """Reduce the r-th of equal chunks of `source` over all ranks into rank r's `output`."""
+        return self._reduce_scatter([output], [self._chunks(source)], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> c10d.Work:
+        """As reduce_scatter_single for each pair."""
+        return self._reduce_scatter(list(outputs), [self._chunks(source) for source in inputs], opts)
+
+    # The names before torch 2.13.
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    # Below, what goes to gloo as it is. A method of torch's that a Python subclass may override but does not, launches with the
+    # interpreter lock held (torch/csrc/distributed/c10d/PyProcessGroup.hpp); gloo's thread may want that lock with its queue
+    # locked, to let go of a tensor, and both stand still for ever. So each such method is here.
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> c10d.Work:
+        """Gather each of `inputs` of all ranks, one after the other, into the output beside it."""
+        opts = opts or c10d.AllgatherOptions()
+        pairs = [pair for pair in zip(outputs, inputs, strict=True) if pair[0].numel()]
+        return OrderedWork([self._gloo._allgather_base(*pair, opts) for pair in pairs], lambda: None, outputs)
+
+    def allgather(self, *args: Any, **named: Any) -> c10d.Work:
+        """Gather into a list of tensors."""
+        return cast(c10d.Work, self._gloo.allgather(*args, **named))
+
+    def all_to_all_single(self, *args: Any, **named: Any) -> c10d.Work:
+        """Exchange slices of one tensor."""
+        return cast(c10d.Work, self._gloo.alltoall_base(*args, **named))
+
+    def barrier(self, *args: Any, **named: Any) -> c10d.Work:
+        """Wait for all ranks."""
+        return cast(c10d.Work, self._gloo.barrier(*args, **named))
+
+    def broadcast(self, *args: Any, **named: Any) -> c10d.Work:
+        """Copy the root's tensors to all ranks."""
+        return cast(c10d.Work, self._gloo.broadcast(*args, **named))
+
+    def send(self, *args: Any, **named: Any) -> c10d.Work:
+        """Send tensors to one rank."""
+        return cast(c10d.Work, self._gloo.send(*args, **named))
+
+    def recv(self, *args: Any, **named: Any) -> c10d.Work:
+        """Receive tensors from one rank."""
+        return cast(c10d.Work, self._gloo.recv(*args, **named))
+
+    # The names before torch 2.13.
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single
+
+    def _chunks(self, source: torch.Tensor) -> list[torch.Tensor]:
+        world = self.size()
+        if source.numel() % world:
+            raise ValueError(f"reduce_scatter of {source.numel()} elements, which {world} ranks cannot share evenly")
+        return list(source.detach().contiguous().view(world, -1).unbind())
+
+    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, keep: bool = True) -> c10d.Work:
+        operation = _operation(opts, tensors)
+        with torch.no_grad(), c10d.without_dispatch_modes():
+            pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
+
+        def finish() -> None:
+            for tensor, received, _ in pairs if keep else ():
+                parts = received.view(tensor.dtype).view(self.size(), -1).unbind()
+                tensor.detach().copy_(_reduced(parts, operation).view(tensor.shape))
+
+        return OrderedWork([exchange for _, _, exchange in pairs], finish, tensors)
+
+    def _gather(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        source = _as_bytes(tensor)
+        received = torch.empty(self.size() * source.numel(), dtype=torch.uint8, device=source.device)
+        return received, self._gloo._allgather_base(received, source, c10d.AllgatherOptions())
+
+    def _reduce_scatter(self, outputs: list[torch.Tensor], rows: list[list[torch.Tensor]], opts: Any) -> c10d.Work:
+        operation = _operation(_options(c10d.ReduceScatterOptions, opts), outputs)
+        with torch.no_grad(), c10d.without_dispatch_modes():
+            for output, row in zip(outputs, rows, strict=True):
+                _require_same_size(output, row[self.rank()])
+            sent = [(output, *self._scatter(row)) for output, row in zip(outputs, rows, strict=True)]
+
+        def finish() -> None:
+            for output, received, _ in sent:
+                parts = received.view(output.dtype).view(self.size(), -1).unbind()
+                output.detach().copy_(_reduced(parts, operation).view(output.shape))
+
+        exchanges = [exchange for _, _, exchange in sent if exchange is not None]
+        return OrderedWork(exchanges, finish, outputs)
+
+    def _scatter(self, row: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        pieces = [_as_bytes(piece) for piece in row]
+        own = pieces[self.rank()].numel()
+        received = torch.empty(self.size() * own, dtype=torch.uint8, device=pieces[0].device)
+        if not any(piece.numel() for piece in pieces):
+            return received, None
+        sizes = [piece.numel() for piece in pieces]
+        exchange = partial(self._gloo.alltoall_base, received, torch.cat(pieces))
+        return received, exchange([own] * self.size(), sizes, c10d.AllToAllOptions())
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed as `ordered_gloo`; idempotent."""
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, OrderedGloo, devices=["cpu"])
+
+
+def _reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    total, combine = parts[0], _COMBINE[operation]
+    for part in parts[1:]:
+        combine(total, part, out=total)
+    return total.div_(len(parts)) if operation == "AVG" else total
+
+
+def _operation(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
+    name = str(opts.reduceOp.op.name)
+    if name not in _COMBINE:
+        raise ValueError(f"reductions in rank order have no {name}; expected one of {', '.join(_COMBINE)}")
+    for tensor in tensors:
+        if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"an average of {tensor.dtype}; expected a floating dtype")
+    return name
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _options(kind: Callable[[], Any], given: Any) -> Any:
+    """`given` as options: they may be options already, a bare operation, or None."""
+    if hasattr(given, "reduceOp"):
+        return given
+    opts = kind()
+    if given is not None:
+        opts.reduceOp = given
+    return opts
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _require_same_size(output: torch.Tensor, piece: torch.Tensor) -> None:
+    if output.numel() != piece.numel() or output.dtype != piece.dtype:
+        have, want = f"{output.numel()} {output.dtype}", f"{piece.numel()} {piece.dtype}"
+        raise ValueError(f"reduce_scatter into an output of {have}, where {want} are due")

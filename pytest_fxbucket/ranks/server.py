@@ -1,0 +1,198 @@
+"""The fork server, `python -m pytest_fxbucket.ranks.server FD PPID`: imports torch once and forks ranks from itself.
+
+It has one thread, for ever, and forks only then: an OpenMP region before a fork would hang the ranks. It ends, and its ranks
+with it, when the parent hangs up or dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import NoReturn, cast
+
+from pytest_fxbucket.ranks.death import die_with, ignore_interrupts
+from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
+
+MESSAGE_BYTES = 65536
+MAX_DESCRIPTORS = 250
+# Imported while there is nothing else to do, since every rank would import them on its own otherwise.
+_WHEN_IDLE = (
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch.distributed.device_mesh",
+    "torch.fx.experimental.proxy_tensor",
+    "torch._subclasses.fake_tensor",
+)
+
+
+@dataclass(slots=True)
+class _Brood:
+    """The ranks of one pool: their process ids and pidfds, and the socket that tells the pool of their ends."""
+
+    control: socket.socket
+    ranks: dict[int, int] = field(default_factory=dict)  # pidfd -> rank
+    pids: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
+
+    def kill(self) -> None:
+        for pidfd in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for pidfd, pid in self.pids.items():
+            os.waitpid(pid, 0)
+            os.close(pidfd)
+        self.ranks.clear()
+        self.pids.clear()
+        self.control.close()
+
+    def reap(self, pidfd: int) -> None:
+        _, status = os.waitpid(self.pids.pop(pidfd), 0)
+        os.close(pidfd)
+        message = Exited(self.ranks.pop(pidfd), os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(OSError):
+            self.control.send(pickle.dumps(message))
+
+
+class Server:
+    """Forks pools of ranks for the parent at the other end of `connection` (SOCK_SEQPACKET)."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._broods: list[_Brood] = []
+        self._idle = list(_WHEN_IDLE)
+
+    def serve(self) -> None:
+        """Answer until the parent hangs up; then kill all ranks."""
+        try:
+            while self._step():
+                pass
+        finally:
+            for brood in self._broods:
+                brood.kill()
+
+    def _step(self) -> bool:
+        ready = self._wait()
+        if not ready and self._idle:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(self._idle.pop(0))
+        for brood in list(self._broods):
+            for pidfd in [fd for fd in brood.ranks if fd in ready]:
+                brood.reap(pidfd)
+            if brood.control.fileno() in ready:
+                brood.kill()
+                self._broods.remove(brood)
+        return self._connection.fileno() not in ready or self._answer()
+
+    def _wait(self) -> set[int]:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        for brood in self._broods:
+            poll.register(brood.control, select.POLLIN)
+            for pidfd in brood.ranks:
+                poll.register(pidfd, select.POLLIN)
+        return {fd for fd, _ in poll.poll(0 if self._idle else None)}
+
+    def _answer(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, MAX_DESCRIPTORS)
+        if not data:
+            return False
+        request = cast(PoolRequest, pickle.loads(data))
+        brood = _Brood(socket.socket(fileno=fds[0]))
+        self._broods.append(brood)
+        problem = _why_not_fork()
+        if not problem:
+            self._fork_all(brood, request, fds[1], fds[2:])
+        for fd in fds[1:]:
+            os.close(fd)
+        message = Forked(tuple(brood.pids.values()), problem)
+        socket.send_fds(brood.control, [pickle.dumps(message)], list(brood.pids))
+        return True
+
+    def _fork_all(self, brood: _Brood, request: PoolRequest, slots_fd: int, fds: list[int]) -> None:
+        # Opened by name in each rank, so that it vanishes with the last of them.
+        store_fd = os.memfd_create("fxbucket-store", os.MFD_CLOEXEC)
+        gc.collect()
+        gc.freeze()
+        parent = os.getpid()
+        for rank in range(request.world):
+            pid = os.fork()
+            if pid == 0:
+                self._become(parent, rank, request, [slots_fd, store_fd, fds[2 * rank], fds[2 * rank + 1]])
+            pidfd = os.pidfd_open(pid)
+            brood.ranks[pidfd], brood.pids[pidfd] = rank, pid
+        os.close(store_fd)
+
+    def _become(self, parent: int, rank: int, request: PoolRequest, keep: list[int]) -> NoReturn:
+        try:
+            die_with(parent)
+            _close_all_but([0, 1, 2, *keep])
+            from pytest_fxbucket.ranks.worker import Seat, serve
+
+            slots_fd, store_fd, connection, stacks_fd = keep
+            serve(
+                Seat(
+                    rank,
+                    request.world,
+                    request.threads,
+                    socket.socket(fileno=connection),
+                    slots_fd,
+                    store_fd,
+                    stacks_fd,
+                )
+            )
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+
+
+def _close_all_but(keep: list[int]) -> None:
+    """Close what the other ranks and pools need: a peer's death must not be hidden by our copy of its socket."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _why_not_fork() -> str:
+    threads = len(os.listdir("/proc/self/task"))
+    return "" if threads == 1 else f"the server has {threads} threads where it must have one to fork safely"
+
+
+def _import_torch() -> str:
+    """Import what ranks need; why that failed, or ""."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if not dist.is_available() or not dist.is_gloo_available():
+        return "this torch has no gloo"
+    torch.set_num_threads(1)
+    importlib.import_module("pytest_fxbucket.ranks.worker")
+    return _why_not_fork()
+
+
+def main(arguments: list[str]) -> None:
+    """Serve over the inherited SOCK_SEQPACKET descriptor arguments[0] for the process arguments[1]."""
+    ignore_interrupts()
+    die_with(int(arguments[1]))
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    connection = socket.socket(fileno=int(arguments[0]))
+    problem = _import_torch()
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(pickle.dumps(ServerReady(problem)))
+        if not problem:
+            Server(connection).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

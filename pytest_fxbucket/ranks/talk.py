@@ -1,0 +1,157 @@
+"""One job's conversation with all ranks: sends, receives and listens at once, and never waits for one rank alone."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.failure import RankState
+from pytest_fxbucket.ranks.launch import Crew
+from pytest_fxbucket.ranks.messages import Reply
+from pytest_fxbucket.ranks.output import Output
+
+# After a first failure, how long the others have to show that theirs was the cause.
+GRACE_S = 0.25
+_CHUNK = 1 << 20
+
+
+class _Reader:
+    """Reads one frame piece by piece from a non-blocking socket."""
+
+    def __init__(self) -> None:
+        self.buffers: list[wire.Buffer] = []
+        self._sizes: tuple[int, ...] | None = None
+        self._part = bytearray(wire.COUNT.size)
+        self._filled = 0
+
+    def read(self, connection: socket.socket) -> bool:
+        """Take what is there; True when the frame is complete. Raises ConnectionError when the rank hung up."""
+        while True:
+            while self._filled < len(self._part):
+                try:
+                    received = connection.recv_into(memoryview(self._part)[self._filled :])
+                except BlockingIOError:
+                    return False
+                if not received:
+                    raise ConnectionResetError
+                self._filled += received
+            if self._next():
+                return True
+
+    def _next(self) -> bool:
+        """Put the filled part where it belongs; True when it was the last."""
+        if self._sizes is None and len(self._part) == wire.COUNT.size:
+            (count,) = wire.COUNT.unpack(self._part)
+            self._part, self._filled = bytearray(count * wire.LENGTH_BYTES), 0
+            return False
+        if self._sizes is None:
+            self._sizes = wire.lengths(self._part)
+        else:
+            self.buffers.append(self._part)
+        if len(self.buffers) == len(self._sizes):
+            return True
+        self._part, self._filled = bytearray(self._sizes[len(self.buffers)]), 0
+        return False
+
+
+class Talk:
+    """Sends each rank its frames, then collects one reply from each."""
+
+    def __init__(self, crew: Crew, frames: Sequence[Sequence[wire.Buffer]], output: Output | None) -> None:
+        self.states = [RankState(rank) for rank in range(crew.world)]
+        self.results: list[list[wire.Buffer]] = [[] for _ in range(crew.world)]
+        self.collectives: list[int] = [0] * crew.world
+        self._crew = crew
+        self._readers = [_Reader() for _ in range(crew.world)]
+        self._unsent = [deque(memoryview(part).cast("B") for part in parts if len(part)) for parts in frames]
+        self._output = output
+        self._unsent_fds: list[int | None] = [*output.targets] if output else [None] * crew.world
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, deadline: float) -> bool:
+        """Until every rank answered, one failed (and the grace is over), or `deadline` (monotonic): False then."""
+        with self._selector:
+            self._watch()
+            while not self._has_failed():
+                if all(state.outcome != "running" for state in self.states):
+                    return True
+                if not self._listen(deadline):
+                    return False
+            grace = time.monotonic() + GRACE_S
+            while any(state.outcome == "running" for state in self.states) and self._listen(grace):
+                pass
+        return True
+
+    def _has_failed(self) -> bool:
+        return any(state.outcome not in ("running", "returned", "ready") for state in self.states)
+
+    def _listen(self, deadline: float) -> bool:
+        """Act on what happens next; False at `deadline`."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        for key, _ in sorted(self._selector.select(left), key=lambda event: event[0].data[0]):
+            _, act, rank = key.data
+            act(rank)
+        return True
+
+    def _watch(self) -> None:
+        for rank, connection in enumerate(self._crew.connections):
+            connection.setblocking(False)
+            if self._output is not None and self._output.sources:
+                self._selector.register(self._output.sources[rank], selectors.EVENT_READ, (0, self._output.take, rank))
+            # Deaths are looked at last: a reply that was sent before counts.
+            self._selector.register(self._crew.pidfds[rank], selectors.EVENT_READ, (1, self._on_death, rank))
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent[rank] else 0)
+            self._selector.register(connection, events, (0, self._on_socket, rank))
+
+    def _on_socket(self, rank: int) -> None:
+        connection = self._crew.connections[rank]
+        try:
+            if self._unsent[rank]:
+                self._send(rank, connection)
+            if self._readers[rank].read(connection):
+                self._selector.unregister(connection)
+                self._take(rank, self._readers[rank].buffers)
+        except ConnectionError:
+            self._selector.unregister(connection)
+
+    def _send(self, rank: int, connection: socket.socket) -> None:
+        queue = self._unsent[rank]
+        with contextlib.suppress(BlockingIOError):
+            while queue:
+                sent = self._send_some(rank, connection, queue[0][:_CHUNK])
+                queue[0] = queue[0][sent:]
+                if not queue[0]:
+                    queue.popleft()
+        if not queue:
+            self._selector.modify(connection, selectors.EVENT_READ, (0, self._on_socket, rank))
+
+    def _send_some(self, rank: int, connection: socket.socket, data: memoryview) -> int:
+        fd = self._unsent_fds[rank]
+        if fd is None:
+            return connection.send(data)
+        sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        self._unsent_fds[rank] = None
+        return sent
+
+    def _take(self, rank: int, buffers: list[wire.Buffer]) -> None:
+        reply = cast(Reply, wire.unpack(buffers[:1]))
+        state = self.states[rank]
+        state.outcome, state.at = reply.outcome, reply.at
+        state.error, state.error_type, state.traceback = reply.error, reply.error_type, reply.traceback
+        self.results[rank] = buffers[1:]
+        self.collectives[rank] = reply.collectives
+
+    def _on_death(self, rank: int) -> None:
+        self._selector.unregister(self._crew.pidfds[rank])
+        state = self.states[rank]
+        if state.outcome == "running":
+            state.outcome, state.at = "died", time.monotonic()

@@ -1,0 +1,115 @@
+"""What travels between the parent and a rank: pickles, with the bytes of CPU tensors beside them.
+
+A frame is a list of buffers: `count` (uint32), `count` lengths in bytes (uint64 each), all little endian, then the buffers.
+The first buffer is a pickle (protocol 5), the others its out-of-band buffers. Tensors become plain copies: no shared memory,
+no files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+COUNT = struct.Struct("<I")
+LENGTH_BYTES = 8
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Unpicklable(Exception):
+    """An object that cannot be sent; the text says why."""
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return NotImplemented
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            return NotImplemented
+        return _reduce_tensor(value)
+
+
+def pack(value: object) -> list[Buffer]:
+    """The pickle of `value` and its out-of-band buffers, which share the memory of its tensors. Raises Unpicklable."""
+    buffers: list[pickle.PickleBuffer] = []
+    out = io.BytesIO()
+    try:
+        _Pickler(out, protocol=5, buffer_callback=buffers.append).dump(value)
+    except Exception as error:
+        # Picklers raise PicklingError, TypeError, AttributeError, RecursionError, or whatever a __reduce__ raises.
+        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+    return [out.getvalue(), *(buffer.raw() for buffer in buffers)]
+
+
+def unpack(buffers: Sequence[Buffer]) -> object:
+    """The value behind `pack`; tensors own the received memory. Raises Unpicklable."""
+    try:
+        return pickle.loads(buffers[0], buffers=buffers[1:])
+    except Exception as error:
+        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+
+
+def head(buffers: Sequence[Buffer]) -> bytes:
+    """The count and the lengths that go before `buffers`."""
+    return COUNT.pack(len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
+
+
+def lengths(data: Buffer) -> tuple[int, ...]:
+    """The lengths in bytes that follow a frame's count."""
+    return struct.unpack(f"<{len(data) // LENGTH_BYTES}Q", data)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., object], tuple[object, ...]]:
+    import torch
+
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if not _is_dense(plain):
+        plain = plain.contiguous()
+    buffer = pickle.PickleBuffer(_bytes_of(plain))
+    dtype = str(plain.dtype).removeprefix("torch.")
+    is_parameter = type(tensor) is torch.nn.Parameter
+    args = (buffer, dtype, tuple(plain.shape), plain.stride(), tensor.requires_grad, is_parameter)
+    return _rebuild_tensor, args
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one span of memory, each once, in any order of dimensions."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    array = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]  # keeps the memory alive as long as the buffer
+    return array
+
+
+def _rebuild_tensor(
+    data: bytearray, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool, is_parameter: bool
+) -> torch.Tensor:
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype)
+    if len(data):
+        flat = torch.frombuffer(data, dtype=torch.uint8).view(kind)
+        tensor = flat.as_strided(shape, stride)
+    else:
+        tensor = torch.empty_strided(shape, stride, dtype=kind, device="cpu")
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)

@@ -1,0 +1,165 @@
+"""A rank: joins the group, then runs one job after another until the parent hangs up."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import faulthandler
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from pytest_fxbucket.compat import c10d
+from pytest_fxbucket.ranks import ordered, slots, wire
+from pytest_fxbucket.ranks.fresh import Workplace
+from pytest_fxbucket.ranks.messages import Job, Reply
+
+# Longer than any job: the parent is the one that looks at the clock.
+_NEVER = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a rank is given at its start: its place, and its descriptors."""
+
+    rank: int
+    world: int
+    threads: int
+    connection: socket.socket
+    slots_fd: int
+    store_fd: int
+    stacks_fd: int
+
+
+class _HungUp(Exception):
+    """The parent closed the connection."""
+
+
+def serve(seat: Seat) -> None:
+    """Answer jobs over `seat.connection`; returns when the parent hangs up."""
+    sys.dont_write_bytecode = True
+    faulthandler.enable(file=seat.stacks_fd, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=seat.stacks_fd, all_threads=True)
+    slots.adopt(seat.slots_fd, seat.rank, seat.world)
+    try:
+        _join(seat)
+        _send(seat.connection, Reply("ready", time.monotonic()))
+        workplace = Workplace(seat.threads)
+        while True:
+            _one_job(seat, workplace)
+    except (_HungUp, ConnectionError):
+        return
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            _send(seat.connection, _raised(error))
+
+
+def _join(seat: Seat) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    ordered.register()
+    store = c10d.FileStore(f"/proc/self/fd/{seat.store_fd}", seat.world)
+    dist.init_process_group(ordered.BACKEND, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
+
+
+def _one_job(seat: Seat, workplace: Workplace) -> None:
+    buffers, output = _receive(seat.connection)
+    payload, _ = _receive(seat.connection)
+    job = cast(Job, wire.unpack(buffers))
+    _send_output_to(output)
+    reply, result = _run(seat, workplace, job, payload)
+    _send_output_to(None)
+    _send(seat.connection, reply, result)
+
+
+def _run(seat: Seat, workplace: Workplace, job: Job, payload: list[wire.Buffer]) -> tuple[Reply, list[wire.Buffer]]:
+    try:
+        workplace.enter(job)
+        function = _load(job.function)
+        value = function(seat.rank, seat.world, wire.unpack(payload))
+        workplace.leave()
+    except wire.Unpicklable as error:
+        return Reply("unpicklable", time.monotonic(), error=f"its payload cannot be read ({error})"), []
+    except BaseException as error:  # SystemExit from a user's code is a failure like any other
+        return _raised(error), []
+    try:
+        buffers = wire.pack(value)
+    except wire.Unpicklable as error:
+        text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
+        return Reply("unpicklable", time.monotonic(), error=text), []
+    return Reply("returned", time.monotonic(), collectives=_collectives()), buffers
+
+
+def _load(name: str) -> Callable[[int, int, object], object]:
+    module, _, attribute = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return cast("Callable[[int, int, object], object]", found)
+
+
+def _raised(error: BaseException) -> Reply:
+    text = "".join(traceback.format_exception(_without_our_frames(error)))
+    line = str(error).strip().partition("\n")[0]
+    return Reply("raised", time.monotonic(), error=line, error_type=type(error).__name__, traceback=text)
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+def _collectives() -> int:
+    group: Any = dist.group.WORLD
+    return int(group._get_sequence_number_for_group())
+
+
+def _send_output_to(target: int | None) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    fd = os.open(os.devnull, os.O_WRONLY) if target is None else target
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _send(connection: socket.socket, reply: Reply, result: list[wire.Buffer] | None = None) -> None:
+    buffers = [*wire.pack(reply), *(result or [])]
+    connection.sendall(wire.head(buffers))
+    for buffer in buffers:
+        connection.sendall(buffer)
+
+
+def _receive(connection: socket.socket) -> tuple[list[wire.Buffer], int | None]:
+    """One frame, and the descriptor that came with it."""
+    data, ancillary, _, _ = connection.recvmsg(wire.COUNT.size, socket.CMSG_SPACE(4))
+    if not data:
+        raise _HungUp
+    fds = array.array("i")
+    for _, _, part in ancillary:
+        fds.frombytes(part[:4])
+    (count,) = wire.COUNT.unpack(data + _exactly(connection, wire.COUNT.size - len(data)))
+    sizes = wire.lengths(_exactly(connection, count * wire.LENGTH_BYTES))
+    return [_exactly(connection, size) for size in sizes], fds[0] if fds else None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        received = connection.recv_into(view)
+        if not received:
+            raise _HungUp
+        view = view[received:]
+    return data

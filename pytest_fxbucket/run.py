@@ -1,0 +1,317 @@
+"""A plan, run: lazily and once captured, passed, executed. Items, fixtures and commands all use this."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pytest_fxbucket.artifacts import Folder
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
+from pytest_fxbucket.errors import CaptureError, GoldenError, UsageError
+from pytest_fxbucket.golden.accept import accepts
+from pytest_fxbucket.golden.store import GoldenStore, render
+from pytest_fxbucket.plan.factories import first_on_path
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import Phase, StepGraph
+    from pytest_fxbucket.checks.audit import Promise
+    from pytest_fxbucket.checks.bitwise_job import Outcome, Task
+    from pytest_fxbucket.passes.registry import Bucketed
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.world import Passed, World
+
+_MOST_LINES = 30
+CHECKS = ("audit", "golden", "collectives", "bitwise")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How plans are run in this session."""
+
+    rootdir: Path
+    golden_dir: Path
+    artifacts: Path
+    pass_name: str = "manual"
+    backend: str | None = None
+    """Instead of the plan's; None: the plan's."""
+    accept: str | None = None
+    """new, changed, all: which goldens may be written; None: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What the pass made of a plan's launches, at the size of the real mesh."""
+
+    launches_before: int
+    launches_after: int
+    buckets: int
+    """Launches that carry planned parameters."""
+    bytes: int
+    """Larger side of all launches together, in bytes."""
+
+
+def item_names(plan: Plan) -> list[str]:
+    """Enabled checks as item names: ``audit``, ``bitwise@4`` on a smaller mesh, ``audit[fp32]`` of a matrix row."""
+    small = f"@{plan.run_world}" if plan.run_world != plan.world_size else ""
+    row = f"[{plan.matrix_id}]" if plan.matrix_id else ""
+    names = {check: check + (small if check == "bitwise" else "") + row for check in CHECKS}
+    return [names[check] for check in CHECKS if getattr(plan.checks, check)]
+
+
+class PlanRun:
+    """One plan, lazily and once captured, passed, executed."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: RunSettings,
+        pools: Pools,
+        on_progress: Callable[[str], None] = lambda _: None,
+        accept_golden: Callable[[Path, str], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
+
+    def check(self, name: str) -> Verdict:
+        """Run one check. Raises :class:`FxbucketError` for what could not be run at all."""
+        checks = {"audit": self._audit, "golden": self._golden, "collectives": self._collectives, "bitwise": self._bitwise}
+        if name not in checks:
+            raise UsageError(f"there is no check {name!r}; known are {', '.join(checks)}")
+        folder = Folder(self._settings.artifacts, self.name, name)
+        folder.clear()
+        with self._paths():
+            verdict = checks[name](folder)
+            if verdict.outcome == "failed":
+                world = self._run_world if name == "bitwise" else self._mesh_world
+                folder.write_graphs(world.step(0), {ranks[0]: graphs for ranks, graphs in world.distinct()})
+                return replace(verdict, folder=folder.path)
+        folder.clear()
+        return verdict
+
+    @property
+    def name(self) -> str:
+        """Path of the plan from rootdir, with the matrix id."""
+        shown = Path(os.path.relpath(self.plan.path, self._settings.rootdir)).as_posix()
+        return f"{shown}[{self.plan.matrix_id}]" if self.plan.matrix_id else shown
+
+    @property
+    def step(self) -> StepGraph:
+        """The traced, unbucketed step at the size of the real mesh."""
+        with self._paths():
+            return self._mesh_world.step(0)
+
+    @property
+    def bucketed(self) -> Bucketed:
+        """Graph and report of the pass on rank 0 at the size of the real mesh; of several graphs the first."""
+        with self._paths():
+            return next(iter(self._mesh_world.passed(0).values())).bucketed
+
+    def summary(self) -> PlanSummary | None:
+        """Launches, buckets and bytes; None until the pass ran at the size of the real mesh."""
+        world = self.__dict__.get("_mesh_world")
+        if world is None or 0 not in world._passed:
+            return None
+        before = [bucket for reading in world.reading(0).values() for bucket in reading.buckets]
+        after = [bucket for one in world.passed(0).values() for bucket in one.reading.buckets]
+        planned = [bucket for bucket in after if any(fqn in world.entry_of for fqn in bucket.fqns)]
+        return PlanSummary(len(before), len(after), len(planned), sum(bucket.bytes for bucket in after))
+
+    @cached_property
+    def _mesh_world(self) -> World:
+        from pytest_fxbucket.world import World
+
+        return World(self.plan, self.plan.world_size, self._settings.pass_name, self._say)
+
+    @cached_property
+    def _run_world(self) -> World:
+        from pytest_fxbucket.world import World
+
+        if self.plan.run_world == self.plan.world_size:
+            return self._mesh_world
+        return World(self.plan, self.plan.run_world, self._settings.pass_name, self._say)
+
+    def _paths(self) -> AbstractContextManager[None]:
+        return first_on_path([self.plan.path.parent, self._settings.rootdir])
+
+    def _audit(self, folder: Folder) -> Verdict:
+        from pytest_fxbucket.checks.audit import audit
+
+        world = self._mesh_world
+        if not world.step(0).has_roles:
+            raise CaptureError(
+                f"{self.name}: audit needs the roles of the graph's inputs and outputs; let the [graph] factory return a "
+                "TracedStep with roles and fqns, or set checks.audit = false"
+            )
+        promise, lines, several = self._promise(world), list[str](), world.distinct()
+        for ranks, graphs in several:
+            where = f"rank {ranks[0]}: " if len(several) > 1 else ""
+            for phase, one in graphs.items():
+                lines += [where + problem for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)]
+        if lines:
+            return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
+        entries = len(world.resolution.entries)
+        notes = "; ".join(world.resolution.notes)
+        summary = f"{_counted(entries, 'entry', 'as planned')} on {self._looked_at(world)}"
+        return passed("audit", f"{summary} ({notes})" if notes else summary)
+
+    def _promise(self, world: World) -> Promise:
+        from pytest_fxbucket.capture.from_plan import dtype_named
+        from pytest_fxbucket.checks.audit import Promise
+
+        plan, parameters = self.plan, world.step(0).parameters
+        return Promise(
+            entry_of=world.entry_of,
+            registration=tuple(p.fqn for p in parameters),
+            own_dtype={p.fqn: p.dtype for p in parameters},
+            param_dtype=dtype_named(plan.parallel.param_dtype),
+            reduce_dtype=dtype_named(plan.parallel.reduce_dtype),
+            merged=plan.bucket.enabled,
+            layout=plan.bucket.layout,
+            prefetch=plan.overlap.prefetch,
+            defer_reduce=plan.overlap.defer_reduce,
+            reshard_after_forward=plan.parallel.reshard_after_forward,
+        )
+
+    def _golden(self, folder: Folder) -> Verdict:
+        store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)
+        path = store.path_for(self.plan.path, self.plan.matrix_id)
+        world = self._mesh_world
+        texts = {ranks[0]: self._golden_text(world, graphs) for ranks, graphs in world.distinct()}
+        text = texts[0]
+        for rank, other in texts.items():
+            if other != text:
+                from pytest_fxbucket.checks.golden import mismatch_lines
+
+                lines = mismatch_lines(text, other, "nothing: a schedule must be the same on every rank")
+                return failed("golden", f"the schedule of rank {rank} is not that of rank 0", lines)
+        return self._compare_golden(store, path, text)
+
+    def _compare_golden(self, store: GoldenStore, path: Path, text: str) -> Verdict:
+        from pytest_fxbucket.checks.golden import mismatch_lines
+
+        may_write = self._accept is not None and accepts(self._settings.accept, path)
+        try:
+            accepted = store.read(path)
+        except GoldenError:
+            if not may_write:
+                raise
+            accepted = None
+        if accepted == text:
+            return passed("golden", f"as in {store.shown(path)}")
+        if may_write and self._accept is not None:
+            self._accept(path, render(text))
+            return passed("golden", f"accepted into {store.shown(path)}")
+        assert accepted is not None
+        lines = mismatch_lines(accepted, text, store.accept_command(path))
+        return failed("golden", f"the schedule is not the one in {store.shown(path)}", lines)
+
+    def _golden_text(self, world: World, graphs: Mapping[Phase, Passed]) -> str:
+        from pytest_fxbucket.checks.golden import golden_text
+        from pytest_fxbucket.graph.schedule import schedule_of
+
+        schedules = {
+            phase: schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph_module.graph))
+            for phase, one in graphs.items()
+        }
+        return golden_text(self.name, world.step(0).mesh, cast("dict[str, object]", schedules))  # type: ignore[arg-type]
+
+    def _collectives(self, folder: Folder) -> Verdict:
+        from pytest_fxbucket.checks.collectives import joint_problems
+
+        world, lines = self._mesh_world, list[str]()
+        several = world.distinct()
+        for ranks, graphs in several:
+            where = f"rank {ranks[0]}: " if len(several) > 1 else ""
+            lines += [f"{where}{problem}" for one in graphs.values() for problem in one.problems]
+        for phase in several[0][1]:
+            lines += joint_problems({rank: world.passed(rank)[phase].calls for rank in world.ranks()})
+        launches = sum(not call.is_wait for one in several[0][1].values() for call in one.calls)
+        if lines:
+            return failed("collectives", _counted(len(lines), "problem", "that would hang or race"), _capped(lines))
+        return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
+
+    def _bitwise(self, folder: Folder) -> Verdict:
+        backend = self._settings.backend or self.plan.run.backend
+        if backend == "fake":
+            return skipped("bitwise", "back end fake holds no values to compare")
+        from pytest_fxbucket.checks import bitwise
+        from pytest_fxbucket.ranks.failure import RankFailure
+
+        world, lines = self._run_world, list[str]()
+        try:
+            for phase in world.step(0).graphs:
+                outcomes = self._run_ranks(world, phase, folder, None)
+                lines += bitwise.wrong_graphs(outcomes, self._digests(world, phase))
+                lines += bitwise.unusable_data(outcomes)
+                step = bitwise.first_step(outcomes)
+                if step is not None:
+                    lines += bitwise.difference_lines(outcomes, world.entry_of)
+                    lines += bitwise.first_node_lines(self._run_ranks(world, phase, folder, step))
+        except RankFailure as failure:
+            return failed("bitwise", str(failure), list(failure.lines()))
+        if lines:
+            return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
+        return passed("bitwise", self._equal(world))
+
+    def _equal(self, world: World) -> str:
+        outputs = [value for values in world.step(0).outputs.values() for value in values]
+        gradients = sum(value.role == "grad" for value in outputs)
+        what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
+        return f"{what} equal bit for bit on {world.size} ranks in {self.plan.run.steps} steps"
+
+    def _run_ranks(self, world: World, phase: Phase, folder: Folder, localise: int | None) -> list[Outcome]:
+        tasks = [self._task(world, phase, rank, localise) for rank in range(world.size)]
+        self._say(f"waiting for {world.size} ranks to run {self.plan.run.steps} steps twice")
+        results = self._pools.get(world.size, "gloo").run(
+            "pytest_fxbucket.checks.bitwise_job:run",
+            tasks,
+            timeout_s=self.plan.run.timeout_s,
+            paths=[str(self.plan.path.parent), str(self._settings.rootdir)],
+            log_dir=folder.make(),
+            what=f"bitwise of {self.name}",
+        )
+        return cast("list[Outcome]", results)
+
+    def _task(self, world: World, phase: Phase, rank: int, localise: int | None) -> Task:
+        from pytest_fxbucket.checks.bitwise_job import Task
+        from pytest_fxbucket.graph.portable import encode
+
+        step, plan = world.step(rank), self.plan
+        return Task(
+            unbucketed=encode(step.graphs[phase]),
+            bucketed=world.passed(rank)[phase].portable,
+            inputs=step.inputs[phase],
+            outputs=step.outputs[phase],
+            model=plan.model,
+            example_inputs=step.example_inputs.get(phase, ()),
+            seed=plan.run.seed,
+            steps=plan.run.steps,
+            where=str(plan.path),
+            localise_step=localise,
+        )
+
+    def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
+        from pytest_fxbucket.graph.portable import digest, encode
+
+        before = {id(step): digest(encode(step.graphs[phase])) for step in map(world.step, range(world.size))}
+        return [(before[id(world.step(rank))], world.passed(rank)[phase].digest) for rank in range(world.size)]
+
+    def _looked_at(self, world: World) -> str:
+        ranks = world.ranks()
+        return f"{world.size} ranks" if len(ranks) == world.size else f"{len(ranks)} of {world.size} ranks"
+
+
+def _capped(lines: list[str]) -> list[str]:
+    """At most as many lines as a person reads; the count says the rest."""
+    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
+
+
+def _counted(count: int, noun: str, rest: str) -> str:
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count} {noun if count == 1 else plural} {rest}"

@@ -1,0 +1,95 @@
+"""What one pytest session keeps: options, the rank pools, the plan runs in use, goldens to write, results to show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.golden.accept import AcceptQueue, Written
+from pytest_fxbucket.progress import Progress
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.options import Options
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.run import PlanRun
+
+PlanKey = tuple[Path, str | None]
+
+
+def key_of(plan: Plan) -> PlanKey:
+    """Return what tells one plan from another: its file and matrix id."""
+    return plan.path, plan.matrix_id
+
+
+@dataclass(slots=True)
+class PlanResult:
+    """What the summary says of one plan: launches, buckets and bytes once known, and each check's outcome."""
+
+    sizes: dict[str, int] | None = None
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """check as in the item's name -> passed, failed, or skipped with its reason"""
+    notes: dict[str, str] = field(default_factory=dict)
+    """check -> the verdict's one line"""
+
+
+@dataclass(slots=True)
+class FxSession:
+    """The state of the plugin in one process; workers of pytest-xdist have one each."""
+
+    options: Options
+    progress: Progress = field(default_factory=Progress)
+    accepted: AcceptQueue = field(default_factory=AcceptQueue)
+    """what the item that runs now has accepted; leaves with its report"""
+    to_write: AcceptQueue = field(default_factory=AcceptQueue)
+    """what reports brought to the process that writes"""
+    results: dict[str, PlanResult] = field(default_factory=dict)
+    written: Written = field(default_factory=Written)
+    _pools: Pools | None = None
+    _runs: dict[PlanKey, PlanRun] = field(default_factory=dict)
+
+    @property
+    def pools(self) -> Pools:
+        """The session's rank pools, made at first use."""
+        if self._pools is None:
+            from pytest_fxbucket.ranks.pool import Pools
+
+            self._pools = Pools()
+        return self._pools
+
+    def run_of(self, plan: Plan) -> PlanRun:
+        """Return the plan's PlanRun, the same one until it is released."""
+        from pytest_fxbucket.run import PlanRun, RunSettings
+
+        options, key = self.options, key_of(plan)
+        if key not in self._runs:
+            settings = RunSettings(
+                rootdir=options.rootdir,
+                pass_name=options.pass_name,
+                backend=options.backend,
+                golden_dir=options.golden_dir,
+                accept=options.accept,
+                artifacts=options.rootdir / ".fxbucket",
+            )
+            self._runs[key] = PlanRun(
+                plan, settings, self.pools, on_progress=self.progress.say, accept_golden=self.accepted.add
+            )
+        return self._runs[key]
+
+    def sizes_of(self, plan: Plan) -> dict[str, int] | None:
+        """Return launches, buckets and bytes of a plan whose pass ran in this process, as a plain dict."""
+        run = self._runs.get(key_of(plan))
+        summary = run.summary() if run else None
+        return asdict(summary) if summary else None
+
+    def release(self, key: PlanKey) -> None:
+        """Forget a plan's run, so that its graphs can go."""
+        self._runs.pop(key, None)
+
+    def close(self) -> None:
+        """Forget all runs and end all ranks; harmless when nothing was started."""
+        self._runs.clear()
+        if self._pools is not None:
+            self._pools.close()
+            self._pools = None

@@ -1,0 +1,160 @@
+"""One plan at one world size: captured, and passed once for each rank that is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.checks.collectives import Call, calls_of
+from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.graph.collectives import read_launch
+from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
+from pytest_fxbucket.graph.reading import Reading, read_graph
+from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
+from pytest_fxbucket.plan.selector import Resolution, resolve
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.capture.roles import Phase, StepGraph
+    from pytest_fxbucket.plan.schema import Plan
+
+_ALL_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A graph as it came out of the pass, and what was read off it. Ranks with equal graphs share one."""
+
+    bucketed: Bucketed
+    portable: PortableGraph
+    digest: str
+    reading: Reading
+    calls: list[Call]
+    problems: list[str]
+    """What is wrong with launches and waits inside the graph."""
+
+
+@dataclass
+class World:
+    """``plan`` on ``size`` ranks, through the pass ``pass_name``. Work is done when asked for, once."""
+
+    plan: Plan
+    size: int
+    pass_name: str
+    say: Callable[[str], None]
+    _passed: dict[int, dict[Phase, Passed]] = field(default_factory=dict)
+    _known: dict[tuple[Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
+    _steps: dict[int, StepGraph] = field(default_factory=dict)
+
+    def step(self, rank: int) -> StepGraph:
+        """The unbucketed step. A model is traced once: it gives the same graph on every rank; a factory is asked on each."""
+        traced = rank if self.plan.graph is not None else 0
+        if traced not in self._steps:
+            self.say(f"tracing the step as rank {traced} of {self.size}")
+            self._steps[traced] = capture_plan(self.plan, self.size, traced)
+        return self._steps[traced]
+
+    @cached_property
+    def resolution(self) -> Resolution:
+        """What the plan's entries mean. Raises PlanError for entries that match nothing or overlap."""
+        step, bucket = self.step(0), self.plan.bucket
+        if not step.has_roles:
+            return Resolution((), (), ())
+        names = [parameter.fqn for parameter in step.parameters]
+        return resolve(
+            bucket.plan,
+            names,
+            step.modules,
+            aliases=step.aliases,
+            unplanned=bucket.unplanned,
+            where=f"{self.plan.path}: [bucket]",
+        )
+
+    @property
+    def entry_of(self) -> dict[str, str]:
+        """FQN of each planned parameter to its entry."""
+        return {fqn: entry.name for entry in self.resolution.entries for fqn in entry.parameters}
+
+    def reading(self, rank: int) -> Mapping[Phase, Reading]:
+        """The unbucketed graphs, read."""
+        return self._readings(self.step(rank))
+
+    def passed(self, rank: int) -> Mapping[Phase, Passed]:
+        """The graphs after the pass, as rank ``rank`` gets them."""
+        if rank not in self._passed:
+            step, entries = self.step(rank), self.resolution.entries
+            readings = self._readings(step)
+            self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
+            with fake_world(rank, self.size):
+                self._passed[rank] = {
+                    phase: self._look(
+                        phase, step, run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries))
+                    )
+                    for phase in step.graphs
+                }
+        return self._passed[rank]
+
+    def ranks(self) -> Sequence[int]:
+        """Ranks whose graphs are looked at: all up to 16; above, first, last, and those a power of two away from the first."""
+        if self.size <= _ALL_RANKS:
+            return range(self.size)
+        near = [1 << n for n in range(self.size.bit_length()) if 1 << n < self.size]
+        return sorted({0, *near, self.size - 1})
+
+    def distinct(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
+        """(ranks, their graphs) for each distinct set of graphs among :meth:`ranks`, the one of rank 0 first."""
+        groups: dict[tuple[str, ...], tuple[list[int], Mapping[Phase, Passed]]] = {}
+        for rank in self.ranks():
+            passed = self.passed(rank)
+            key = tuple(passed[phase].digest for phase in passed)
+            groups.setdefault(key, ([], passed))[0].append(rank)
+        return list(groups.values())
+
+    def dims_of(self, graph: fx.Graph) -> dict[str, str]:
+        """Mesh dimension of each process group that ``graph`` names, for people."""
+        everybody = tuple(range(self.size))
+        dim = self.step(0).mesh[0].name
+        with fake_world(0, self.size):
+            groups = _group_ranks(graph)
+        return {name: dim if ranks == everybody else f"ranks {list(ranks)}" for name, ranks in groups.items()}
+
+    def _readings(self, step: StepGraph) -> Mapping[Phase, Reading]:
+        key = step.rank
+        if key not in self._read:
+            self._read[key] = {
+                phase: read_graph(graph.graph, step.inputs[phase], step.outputs[phase]) for phase, graph in step.graphs.items()
+            }
+        return self._read[key]
+
+    @cached_property
+    def _read(self) -> dict[int, Mapping[Phase, Reading]]:
+        return {}
+
+    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed) -> Passed:
+        """Read ``bucketed``, unless a rank before had the same graph."""
+        portable = encode(bucketed.graph_module, bucketed.modules)
+        name, groups = digest(portable), _group_ranks(bucketed.graph_module.graph)
+        key = (phase, name, tuple(sorted(groups.items())))
+        if key not in self._known:
+            graph = bucketed.graph_module.graph
+            reading = read_graph(graph, step.inputs[phase], step.outputs[phase])
+            calls, problems = calls_of(graph, reading, groups)
+            self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)
+        return self._known[key]
+
+
+def _group_ranks(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
+    """Ranks of each process group that ``graph`` names and this process knows."""
+    names = {launch.group for node in graph.nodes if (launch := read_launch(node)) is not None}
+    found = {}
+    for name in sorted(names):
+        try:
+            found[name] = group_ranks(name)
+        except KeyError:
+            continue
+    return found

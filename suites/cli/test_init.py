@@ -1,0 +1,236 @@
+"""``fxbucket init``: a first plan that loads, plans every parameter once, and overwrites nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.blocks import Names
+from pytest_fxbucket.cli.toml_text import from_toml, to_toml
+from pytest_fxbucket.cli.tree import human_bytes
+from pytest_fxbucket.plan import Plan, Resolution, load_plans, resolve
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+        self.heads = nn.ModuleList([nn.Linear(dim, 1), nn.Linear(dim, 1)])
+
+class Net(nn.Module):
+    def __init__(self, layers, dim, tied):
+        super().__init__()
+        self.embed = nn.Embedding(16, dim)
+        self.drop = nn.Dropout(0.0)
+        self.layers = nn.ModuleList([Block(dim) for _ in range(layers)])
+        self.norm = nn.LayerNorm(dim)
+        self.out = nn.Linear(dim, 16, bias=False)
+        if tied:
+            self.out.weight = self.embed.weight
+
+def build(layers=4, dim=8, tied=False):
+    return Net(layers, dim, tied)
+
+def batch(rank, step): ...
+def loss(output, batch): ...
+
+def huge():
+    return nn.Sequential(*[nn.Linear(200_000, 200_000, bias=False) for _ in range(2)])
+
+def looks_at_values():
+    model = build()
+    if float(model.embed.weight.sum()) > 1e9:
+        raise ValueError("never")
+    return model
+
+def mixed():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+
+def shared():
+    block = Block(4)
+    return nn.ModuleDict({"layers": nn.ModuleList([block, Block(4), block]), "norm": nn.LayerNorm(4)})
+
+def tied_into_block():
+    model = build()
+    model.layers[2].tied = model.embed
+    return model
+
+def head_tied_to_block():
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    model.head = nn.Linear(4, 4)
+    model.head.weight = model.layers[1].weight
+    return model
+
+def loose():
+    model = nn.Module()
+    for number in range(9):
+        model.register_parameter(f"w{number}", nn.Parameter(torch.ones(2)))
+    return model
+
+def empty():
+    return nn.ReLU()
+
+def text():
+    return "no model"
+
+def broken():
+    raise KeyError("no such size")
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A model file in the current folder, under a module name of its own, since imports are remembered."""
+    name = f"net_{zlib.crc32(request.node.nodeid.encode())}"
+    (tmp_path / f"{name}.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def load(path: str) -> Plan:
+    (plan,) = load_plans(Path(path))
+    return plan
+
+
+def resolved(plan: Plan) -> Resolution:
+    """Resolve a plan on the model that it names, built for real, as the audit does."""
+    assert plan.model is not None
+    module, _, factory = plan.model.factory.partition(":")
+    names = Names.of(getattr(sys.modules[module], factory)(**plan.model.args))
+    found = resolve(plan.bucket.plan, names.parameters, names.modules, aliases=names.aliases, unplanned=plan.bucket.unplanned)
+    planned = [fqn for entry in found.entries for fqn in entry.parameters]
+    assert sorted(planned) == sorted(names.parameters), "every parameter is planned once"
+    return found
+
+
+def test_the_plan_has_an_entry_for_each_block_and_one_for_the_rest(net: str) -> None:
+    assert main(["init", f"{net}:build", "--arg", "layers=3", "--out", "plans/a.toml"]) == 0
+    plan = load("plans/a.toml")
+    assert plan.model is not None
+    assert (plan.model.args, plan.model.batch, plan.model.loss) == ({"layers": 3}, f"{net}:batch", f"{net}:loss")
+    assert [entry.name for entry in resolved(plan).entries] == ["layers.0", "layers.1", "layers.2", "embed+norm+out"]
+    assert '"layers.[0-2]"' in Path("plans/a.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("factory", "entries"),
+    [
+        ("mixed", ["2", "3", "0", "4"]),
+        ("shared", ["layers.0+layers.2", "layers.1", "norm"]),
+        ("tied_into_block", ["layers.0", "layers.1", "layers.2", "layers.3", "norm+out"]),
+        ("head_tied_to_block", ["layers.0", "layers.1", "head.bias"]),
+        ("loose", ["root"]),
+        ("looks_at_values", ["layers.0", "layers.1", "layers.2", "layers.3", "embed+norm+out"]),
+    ],
+)
+def test_models_of_other_shapes_get_a_plan_that_holds_every_parameter_once(net: str, factory: str, entries: list[str]) -> None:
+    assert main(["init", f"{net}:{factory}", "--out", "p.toml"]) == 0
+    assert sorted(entry.name for entry in resolved(load("p.toml")).entries) == sorted(entries)
+
+
+def test_tied_weights_are_planned_once_and_said(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", f"{net}:build", "--arg", "tied=true"]) == 0
+    assert resolved(load(f"{net}.toml")).entries[-1].parameters[0] == "embed.weight"
+    assert "out.weight is tied to embed.weight" in capsys.readouterr().out
+
+
+def test_a_model_larger_than_memory_is_looked_at_without_it(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", f"{net}:huge"]) == 0
+    assert "80,000,000,000   298.0 GiB" in capsys.readouterr().out
+
+
+def test_the_tree_shows_parameters_and_bytes_once_for_equal_siblings(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", f"{net}:build", "--out", "p.toml"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:12] == [
+        "Net 1,464 5.7 KiB",
+        "embed Embedding 128 512 B",
+        "drop Dropout 0 0 B",
+        "layers ModuleList 1,192 4.7 KiB",
+        "[0-3] 4 x Block 298 1.2 KiB each",
+        "up Linear 144 576 B",
+        "down Linear 136 544 B",
+        "heads ModuleList 18 72 B",
+        "[0-1] 2 x Linear 9 36 B each",
+        "norm LayerNorm 16 64 B",
+        "out Linear 128 512 B",
+        "",
+    ]
+    assert lines[-1] == "Next: pytest --fxbucket-plans=p.toml"
+
+
+def test_a_batch_that_is_missing_gets_a_comment_and_is_said(
+    tmp_path: Path, net: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = f"{net}_bare"
+    (tmp_path / f"{bare}.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(2, 2)\n")
+    assert main(["init", f"{bare}:build", "--out", "p.toml"]) == 0
+    said = capsys.readouterr().out
+    assert f"write {bare}:batch(rank, step)" in said
+    assert "There is no loss beside the factory" in said
+    written = Path("p.toml").read_text()
+    assert "# To be written: callable(rank, step)" in written
+    assert "\nloss" not in written
+    load("p.toml")
+
+
+def test_a_file_that_is_there_is_left_as_it_is(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.toml").write_text("mine")
+    assert main(["init", f"{net}:build", "--out", "p.toml"]) == 2
+    assert Path("p.toml").read_text() == "mine"
+    assert "p.toml is already there and is left as it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["{net}"], 1, 'the factory must be "module:callable"'),
+        (["no_such_module:build"], 1, 'there is no module "no_such_module"'),
+        (["{net}:biuld"], 1, 'has no "biuld"; did you mean "build"?'),
+        (["{net}:build", "--arg", "layer=3"], 1, "raised TypeError: build() got an unexpected keyword argument 'layer'"),
+        (["{net}:broken"], 1, ":broken\" raised KeyError: 'no such size'"),
+        (["{net}:text"], 1, ':text" gave a str, where a torch.nn.Module was expected'),
+        (["{net}:empty"], 1, "the model has no parameters, so there is nothing to plan"),
+        (["{net}:build", "--arg", "layers"], 2, "--arg layers is not understood; write KEY=VALUE"),
+        (["{net}:build", "--out", "{net}.py/p.toml"], 1, "cannot be written"),
+        ([], 2, "arguments are required: module:factory"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_writes_nothing(
+    net: str, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    assert main(["init", *[argument.format(net=net) for argument in arguments]]) == code
+    assert says in capsys.readouterr().err
+    assert not list(Path().rglob("*.toml"))
+
+
+def test_the_command_finds_a_module_in_the_current_folder(net: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", "init", f"{net}:build", "--out", "p.toml"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load("p.toml").bucket.plan
+
+
+@pytest.mark.parametrize("value", [1, 2.5, 1e-3, True, 'a "b" \x7f é\n', [1, [2]], {"a b": {"c": []}}, {}, float("inf")])
+def test_an_argument_is_the_same_after_it_was_written_to_the_plan(value: object) -> None:
+    assert from_toml(to_toml(value)) == value
+
+
+def test_a_word_without_quotes_is_a_string() -> None:
+    assert from_toml("llama-3") == "llama-3"
+    assert from_toml("1\nb = 2") == "1\nb = 2"
+
+
+def test_bytes_are_shown_in_binary_units() -> None:
+    assert [human_bytes(size) for size in (0, 1023, 1024, 3 << 30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 GiB"]

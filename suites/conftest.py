@@ -1,0 +1,3 @@
+"""What every suite has: pytester, for runs of pytest within a test."""
+
+pytest_plugins = ["pytester"]

@@ -1,0 +1,108 @@
+"""Accepting goldens: only what was asked for is written, and whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.golden.accept import AcceptQueue, accepts, write_whole
+from pytest_fxbucket.golden.store import render
+
+OLD, NEW = render("old"), render("new")
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "after"),
+    [
+        ("new", {"there.txt": OLD, "missing.txt": NEW}),
+        ("changed", {"there.txt": NEW}),
+        ("all", {"there.txt": NEW, "missing.txt": NEW}),
+        (None, {"there.txt": OLD}),
+    ],
+)
+def test_a_mode_writes_what_it_names_and_nothing_else(tmp_path: Path, mode: str | None, after: dict[str, str]) -> None:
+    (tmp_path / "there.txt").write_text(OLD)
+    queue = AcceptQueue()
+    for name in ("there.txt", "missing.txt"):
+        queue.add(tmp_path / name, NEW)
+    queue.flush(mode)
+    assert files(tmp_path) == after
+
+
+def test_nothing_is_written_before_the_flush(tmp_path: Path) -> None:
+    AcceptQueue().add(tmp_path / "a.txt", NEW)
+    assert files(tmp_path) == {}
+
+
+def test_texts_travel_from_a_worker_as_plain_data(tmp_path: Path) -> None:
+    worker, controller = AcceptQueue(), AcceptQueue()
+    worker.add(tmp_path / "deep" / "a.txt", NEW)
+    sent = worker.drain()
+    assert sent == [{"path": str(tmp_path / "deep" / "a.txt"), "text": NEW}]
+    assert worker.drain() == []
+    controller.extend(sent)
+    assert controller.flush("new").paths == (tmp_path / "deep" / "a.txt",)
+
+
+def test_an_equal_golden_is_not_reported_as_written(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(NEW)
+    queue = AcceptQueue()
+    queue.add(tmp_path / "a.txt", NEW)
+    assert queue.flush("all").paths == ()
+
+
+def test_a_text_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GoldenError):
+        AcceptQueue().add(tmp_path / "a.txt", "no header\n")
+
+
+def test_two_texts_for_one_golden_write_neither(tmp_path: Path) -> None:
+    queue = AcceptQueue()
+    queue.add(tmp_path / "a.txt", OLD)
+    queue.add(tmp_path / "a.txt", NEW)
+    written = queue.flush("all")
+    assert written.paths == ()
+    assert "a.txt was given two texts" in written.errors[0]
+    assert files(tmp_path) == {}
+
+
+def test_an_interrupted_run_writes_nothing_and_says_so(tmp_path: Path) -> None:
+    queue = AcceptQueue()
+    queue.add(tmp_path / "a.txt", NEW)
+    assert queue.abandon("the run was interrupted").errors == ("1 accepted, but the run was interrupted",)
+    assert queue.flush("all").paths == ()
+    assert queue.abandon("the run was interrupted").errors == ()
+
+
+def test_a_write_that_fails_leaves_the_old_golden_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text(OLD)
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    queue = AcceptQueue()
+    queue.add(tmp_path / "a.txt", NEW)
+    written = queue.flush("all")
+    assert written.errors == (f"{tmp_path / 'a.txt'} could not be written: No space left on device",)
+    assert files(tmp_path) == {"a.txt": OLD}
+
+
+def test_a_golden_can_be_read_by_others_as_any_new_file(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a.txt", NEW)
+    (tmp_path / "b.txt").write_text(NEW)
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "b.txt").stat().st_mode
+
+
+def test_a_check_can_ask_beforehand_whether_its_golden_will_be_written(tmp_path: Path) -> None:
+    (tmp_path / "there.txt").write_text(OLD)
+    there, missing = tmp_path / "there.txt", tmp_path / "missing.txt"
+    assert [accepts(mode, there) for mode in (None, "new", "changed", "all")] == [False, False, True, True]
+    assert [accepts(mode, missing) for mode in (None, "new", "changed", "all")] == [False, True, False, True]

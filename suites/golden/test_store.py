@@ -1,0 +1,110 @@
+"""Reading goldens: a damaged file is never taken for a reviewed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.golden.store import GoldenStore, render
+
+BODY = "forward\n  gather layers.0  bf16\nbackward\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> GoldenStore:
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "llama.toml").write_text('[[matrix]]\nid = "fp32"\n')
+    (tmp_path / "golden" / "plans").mkdir(parents=True)
+    return GoldenStore(tmp_path / "golden", tmp_path)
+
+
+def golden_with(store: GoldenStore, data: bytes) -> Path:
+    path = store.path_for(store.rootdir / "plans" / "llama.toml", None)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(("row", "name"), [(None, "llama.txt"), ("fp32", "llama.fp32.txt")])
+def test_a_golden_lies_where_its_plan_does(store: GoldenStore, row: str | None, name: str) -> None:
+    assert store.path_for(store.rootdir / "plans" / "llama.toml", row) == store.root / "plans" / name
+
+
+def test_what_was_rendered_is_read_back(store: GoldenStore) -> None:
+    assert store.read(golden_with(store, store.render(BODY).encode())) == BODY
+
+
+def test_a_checkout_with_windows_line_ends_is_the_same_golden(store: GoldenStore) -> None:
+    assert store.read(golden_with(store, store.render(BODY).replace("\n", "\r\n").encode())) == BODY
+
+
+def edited(text: str) -> str:
+    return text.replace("layers.0", "layers.1")
+
+
+def conflicting(text: str) -> str:
+    return text.replace("forward\n", "<<<<<<< ours\nforward\n=======\nother\n>>>>>>> theirs\n")
+
+
+DAMAGE = {
+    "cut in the footer": (lambda text: text[:-4], "golden/plans/llama.txt is cut short"),
+    "cut in the body": (lambda text: text[: len(text) // 2], "golden/plans/llama.txt is cut short"),
+    "empty": (lambda text: "", "golden/plans/llama.txt is not a golden"),
+    "edited by hand": (edited, "golden/plans/llama.txt is not what was accepted"),
+    "merge conflict": (conflicting, "golden/plans/llama.txt has merge conflict markers"),
+    "another file": (lambda text: "hello\n" + text, "golden/plans/llama.txt is not a golden"),
+    "newer format": (lambda text: text.replace("golden 1", "golden 2"), "newer pytest-fxbucket (format 2"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_golden_is_one_sentence_that_names_it(store: GoldenStore, case: str) -> None:
+    damage, sentence = DAMAGE[case]
+    path = golden_with(store, damage(store.render(BODY)).encode())
+    with pytest.raises(GoldenError) as caught:
+        store.read(path)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_golden_in_another_encoding_is_refused(store: GoldenStore) -> None:
+    path = golden_with(store, store.render(BODY).encode("utf-16"))
+    with pytest.raises(GoldenError, match="is not UTF-8"):
+        store.read(path)
+
+
+def test_a_missing_golden_names_the_command_that_writes_it_and_no_other(store: GoldenStore) -> None:
+    plan = store.rootdir / "plans" / "llama.toml"
+    with pytest.raises(GoldenError) as base:
+        store.read(store.path_for(plan, None))
+    with pytest.raises(GoldenError) as row:
+        store.read(store.path_for(plan, "fp32"))
+    item = "plans/llama.toml::golden"
+    assert str(base.value).endswith(f"pytest {item} --fxbucket-accept=new '--deselect={item}['")
+    assert str(row.value).endswith(f"pytest '{item}[fp32]' --fxbucket-accept=new")
+
+
+def test_a_plan_without_matrix_is_accepted_by_its_name_alone(store: GoldenStore) -> None:
+    plan = store.rootdir / "one.toml"
+    plan.touch()
+    command = store.accept_command(store.path_for(plan, None))
+    assert command == "pytest one.toml::golden --fxbucket-accept=changed"
+
+
+def test_two_plans_that_would_share_a_golden_are_both_named(store: GoldenStore) -> None:
+    other = store.rootdir / "plans" / "llama.fp32.toml"
+    other.touch()
+    for plan, row in [(store.rootdir / "plans" / "llama.toml", "fp32"), (other, None)]:
+        with pytest.raises(GoldenError, match=r"llama\.toml \(matrix row fp32\) and to plans/llama\.fp32\.toml"):
+            store.path_for(plan, row)
+
+
+def test_a_plan_outside_rootdir_has_no_golden(store: GoldenStore) -> None:
+    with pytest.raises(GoldenError, match="outside rootdir"):
+        store.path_for(store.rootdir.parent / "elsewhere.toml", None)
+
+
+def test_the_whole_text_depends_on_the_body_alone() -> None:
+    assert render(BODY) == render(BODY.rstrip("\n"))
+    assert render(BODY).splitlines()[0] == "# fxbucket golden 1"

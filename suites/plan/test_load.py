@@ -1,0 +1,242 @@
+"""Plan files: what a good one gives, and the one sentence that a bad one gives."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.plan import Entry, PlanError, load_plans, parse_plans
+
+PATH = Path("plans/tiny.toml")
+BASE = {
+    "model": 'factory = "m:build"\nbatch = "m:batch"',
+    "parallel": "dp_shard = 4",
+    "bucket": 'plan = ["embed", "layers.[0-1]", "norm+output"]',
+}
+
+
+def text(extra: str = "", **tables: str) -> str:
+    parts = {**BASE, **tables}
+    return "\n".join([f"[{name}]\n{body}\n" for name, body in parts.items() if body != "-"]) + extra
+
+
+def error_of(source: str) -> str:
+    with pytest.raises(PlanError) as caught:
+        parse_plans(source, PATH)
+    message = str(caught.value)
+    assert "\n" not in message, "an error is one sentence on one line"
+    assert message.startswith(str(PATH)), "an error names the file first"
+    return message.removeprefix(f"{PATH}")
+
+
+def test_a_small_plan_gets_every_default_of_the_design() -> None:
+    (plan,) = parse_plans(text(), PATH)
+    assert plan.path == PATH
+    assert plan.matrix_id is None
+    assert plan.model is not None
+    assert (plan.model.factory, plan.model.batch, plan.model.loss) == ("m:build", "m:batch", None)
+    assert plan.bucket.plan == (
+        Entry("embed", ("embed",)),
+        Entry("layers.0", ("layers.0",)),
+        Entry("layers.1", ("layers.1",)),
+        Entry("norm+output", ("norm", "output")),
+    )
+    assert (plan.parallel.mode, plan.parallel.reshard_after_forward, plan.parallel.param_dtype) == (
+        "fully_shard",
+        True,
+        None,
+    )
+    assert (plan.overlap.prefetch, plan.overlap.defer_reduce) == (1, True)
+    assert (plan.run.steps, plan.run.timeout_s, plan.run.backend) == (3, 120.0, "auto")
+    checks = plan.checks
+    assert (checks.audit, checks.golden, checks.collectives, checks.bitwise, checks.benchmark) == (True,) * 4 + (False,)
+
+
+def test_values_of_every_kind_reach_the_plan() -> None:
+    (plan,) = parse_plans(
+        text(
+            model='factory = "a.b:make.it"\nargs = { layers = 2, deep = { y = [1] } }\nbatch = "m:b"\nloss = "m:l"',
+            parallel='dp_shard = 256\nparam_dtype = "bfloat16"\nreshard_after_forward = false',
+            run='world = { dp_shard = 4 }\ntimeout_s = 2.5\nbackend = "gloo"',
+            overlap="launch_at = { forward = {}, backward = {} }\nprefetch = 0",
+            checks="golden = false\nbitwise = {}",
+        ),
+        PATH,
+    )
+    assert plan.model is not None
+    assert plan.model.args == {"layers": 2, "deep": {"y": [1]}}
+    assert plan.overlap.launch_at == {}
+    assert (plan.checks.golden, plan.checks.bitwise) == (False, True)
+    assert (plan.world_size, plan.run_world) == (256, 4)
+
+
+def test_the_run_is_on_the_whole_mesh_unless_a_smaller_world_is_asked_for() -> None:
+    (plan,) = parse_plans(text(), PATH)
+    assert (plan.world_size, plan.run_world) == (4, 4)
+
+
+def test_a_plan_survives_the_way_to_another_process() -> None:
+    source = text('\n[[matrix]]\nid = "x"\nrun.steps = 1\n')
+    for plan in parse_plans(source, PATH):
+        assert pickle.loads(pickle.dumps(plan)) == plan
+    assert parse_plans(source, PATH) == parse_plans(source, PATH)
+    assert parse_plans(source, PATH)[0] != parse_plans(source, PATH)[1]
+
+
+def test_graphs_that_someone_else_traced_stand_for_a_model() -> None:
+    (plan,) = parse_plans(text(model="-", graph='factory = "t:step"'), PATH)
+    assert plan.model is None
+    assert plan.graph is not None
+    assert plan.graph.factory == "t:step"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "says"),
+    [
+        ("[model]\nfactory = \n", 2, "invalid value"),
+        ("[model]\nfactory = 'a'\nfactory = 'b'\n", 3, "cannot overwrite"),
+        ("[model]\na = [1,\n", 2, ""),
+    ],
+)
+def test_a_file_that_is_not_toml_is_named_with_its_line(source: str, line: int, says: str) -> None:
+    message = error_of(source)
+    assert message.startswith(f":{line}: this is not TOML: ")
+    assert says in message
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"gone\.toml: the plan cannot be read: No such file"):
+        load_plans(tmp_path / "gone.toml")
+    (tmp_path / "latin.toml").write_bytes(b"[model]\n# caf\xe9\n")
+    with pytest.raises(PlanError, match=r"latin\.toml:2: a plan must be UTF-8"):
+        load_plans(tmp_path / "latin.toml")
+    deep = "a = " + "[" * 100_000
+    with pytest.raises(PlanError, match="nested too deep"):
+        parse_plans(deep, PATH)
+
+
+def test_a_windows_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "bom.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + text().replace("\n", "\r\n").encode())
+    assert load_plans(path)[0].parallel.dp_shard == 4
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"paralell": "dp_shard = 4"}, ': there is no table [paralell]; did you mean "parallel"?'),
+        ({"overlap": "prefetsch = 2"}, ': [overlap] has no key "prefetsch"; did you mean "prefetch"?'),
+        ({"model": BASE["model"] + "\nseed = 1"}, ': [model] has no key "seed"; seed is a key of [run]'),
+        ({"run": "zzzz = 1"}, ': [run] has no key "zzzz"; known are backend, world, steps, seed, timeout_s'),
+        ({"checks": "golden = { strict = true }"}, ': [checks] golden has no key "strict"; this check has no options'),
+        ({"checks": "audits = true"}, ': [checks] has no key "audits"; did you mean "audit"?'),
+        ({"run": "world = { dp_shart = 4 }"}, ': [run] world has no key "dp_shart"; did you mean "dp_shard"?'),
+        ({"overlap": "launch_at = { foward = {} }"}, 'launch_at has no key "foward"; did you mean "forward"?'),
+        ({"bucket": 'layout = "registartion"'}, 'not "registartion"; did you mean "registration"?'),
+        ({"parallel": 'dp_shard = 4\nparam_dtype = "bf16"'}, '[parallel] param_dtype must be "float32", "bfloat16"'),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_known_one(tables: dict[str, str], says: str) -> None:
+    assert says in error_of(text(**tables))
+
+
+def test_a_key_outside_any_table_is_shown_its_table() -> None:
+    assert error_of("steps = 3\n" + text()) == ": there is no table [steps]; steps is a key of [run]"
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"parallel": "dp_shard = true"}, "[parallel] dp_shard must be a whole number of at least 1, not true"),
+        ({"parallel": "dp_shard = 4.0"}, "[parallel] dp_shard must be a whole number of at least 1, not 4.0"),
+        ({"parallel": 'dp_shard = "4"'}, '[parallel] dp_shard must be a whole number of at least 1, not "4"'),
+        ({"parallel": "dp_shard = 0"}, "[parallel] dp_shard must be a whole number of at least 1, not 0"),
+        ({"parallel": "dp_shard = 4\nmode = 3"}, '[parallel] mode must be "fully_shard", not 3'),
+        ({"bucket": "enabled = 1"}, "[bucket] enabled must be true or false, not 1"),
+        ({"bucket": 'plan = "layers"'}, '[bucket] plan must be a list of entries such as ["embed",'),
+        ({"bucket": "plan = [1]"}, "[bucket] plan has 1 as an entry"),
+        ({"bucket": 'cap_mb = "a"'}, "[bucket] cap_mb must be a number of MB from 0, or a list of them"),
+        ({"bucket": "cap_mb = [true]"}, "[bucket] cap_mb must be"),
+        ({"bucket": "cap_mb = []"}, "[bucket] cap_mb must be"),
+        ({"run": "steps = 0"}, "[run] steps must be a whole number of at least 1, not 0"),
+        ({"run": "timeout_s = 0"}, "[run] timeout_s must be a number of seconds above 0, not 0"),
+        ({"run": "timeout_s = inf"}, "[run] timeout_s must be a number of seconds above 0, not inf"),
+        ({"run": "timeout_s = nan"}, "[run] timeout_s must be a number of seconds above 0, not nan"),
+        ({"run": f"timeout_s = 1{'0' * 400}"}, "[run] timeout_s must be a number of seconds above 0, not 1000"),
+        ({"run": "seed = -1"}, "[run] seed must be a whole number of at least 0, not -1"),
+        ({"run": "world = 4"}, "[run] world must be a table such as { dp_shard = 4 }, not 4"),
+        ({"run": "world = { dp_shard = 1 }"}, "[run] world.dp_shard must be a whole number of at least 2, not 1"),
+        ({"overlap": "prefetch = -1"}, "[overlap] prefetch must be a whole number of at least 0, not -1"),
+        ({"checks": 'audit = "yes"'}, '[checks] audit must be true, false or a table, not "yes"'),
+        ({"model": 'factory = "m.build"\nbatch = "m:b"'}, '[model] factory must be "module:callable", not "m.build"'),
+        ({"model": BASE["model"] + "\nargs = 3"}, "[model] args must be a table of keyword arguments, not 3"),
+        ({"model": BASE["model"] + '\nargs = { "a b" = 3 }'}, '[model] args has "a b"'),
+        ({"model": 'factory = "m:b"'}, '[model] batch is missing; it must be "module:callable"'),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_with_what_was_expected(tables: dict[str, str], says: str) -> None:
+    assert says in error_of(text(**tables))
+
+
+def test_a_table_written_as_a_value_is_refused() -> None:
+    assert error_of("parallel = 4\n" + text(parallel="-")) == ": [parallel] must be a table, not 4"
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        (
+            {"parallel": 'dp_shard = 4\nmode = "hybrid_shard"'},
+            'mode = "hybrid_shard" is not built yet; use "fully_shard"',
+        ),
+        ({"parallel": "dp_shard = 4\ndp_replicate = 2"}, "dp_replicate = 2 is not built yet; use 1"),
+        ({"parallel": "dp_shard = 4\ntp = 2"}, "tp = 2 is not built yet; use 1"),
+        ({"parallel": "dp_shard = 4\npp = 2"}, "pp = 2 is not built yet; use 1"),
+        ({"parallel": 'dp_shard = 4\nreduce_order = "replicate_first"'}, "reduce_order ="),
+        ({"optimizer": 'factory = "torch.optim:AdamW"'}, "[optimizer] is not built yet; leave it out"),
+        ({"bucket": 'by = "size"'}, 'by = "size" is not built yet; use "plan"'),
+        ({"bucket": 'dtypes = "mixed"'}, 'dtypes = "mixed" is not built yet; use "separate"'),
+        ({"bucket": "cap_mb = 25"}, "cap_mb = 25 is not built yet; use 0"),
+        ({"bucket": "cap_mb = [0, 25]"}, "is not built yet; use 0"),
+        ({"overlap": "insert_overlap_deps = true"}, "insert_overlap_deps = true is not built yet; use false"),
+        ({"overlap": 'gather_group = "own"'}, 'gather_group = "own" is not built yet; use "same"'),
+        ({"overlap": 'launch_at = { forward = { "layers.1" = "layers.0" } }'}, "launch_at.forward is not built yet"),
+        ({"overlap": 'wait_before = { backward = { a = "b" } }'}, "wait_before.backward is not built yet"),
+        ({"run": 'backend = "nccl"'}, 'backend = "nccl" is not built yet; use "auto", "gloo" or "fake"'),
+        ({"run": 'backend = "local"'}, 'backend = "local" is not built yet'),
+        ({"run": "world = { tp = 2 }"}, "world.tp = 2 is not built yet; use dp_shard alone"),
+        ({"checks": "benchmark = true"}, "benchmark = true is not built yet; use false"),
+    ],
+)
+def test_a_known_key_that_is_not_built_is_refused_and_not_ignored(tables: dict[str, str], says: str) -> None:
+    assert says in error_of(text(**tables))
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"graph": 'factory = "t:step"'}, ": [model] and [graph] are both there; keep the one that is to be checked"),
+        ({"model": "-"}, ": there is neither [model] nor [graph]; one of them says what is checked"),
+        ({"parallel": "-"}, ": [parallel] dp_shard = 1 leaves nothing to shard; use 2 or more"),
+        ({"run": "world = { dp_shard = 8 }"}, ": [run] world.dp_shard = 8 is more than [parallel] dp_shard = 4;"),
+        ({"bucket": "-"}, ": [bucket] plan has no entry; name one, or use"),
+        ({"bucket": "plan = []"}, ": [bucket] plan has no entry; name one, or use"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_named_together(tables: dict[str, str], says: str) -> None:
+    assert error_of(text(**tables)).startswith(says)
+
+
+@pytest.mark.parametrize("bucket", ['unplanned = "root"', "enabled = false"])
+def test_a_plan_without_entries_is_fine_where_it_has_a_meaning(bucket: str) -> None:
+    assert parse_plans(text(bucket=bucket), PATH)[0].bucket.plan == ()
+
+
+def test_reading_plans_does_not_import_torch_or_pytest() -> None:
+    code = "import sys, pytest_fxbucket.plan, pytest_fxbucket.cli; print({'torch', 'pytest'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,95 @@
+"""``[[matrix]]``: one more plan for each row, checked as strictly as the plan itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.plan import Plan, PlanError, parse_plans
+
+BASE = """
+[model]
+factory = "m:build"
+args = { layers = 4, dim = 64 }
+batch = "m:batch"
+[parallel]
+dp_shard = 4
+param_dtype = "bfloat16"
+[bucket]
+plan = ["a"]
+"""
+
+
+def plans(rows: str) -> list[Plan]:
+    return parse_plans(BASE + rows, Path("p.toml"))
+
+
+def test_rows_come_after_the_base_in_the_order_of_the_file_and_change_only_their_keys() -> None:
+    base, second, first = plans(
+        '[[matrix]]\nid = "z"\nparallel.param_dtype = "float32"\n[[matrix]]\nid = "a"\n"run.steps" = 7\nchecks.golden = false\n'
+    )
+    assert [plan.matrix_id for plan in (base, second, first)] == [None, "z", "a"]
+    assert (base.parallel.param_dtype, second.parallel.param_dtype, first.parallel.param_dtype) == (
+        "bfloat16",
+        "float32",
+        "bfloat16",
+    )
+    assert (base.run.steps, second.run.steps, first.run.steps) == (3, 3, 7)
+    assert (first.checks.golden, first.checks.audit) == (False, True)
+    assert second.parallel.dp_shard == 4
+
+
+def test_an_override_replaces_the_whole_value_and_does_not_merge_into_it() -> None:
+    _, row = plans('[[matrix]]\nid = "small"\nmodel.args = { layers = 2 }\nbucket.plan = ["b"]\n')
+    assert row.model is not None
+    assert row.model.args == {"layers": 2}
+    assert [entry.name for entry in row.bucket.plan] == ["b"]
+
+
+def test_a_row_is_no_trace_in_the_next_row() -> None:
+    _, first, second = plans('[[matrix]]\nid = "x"\nparallel.dp_shard = 8\n[[matrix]]\nid = "y"\nrun.seed = 1\n')
+    assert (first.parallel.dp_shard, second.parallel.dp_shard) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("[[matrix]]\nrun.steps = 1\n", "[[matrix]] row 1 has no id"),
+        (
+            '[[matrix]]\nid = "a b"\nrun.steps = 1\n',
+            'row 1: id must be a string of letters, digits, _ . and -, not "a b"',
+        ),
+        ("[[matrix]]\nid = 3\nrun.steps = 1\n", "row 1: id must be"),
+        ('[[matrix]]\nid = "x"\nrun.steps = 1\n[[matrix]]\nid = "x"\nrun.steps = 2\n', '[[matrix]] "x" is there twice'),
+        ('[[matrix]]\nid = "x"\n', '[[matrix]] "x" overrides no key'),
+        ('[[matrix]]\nid = "x"\nrn.steps = 1\n', '"x": there is no table "rn"; did you mean "run"?'),
+        ('[[matrix]]\nid = "x"\nrun.stepz = 1\n', '"x": [run] has no key "stepz"; did you mean "steps"?'),
+        ('[[matrix]]\nid = "x"\n"run.stepz" = 1\n', '"x": [run] has no key "stepz"; did you mean "steps"?'),
+        (
+            '[[matrix]]\nid = "x"\n"model.args.layers" = 1\n',
+            '"x": [model] has no key "args.layers"; did you mean "args"?',
+        ),
+        (
+            '[[matrix]]\nid = "x"\nparallel = 4\n',
+            '"x": parallel must be followed by one of its keys, as in parallel.mode',
+        ),
+        ('[[matrix]]\nid = "x"\n"run.steps" = 1\nrun.steps = 2\n', '"x": run.steps is set twice'),
+        (
+            '[[matrix]]\nid = "x"\nrun.steps = 0\n',
+            '[[matrix]] "x": [run] steps must be a whole number of at least 1, not 0',
+        ),
+        ('[[matrix]]\nid = "x"\nparallel.tp = 2\n', '[[matrix]] "x": [parallel] tp = 2 is not built yet'),
+        ('[[matrix]]\nid = "x"\nparallel.dp_shard = 1\n', '"x": [parallel] dp_shard = 1 leaves nothing to shard'),
+        ('[[matrix]]\nid = "x"\ngraph.factory = "t:s"\n', '"x": [model] and [graph] are both there'),
+        ('[[matrix]]\nid = "x"\noptimizer.factory = "t:s"\n', '"x": [optimizer] is not built yet'),
+        ("[matrix]\nid = 1\n", "[[matrix]] must be tables, each under [[matrix]], not a table"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_id_and_key(rows: str, says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        plans(rows)
+    message = str(caught.value)
+    assert message.startswith("p.toml: ")
+    assert says in message
+    assert "\n" not in message

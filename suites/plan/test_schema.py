@@ -1,0 +1,97 @@
+"""The schema as data: nothing in it may be read and ignored."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.plan import PlanError, parse_plans, schema
+from pytest_fxbucket.plan.rules import show
+
+# A value beside the default for every key whose values cannot be listed.
+SECOND: dict[tuple[str, str], str] = {
+    ("model", "factory"): '"n:build"',
+    ("model", "batch"): '"n:batch"',
+    ("model", "args"): "{ layers = 2 }",
+    ("model", "loss"): '"n:loss"',
+    ("graph", "factory"): '"n:step"',
+    ("parallel", "dp_shard"): "8",
+    ("parallel", "dp_replicate"): "2",
+    ("parallel", "tp"): "2",
+    ("parallel", "pp"): "2",
+    ("optimizer", "factory"): '"torch.optim:SGD"',
+    ("optimizer", "args"): "{ lr = 0.1 }",
+    ("bucket", "plan"): '["b"]',
+    ("bucket", "cap_mb"): "25",
+    ("overlap", "prefetch"): "2",
+    ("overlap", "launch_at"): '{ forward = { a = "b" } }',
+    ("overlap", "wait_before"): '{ forward = { a = "b" } }',
+    ("run", "world"): "{ dp_shard = 2 }",
+    ("run", "steps"): "2",
+    ("run", "seed"): "1",
+    ("run", "timeout_s"): "7",
+}
+KEYS = list(schema.keys())
+
+
+def source(table: str, key: str, value: str) -> str:
+    subject = {"graph": {"factory": '"m:step"'}} if table == "graph" else {"model": {"factory": '"m:b"', "batch": '"m:x"'}}
+    tables: dict[str, dict[str, str]] = {**subject, "parallel": {"dp_shard": "4"}, "bucket": {"plan": '["a"]'}}
+    tables.setdefault(table, {})[key] = value
+    body = (f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in pairs.items()) for name, pairs in tables.items())
+    return "".join(body)
+
+
+def second_values(key: schema.Key) -> list[str]:
+    listed = [show(choice) for choice in key.choices if choice != key.default]
+    return listed or [SECOND[key.table, key.key]]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=[f"{key.table}.{key.key}" for key in KEYS])
+def test_every_key_set_to_a_second_value_changes_the_plan_or_is_refused_by_name(key: schema.Key) -> None:
+    built = [is_taken(key, value) for value in second_values(key)]
+    assert any(built) == key.built
+
+
+def is_taken(key: schema.Key, value: str) -> bool:
+    """Tell a value that reaches the plan from one that is refused by name; anything else fails the test."""
+    try:
+        (plan,) = parse_plans(source(key.table, key.key, value), Path("p.toml"))
+    except PlanError as error:
+        refusal = str(error)
+    else:
+        assert getattr(getattr(plan, key.table), key.key) != key.default
+        return True
+    assert f"[{key.table}]" in refusal
+    assert "not built yet" in refusal
+    return False
+
+
+def test_every_key_says_what_it_is_for_and_what_it_takes() -> None:
+    for table, key, *_ in KEYS:
+        rule = schema.rule_of(table, key)
+        assert rule.expects, (table, key)
+        assert rule.doc, (table, key)
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key.default is not dataclasses.MISSING and key.choices])
+def test_the_default_of_a_choice_is_one_that_is_built(key: schema.Key) -> None:
+    rule = schema.rule_of(key.table, key.key)
+    assert key.default is None or (key.default in rule.choices and key.default not in rule.unbuilt)
+
+
+def test_the_keys_are_those_of_the_design() -> None:
+    assert {(key.table, key.key) for key in KEYS} == {
+        *[("model", key) for key in ("factory", "args", "batch", "loss")],
+        ("graph", "factory"),
+        *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
+        *[("parallel", key) for key in ("reshard_after_forward", "reduce_order")],
+        *[("optimizer", key) for key in ("factory", "args")],
+        *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "unplanned")],
+        *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
+        *[("overlap", key) for key in ("launch_at", "wait_before")],
+        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s")],
+        *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "benchmark")],
+    }

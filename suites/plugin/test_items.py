@@ -1,0 +1,167 @@
+"""Plan files as items: names, node ids, selection, and files that cannot be loaded."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+CHECKS = ["audit", "golden", "collectives", "bitwise"]
+GOOD = [f"plans/good.toml::{check}" for check in CHECKS] + [f"plans/good.toml::{check}[keep]" for check in CHECKS]
+PLAIN = [f"plans/plain.toml::{check}" for check in CHECKS]
+BROKEN = ["plans/broken.toml::plan"]
+TEST = "def test_own(): pass\n"
+PLAN_TEST = "def test_plan(fxbucket_plan): assert fxbucket_plan.parallel.dp_shard == 2\n"
+
+
+def collected(project: pytest.Pytester, *args: str) -> list[str]:
+    result = project.runpytest_inprocess("--collect-only", "-q", *args)
+    assert result.ret == 0, result.stdout.str() + result.stderr.str()
+    return [line for line in result.outlines if "::" in line]
+
+
+class TestCollection:
+    def test_the_option_runs_the_plans_alone(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=TEST)
+        assert collected(project, "--fxbucket-plans=plans") == BROKEN + GOOD + PLAIN
+
+    def test_the_option_runs_the_plans_alone_where_testpaths_are_set(self, project: pytest.Pytester) -> None:
+        project.makeini("[pytest]\ntestpaths = .\n")
+        project.makepyfile(test_a=TEST)
+        assert collected(project, "--fxbucket-plans=plans/plain.toml") == PLAIN
+
+    def test_without_option_no_toml_file_is_collected(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=TEST)
+        assert collected(project) == ["test_a.py::test_own"]
+
+    def test_a_plan_file_can_be_an_argument_beside_tests(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=TEST)
+        assert collected(project, "test_a.py", "plans/plain.toml") == ["test_a.py::test_own", *PLAIN]
+
+    @pytest.mark.parametrize("node_id", ["plans/plain.toml::bitwise", "plans/good.toml::audit[keep]", *BROKEN])
+    def test_a_node_id_works_without_the_option(self, project: pytest.Pytester, node_id: str) -> None:
+        assert collected(project, node_id) == [node_id]
+
+    def test_a_name_without_row_stands_for_its_rows_too(self, project: pytest.Pytester) -> None:
+        assert collected(project, "plans/good.toml::audit") == [GOOD[0], GOOD[4]]
+
+    def test_k_selects_by_check_and_by_plan(self, project: pytest.Pytester) -> None:
+        assert collected(project, "--fxbucket-plans=plans", "-k", "audit and good") == [GOOD[0], GOOD[4]]
+
+    def test_the_command_that_accepts_a_base_golden_leaves_out_its_rows(self, project: pytest.Pytester) -> None:
+        assert collected(project, "plans/good.toml::golden", "--deselect=plans/good.toml::golden[") == [GOOD[1]]
+
+    def test_a_plan_outside_rootdir_has_a_node_id_of_its_own(self, project: pytest.Pytester) -> None:
+        Path("inner").mkdir()
+        args = ("--rootdir=inner", "--fxbucket-plans=plans/plain.toml")
+        assert collected(project, *args) == [f"../{name}" for name in PLAIN]
+
+
+class TestBrokenPlan:
+    def test_it_is_one_failed_item_with_its_sentence_and_no_traceback(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("plans/broken.toml")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "*_ plans/broken.toml: plan _*",
+                "plans/broken.toml: *modle*model*",
+                "FAILED plans/broken.toml::plan - *plans/broken.toml: *",
+            ]
+        )
+        result.stdout.no_fnmatch_line("*Error*")
+
+    def test_it_does_not_keep_other_files_from_being_collected(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("--fxbucket-plans=plans", "-k", "plan", "--collect-only", "-q")
+        result.stdout.fnmatch_lines(BROKEN)
+
+    def test_lf_runs_it_again_until_it_is_mended(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=TEST)
+        project.runpytest_inprocess("plans/broken.toml", "test_a.py").assert_outcomes(failed=1, passed=1)
+        assert collected(project, "--lf", "plans/broken.toml", "test_a.py") == BROKEN
+
+    def test_x_stops_at_it(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=TEST)
+        project.runpytest_inprocess("-x", "plans/broken.toml", "test_a.py").assert_outcomes(failed=1)
+
+    def test_junit_has_it_with_its_sentence(self, project: pytest.Pytester) -> None:
+        project.runpytest_inprocess("plans/broken.toml", "--junitxml=out.xml")
+        (case,) = ElementTree.parse("out.xml").iter("testcase")
+        assert (case.get("classname"), case.get("name")) == ("plans.broken.toml", "plan")
+        assert "modle" in str(case[0].get("message"))
+
+    def test_it_works_without_xdist(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("plans/broken.toml", "-p", "no:xdist")
+        result.assert_outcomes(failed=1)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+    def test_durations_and_verbose_show_its_name(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("plans/broken.toml", "-v", "--durations=0", "-vv")
+        result.stdout.fnmatch_lines(["plans/broken.toml::plan FAILED*", "*call *plans/broken.toml::plan"])
+
+
+class TestPlanFixture:
+    def test_tests_are_parametrized_over_plans_and_rows(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=PLAN_TEST + TEST)
+        result = project.runpytest_inprocess("test_a.py", "--fxbucket-plans=plans/good.toml,plans/plain.toml", "-v")
+        result.assert_outcomes(passed=4)
+        for name in ("plans/good.toml", "plans/good.toml-keep", "plans/plain.toml"):
+            result.stdout.fnmatch_lines([f"test_a.py::test_plan[[]{name}] PASSED*"])
+
+    def test_a_plan_that_cannot_be_loaded_is_one_error_with_its_sentence(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=PLAN_TEST)
+        result = project.runpytest_inprocess("test_a.py", "--fxbucket-plans=plans/broken.toml")
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["*broken.toml: *modle*"])
+        result.stdout.no_fnmatch_line("*During handling*")
+
+    def test_a_marker_names_plan_and_row(self, project: pytest.Pytester) -> None:
+        project.makepyfile(
+            test_a="""
+            import pytest
+
+            @pytest.mark.fxbucket_plan("plans/plain.toml")
+            def test_base(fxbucket_plan):
+                assert (fxbucket_plan.path.name, fxbucket_plan.matrix_id) == ("plain.toml", None)
+
+            @pytest.mark.fxbucket_plan("plans/good.toml", id="keep")
+            def test_row(fxbucket_plan):
+                assert (fxbucket_plan.path.name, fxbucket_plan.matrix_id) == ("good.toml", "keep")
+            """
+        )
+        result = project.runpytest_inprocess("-v", "--strict-markers")
+        result.assert_outcomes(passed=2)
+        result.stdout.fnmatch_lines(["test_a.py::test_base PASSED*", "test_a.py::test_row PASSED*"])
+
+    @pytest.mark.parametrize(
+        ("mark", "sentence"),
+        [
+            ("fxbucket_plan('plans/good.toml', id='kep')", "*good.toml: no [[][[]matrix]] row has the id 'kep'*keep*"),
+            ("fxbucket_plan('plans/gone.toml')", "*gone.toml: the plan cannot be read*"),
+        ],
+    )
+    def test_a_marker_that_names_nothing_is_one_sentence(self, project: pytest.Pytester, mark: str, sentence: str) -> None:
+        project.makepyfile(test_a=f"import pytest\n@pytest.mark.{mark}\ndef test_a(fxbucket_plan): pass\n")
+        result = project.runpytest_inprocess()
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines([sentence])
+
+    @pytest.mark.parametrize("given", ["", "'a', 'b', 'c'", "'a', row='b'", "3"])
+    def test_a_marker_with_other_arguments_is_a_usage_error(self, project: pytest.Pytester, given: str) -> None:
+        project.makepyfile(test_a=f"import pytest\n@pytest.mark.fxbucket_plan({given})\ndef test_a(fxbucket_plan): pass\n")
+        result = project.runpytest_inprocess()
+        result.stdout.fnmatch_lines(["*test_a.py::test_a: expected @pytest.mark.fxbucket_plan(path, id=None)*"])
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+
+    def test_a_test_may_parametrize_paths_itself(self, project: pytest.Pytester) -> None:
+        project.makepyfile(
+            test_a="import pytest\n@pytest.mark.parametrize('fxbucket_plan', ['plans/plain.toml'], indirect=True)\n" + PLAN_TEST
+        )
+        project.runpytest_inprocess("test_a.py", "--fxbucket-plans=plans/good.toml").assert_outcomes(passed=1)
+
+    def test_without_any_plan_the_error_says_how_to_give_one(self, project: pytest.Pytester) -> None:
+        project.makepyfile(test_a=PLAN_TEST)
+        result = project.runpytest_inprocess()
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["fxbucket_plan: no plan is given; use --fxbucket-plans=PATH*"])

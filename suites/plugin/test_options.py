@@ -1,0 +1,140 @@
+"""Options: each has an ini twin, and a value that cannot be is a usage error that names the flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.options import TABLE, Options, close_bare_accept, fx_session
+
+
+def options_of(project: pytest.Pytester, *args: str) -> Options:
+    return fx_session(project.parseconfigure(*args)).options
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("args", "sentence"),
+        [
+            (["--fxbucket-plans=plnas"], "--fxbucket-plans: plnas is not there; did you mean plans?"),
+            (
+                ["--fxbucket-plans=plans/god.toml"],
+                "--fxbucket-plans: plans/god.toml is not there; did you mean plans/good.toml?",
+            ),
+            (["--fxbucket-plans=none"], "--fxbucket-plans: no plan file (*.toml) in none"),
+            (["--fxbucket-plans=plans/*.tml"], "--fxbucket-plans: no plan file (*.toml) in plans/*.tml"),
+            (["--fxbucket-plans=tiny.py"], "--fxbucket-plans: tiny.py is no plan file; expected a *.toml"),
+            (["--fxbucket-plans="], "--fxbucket-plans: no path given*"),
+            (["--fxbucket-pass=manul"], "--fxbucket-pass: 'manul' is no pass; expected *; did you mean manual?"),
+            (["--fxbucket-pass=a.b"], "--fxbucket-pass: 'a.b' is no pass; expected manual, torch or module:callable"),
+            (["--fxbucket-accept=chnged"], "--fxbucket-accept: 'chnged' is no mode; expected *; did you mean changed?"),
+            (["--fxbucket-backend=glo"], "--fxbucket-backend: 'glo' is no backend; expected *; did you mean gloo?"),
+            (["--fxbucket-backend=nccl"], "--fxbucket-backend: backend 'nccl' is not built yet; use gloo"),
+            (["-o", "fxbucket_backend=glo"], "ini fxbucket_backend: 'glo' is no backend*"),
+            (["-o", "fxbucket_pass=manul"], "ini fxbucket_pass: 'manul' is no pass*"),
+            (["-o", "fxbucket_plans=plnas"], "ini fxbucket_plans: plnas is not there*"),
+            (["-o", "fxbucket_accept=x", "--fxbucket-accept"], "ini fxbucket_accept: 'x' is no mode*"),
+            (["-o", "fxbucket_golden=../golden"], "ini fxbucket_golden: * lies outside rootdir *"),
+            (["--fxbucket-accept", "--fxbucket-pass=torch"], "--fxbucket-accept with --fxbucket-pass=torch: goldens belong*"),
+        ],
+    )
+    def test_a_bad_value_ends_pytest_with_4_and_one_sentence(
+        self, project: pytest.Pytester, args: list[str], sentence: str
+    ) -> None:
+        project.mkdir("none")
+        result = project.runpytest_inprocess(*args)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        # brackets are patterns to fnmatch, and none is meant
+        result.stderr.fnmatch_lines([f"ERROR: {sentence}".replace("(*.toml)", "([*].toml)")])
+        assert "Traceback" not in result.stderr.str()
+
+
+class TestTwins:
+    def test_every_option_has_an_ini_twin_in_the_help(self, project: pytest.Pytester) -> None:
+        text = project.runpytest_inprocess("--help").stdout.str()
+        for row in TABLE:
+            assert row.dest in text
+            assert row.metavar is None or row.flag in text
+
+    def test_ini_values_are_used_where_no_option_is_given(self, project: pytest.Pytester) -> None:
+        project.makeini(
+            "[pytest]\nfxbucket_plans = plans/good.toml\nfxbucket_pass = torch\n"
+            "fxbucket_backend = fake\nfxbucket_golden = reviewed\n"
+        )
+        assert options_of(project) == Options(
+            rootdir=project.path,
+            plans=(project.path / "plans" / "good.toml",),
+            pass_name="torch",
+            backend="fake",
+            golden_dir=project.path / "reviewed",
+        )
+
+    def test_an_option_wins_over_its_ini_twin(self, project: pytest.Pytester) -> None:
+        project.makeini("[pytest]\nfxbucket_plans = plans/good.toml\nfxbucket_pass = torch\nfxbucket_backend = fake\n")
+        args = ("--fxbucket-plans=plans/plain.toml", "--fxbucket-pass=a.b:c", "--fxbucket-backend=gloo")
+        options = options_of(project, *args)
+        assert (options.plans, options.pass_name, options.backend) == (
+            (project.path / "plans" / "plain.toml",),
+            "a.b:c",
+            "gloo",
+        )
+
+
+class TestPlans:
+    @pytest.mark.parametrize(
+        ("value", "names"),
+        [
+            ("plans/good.toml", ["good.toml"]),
+            ("plans", ["broken.toml", "good.toml", "plain.toml"]),
+            ("plans/p*.toml", ["plain.toml"]),
+            ("**/g*.toml", ["good.toml"]),
+            ("plans/plain.toml,plans", ["plain.toml", "broken.toml", "good.toml"]),
+        ],
+    )
+    def test_files_folders_globs_and_commas_each_name_plans_once(
+        self, project: pytest.Pytester, value: str, names: list[str]
+    ) -> None:
+        assert [path.name for path in options_of(project, f"--fxbucket-plans={value}").plans] == names
+
+    def test_paths_are_those_of_the_folder_that_pytest_was_started_in(
+        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(project.path / "plans")
+        assert options_of(project, "--fxbucket-plans=good.toml").plans == (project.path / "plans" / "good.toml",)
+
+
+class TestAccept:
+    @pytest.mark.parametrize(
+        ("args", "mode"),
+        [
+            ((), None),
+            (("--fxbucket-accept",), "all"),
+            (("--fxbucket-accept=new",), "new"),
+            (("--accept",), "all"),
+            (("--accept=changed",), "changed"),
+            (("--fxbucket-accept", "-o", "fxbucket_accept=new"), "new"),
+            (("-o", "fxbucket_accept=new"), None),
+        ],
+    )
+    def test_mode(self, project: pytest.Pytester, args: tuple[str, ...], mode: str | None) -> None:
+        assert options_of(project, *args).accept == mode
+
+    @pytest.mark.parametrize("flag", ["--fxbucket-accept", "--accept"])
+    def test_a_bare_accept_never_eats_the_path_after_it(self, project: pytest.Pytester, flag: str) -> None:
+        config = project.parseconfigure(flag, "plans/plain.toml")
+        assert config.args == ["plans/plain.toml"]
+
+    def test_what_comes_after_two_dashes_is_left_alone(self) -> None:
+        args = ["--fxbucket-accept", "--", "--fxbucket-accept"]
+        assert close_bare_accept(args)
+        assert args == ["--fxbucket-accept=", "--", "--fxbucket-accept"]
+
+    @pytest.mark.parametrize("owner", ["conftest", "other_plugin"])
+    def test_an_accept_option_of_somebody_else_stays_theirs(self, project: pytest.Pytester, owner: str) -> None:
+        Path(f"{owner}.py").write_text("def pytest_addoption(parser): parser.addoption('--accept', action='store_true')")
+        loading = [] if owner == "conftest" else ["-p", owner]
+        project.syspathinsert()
+        config = project.parseconfigure(*loading, "--accept", "plans/plain.toml")
+        assert config.option.accept is True
+        assert fx_session(config).options.accept is None

@@ -1,0 +1,192 @@
+"""Plans run for real, from the command line to goldens on disk: on one process, on workers, and from users' tests."""
+
+from __future__ import annotations
+
+import os
+import select
+import uuid
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+CHECKS = ["audit", "golden", "collectives", "bitwise"]
+
+
+def outcomes(junit: str) -> dict[str, str]:
+    """Return plan and item name -> passed, failure, skipped or error."""
+    cases = ElementTree.parse(junit).iter("testcase")
+    names = {f"{case.get('classname')} {case.get('name')}": [child.tag for child in case] for case in cases}
+    return {name: next((tag for tag in tags if tag != "properties"), "passed") for name, tags in names.items()}
+
+
+def golden_names(project: pytest.Pytester) -> list[str]:
+    return sorted(path.name for path in project.path.glob("golden/**/*") if path.is_file())
+
+
+class TestPlans:
+    def test_accepting_then_running_again_on_workers_gives_the_same_verdicts(self, project: pytest.Pytester) -> None:
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        args = ("--fxbucket-plans=plans", "-v", "--durations=3")
+        first = project.runpytest_subprocess(*args, "plans/good.toml", "--fxbucket-accept=new")
+        first.assert_outcomes(passed=8)
+        assert golden_names(project) == ["good.keep.txt", "good.txt"]
+        first.stdout.fnmatch_lines(
+            [
+                "fxbucket: * pass manual, * accepting goldens: new, torch *",
+                "plans/good.toml: * → * launches, * buckets, * audit passed, golden passed, collectives passed, bitwise passed",
+                "golden written: golden/plans/good.txt",
+            ]
+        )
+
+        one = project.runpytest_subprocess(*args, "--junitxml=one.xml")
+        two = project.runpytest_subprocess(*args, "--junitxml=two.xml", "-n2")
+        assert outcomes("one.xml") == outcomes("two.xml")
+        for result in (one, two):
+            result.assert_outcomes(passed=11, failed=2)
+            result.stdout.fnmatch_lines(["*golden/plans/plain.txt is missing; *pytest plans/plain.toml::golden*=new"])
+            result.stdout.fnmatch_lines(["plans/plain.toml: * audit passed, golden failed, *"])
+        assert golden_names(project) == ["good.keep.txt", "good.txt"]
+        self.each_plan_has_one_worker(two.outlines)
+
+    def each_plan_has_one_worker(self, lines: list[str]) -> None:
+        ran = [line.split() for line in lines if line.startswith("[gw") and "::" in line]
+        pairs = {(words[0], words[-1].partition("::")[0]) for words in ran}
+        assert len(pairs) == len({plan for _, plan in pairs}) == 3
+
+    def test_workers_accept_as_one_process_does(self, project: pytest.Pytester) -> None:
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        args = ("--fxbucket-plans=plans/good.toml,plans/plain.toml", "-k", "golden")
+        project.runpytest_subprocess(*args, "--accept").assert_outcomes(passed=3)
+        texts = {path: path.read_text() for path in project.path.glob("golden/plans/*.txt")}
+        for path in texts:
+            path.unlink()
+        project.runpytest_subprocess(*args, "--accept", "-n2").assert_outcomes(passed=3)
+        assert {path: path.read_text() for path in project.path.glob("golden/plans/*.txt")} == texts
+        assert len(texts) == 3
+
+    def test_a_plan_is_let_go_after_its_last_item(self, project: pytest.Pytester) -> None:
+        project.makeconftest(
+            """
+            import gc, weakref, pytest
+            from pytest_fxbucket.options import fx_session
+
+            runs = []
+
+            @pytest.hookimpl(wrapper=True)
+            def pytest_runtest_call(item):
+                yield
+                runs.append(weakref.ref(fx_session(item.config).run_of(item.plan)))
+
+            def pytest_runtest_logfinish(nodeid):
+                gc.collect()
+                print(nodeid, "alive:", sum(run() is not None for run in runs))
+            """
+        )
+        result = project.runpytest_subprocess("-s", "plans/good.toml", "-k", "audit or collectives")
+        result.stdout.fnmatch_lines(
+            ["*::audit alive: 1", "*::collectives alive: 0", "*::audit[[]keep] alive: 1", "*::collectives[[]keep] alive: 0"]
+        )
+
+
+class TestEnd:
+    def test_control_c_ends_with_2_writes_no_golden_and_leaves_no_process(
+        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        token = f"FXBUCKET_SUITE={uuid.uuid4()}"
+        monkeypatch.setenv(*token.split("="))
+        interrupting = "import signal\nfrom tiny import batch, loss\ndef build(): signal.raise_signal(signal.SIGINT)\n"
+        Path("stops.py").write_text(interrupting)
+        Path("plans/stops.toml").write_text(Path("plans/plain.toml").read_text().replace("tiny:", "stops:"))
+        result = project.runpytest_subprocess("plans/plain.toml", "plans/stops.toml", "--accept")
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result.stdout.fnmatch_lines(["golden NOT written: 1 accepted, but the run was interrupted"])
+        assert golden_names(project) == []
+        assert [pid for pid in processes_with(token) if not ends(pid)] == []
+
+    def test_a_worker_that_dies_fails_its_item_once_and_the_rest_still_runs(self, project: pytest.Pytester) -> None:
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        Path("dies.py").write_text("import os\nfrom tiny import batch, loss\ndef build(): os._exit(3)\n")
+        Path("plans/dies.toml").write_text(
+            Path("plans/plain.toml").read_text().replace("tiny:", "dies:") + "[checks]\ngolden = false\nbitwise = false\n"
+        )
+        result = project.runpytest_subprocess("plans/dies.toml", "plans/plain.toml", "-k", "audit or dies", "-n2")
+        result.assert_outcomes(failed=2, passed=1)
+        result.stdout.fnmatch_lines(["plans/dies.toml: audit error, collectives error", "plans/plain.toml: *audit passed"])
+
+
+def processes_with(setting: str) -> list[int]:
+    """Return the processes that were started with an environment setting, but for this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if setting.encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def ends(pid: int) -> bool:
+    """Say whether a process ends by itself; one that was told to may take a moment."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
+
+
+class TestFixtures:
+    def test_a_test_of_ten_lines_does_all_four_checks(self, project: pytest.Pytester) -> None:
+        project.makepyfile(
+            test_a="""
+            import pytest
+
+            pytestmark = pytest.mark.fxbucket_plan("plans/plain.toml")
+
+            @pytest.mark.parametrize("name", ["audit", "golden", "collectives", "bitwise"])
+            def test_check(fxbucket_check, name):
+                assert fxbucket_check(name)
+
+            def test_graphs(fxbucket_graph, fxbucket_bucketed, fxbucket_run):
+                assert fxbucket_graph is fxbucket_run.step
+                assert fxbucket_bucketed is fxbucket_run.bucketed
+
+            def test_ranks(fxbucket_ranks):
+                assert fxbucket_ranks(2) is fxbucket_ranks(2)
+                assert fxbucket_ranks(2).run("jobs:double", [3, 4], timeout_s=60, paths=["."]) == [6, 8]
+            """
+        )
+        Path("jobs.py").write_text("def double(rank, world, payload): return 2 * payload\n")
+        project.runpytest_subprocess("test_a.py", "--fxbucket-accept=new").assert_outcomes(passed=6)
+        assert golden_names(project) == ["plain.txt"]
+
+    def test_a_failed_check_shows_the_verdict_where_it_was_asserted(self, project: pytest.Pytester) -> None:
+        project.makepyfile(
+            test_a="""
+            import pytest
+            from pytest_fxbucket.errors import FxbucketError
+
+            @pytest.mark.fxbucket_plan("plans/plain.toml")
+            def test_golden(fxbucket_check):
+                with pytest.raises(FxbucketError, match="plain.txt is missing") as caught:
+                    assert fxbucket_check("golden")
+                assert len(caught.traceback.filter(caught)) == 1
+                raise caught.value
+
+            @pytest.mark.fxbucket_plan("plans/nothing.toml")
+            def test_audit(fxbucket_bucketed):
+                pass
+            """
+        )
+        Path("plans/nothing.toml").write_text(Path("plans/plain.toml").read_text().replace("head", "heed"))
+        result = project.runpytest_subprocess("test_a.py")
+        result.assert_outcomes(failed=1, errors=1)
+        result.stdout.fnmatch_lines(
+            ["*heed*head*", ">*raise caught.value", "E *GoldenError: golden/plans/plain.txt is missing*"]
+        )

@@ -1,0 +1,33 @@
+"""Start-up: whoever has the plugin installed and runs something else must not pay for torch."""
+
+from __future__ import annotations
+
+import pytest
+
+REPORT = """
+import sys
+
+def pytest_unconfigure(config):
+    print("torch imported:", "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "ret"),
+    [
+        (["test_a.py"], 0),
+        (["--fxbucket-plans=plans", "--collect-only"], 0),
+        (["plans/broken.toml"], 1),
+        (["--fxbucket-plans=plans", "--fxbucket-pass=none"], 4),
+        (["test_a.py", "--fxbucket-plans=plans/good.toml"], 0),
+        (["--help"], 0),
+    ],
+)
+def test_torch_is_imported_only_when_a_check_runs(project: pytest.Pytester, args: list[str], ret: int) -> None:
+    project.makeconftest(REPORT)
+    project.makepyfile(test_a="def test_plan(fxbucket_plan): pass" if len(args) > 1 else "def test_own(): pass")
+    result = project.runpytest_subprocess(*args, "-s")
+    assert result.ret == ret
+    if ret != pytest.ExitCode.USAGE_ERROR:
+        result.stdout.fnmatch_lines(["*torch imported: False"])
+    result.stdout.no_fnmatch_line("*torch imported: True")

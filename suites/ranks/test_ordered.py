@@ -1,0 +1,84 @@
+"""The bits of a reduction depend on the ranks' values alone, or a bitwise check would blame plans for gloo's order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fxbucket.ranks.pool import RankFailure
+
+JOBS = "suites.ranks.ordered_jobs:"
+
+
+def run(pools, world, job, payload=None):
+    return pools.get(world).run(JOBS + job, [payload] * world, timeout_s=20)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("world", [3, 4])
+def test_bucketed_equals_separate_bit_for_bit(pools, world, dtype, op):
+    for results in run(pools, world, "separate_and_bucketed", (dtype, op)):
+        assert results == dict.fromkeys(results, True)
+
+
+def test_the_values_of_these_tests_can_tell_orders_apart(pools):
+    assert run(pools, 4, "gloos_own") == [False] * 4
+
+
+def test_all_gathers_of_every_form_collect_in_rank_order(pools):
+    whole = [float(rank) for rank in range(4) for _ in range(3)]
+    plus = [value + 1 for value in whole]
+    assert run(pools, 4, "gathers") == [(whole, whole, whole, [whole, plus])] * 4
+
+
+def test_launches_on_two_groups_in_opposite_orders_do_not_deadlock(pools):
+    assert run(pools, 4, "async_in_opposite_orders") == [(10.0, 10.0, True)] * 4
+
+
+def test_sub_groups_and_meshes_are_ordered_too(pools):
+    assert run(pools, 4, "new_groups") == [("OrderedGloo", "0", True)] * 4
+
+
+def test_other_reductions_and_uneven_or_empty_ones_work(pools):
+    results = run(pools, 4, "other_operations")
+    for rank, found in enumerate(results):
+        assert found["MAX"] == [4, 7]
+        assert found["MIN"] == [1, 1]
+        assert found["PRODUCT"] == [24, 105]
+        assert found["SUM"] == [10, 16]
+        assert found["BOR"] == [7, 7]
+        assert found["uneven"] == [4.0 * rank] * (rank + 1)
+        assert found["objects"] == [{"rank": r} for r in range(4)]
+        assert found["strided"] == [[0.0, 12.0], [4.0, 16.0], [8.0, 20.0]]
+        assert found["bare"] == [3.0, 3.0 if rank == 2 else rank]
+    assert results[1]["reduce"] == 6.0
+    assert results[0]["reduce"] == 0.0
+
+
+def test_an_average_of_integers_is_refused(pools):
+    with pytest.raises(RankFailure, match=r"an average of torch\.int64"):
+        run(pools, 4, "bad_average")
+
+
+def test_a_reduce_scatter_that_ranks_cannot_share_is_refused(pools):
+    with pytest.raises(RankFailure, match="5 elements, which 4 ranks cannot share evenly"):
+        run(pools, 4, "uneven_tensor")
+
+
+@pytest.mark.parametrize("precision", [False, True], ids=["fp32", "bf16 with fp32 reduction"])
+@pytest.mark.parametrize("world", [3, 4])
+def test_fully_shard_gives_the_same_gradients_in_any_bucketing(pools, world, precision):
+    for (loss_apart, apart), (loss_together, together) in run(pools, world, "fsdp_step", precision):
+        assert torch.equal(loss_apart, loss_together)
+        assert {name for name in apart if not torch.equal(apart[name], together[name])} == set()
+        assert sum(grad.abs().sum().item() for grad in apart.values()) > 0
+
+
+def test_ddp_works_over_the_ordered_group(pools):
+    results = run(pools, 4, "ddp_step")
+    assert results[1:] == results[:-1]
+
+
+def test_collectives_in_quick_succession_never_lock_each_other_out(pools):
+    assert run(pools, 4, "every_collective_many_times", 150) == ["through"] * 4
