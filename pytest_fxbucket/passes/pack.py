@@ -74,10 +74,11 @@ class _Builder:
             rows = self._call(self.aten.view.default, wait, [self.ranks, -1])
             sizes = [shape.numel() for shape in shapes]
             pieces = self._call(self.aten.split_with_sizes_copy.default, rows, sizes, 1)
-            for i, (member, shape) in enumerate(zip(self.members, shapes, strict=True)):
+            results = []
+            for i, shape in enumerate(shapes):
                 piece = self._call(getitem, pieces, i)
-                full = self._call(self.aten.view.default, piece, [shape[0] * self.ranks, *shape[1:]])
-                self._replace(member, full)
+                results.append(self._call(self.aten.view.default, piece, [shape[0] * self.ranks, *shape[1:]]))
+        self._replace_members(results)
         return Merged(launch, wait, self.members)
 
     def reduce_scatter(self) -> Merged:
@@ -100,8 +101,7 @@ class _Builder:
         for member in self.members:
             for node in readers_before(member.wait, last)[1:]:
                 last.prepend(node)
-        for member, result in zip(self.members, results, strict=True):
-            self._replace(member, result)
+        self._replace_members(results)
         return Merged(launch, wait, self.members)
 
     def _refuse_dependence(self, last: fx.Node) -> None:
@@ -115,10 +115,12 @@ class _Builder:
                     f"because {name} depends on its result"
                 )
 
-    def _replace(self, member: Target, result: fx.Node) -> None:
-        member.wait.replace_all_uses_with(result)
-        self.graph.erase_node(member.wait)
-        self.graph.erase_node(member.launch)
+    def _replace_members(self, results: Sequence[fx.Node]) -> None:
+        """Only now, since a node that is an insertion point must not be erased."""
+        for member, result in zip(self.members, results, strict=True):
+            member.wait.replace_all_uses_with(result)
+            self.graph.erase_node(member.wait)
+            self.graph.erase_node(member.launch)
 
     def _call(self, target: Any, *args: Any) -> fx.Node:
         node = self.graph.call_function(target, args)
