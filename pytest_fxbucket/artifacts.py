@@ -42,7 +42,7 @@ class Folder:
             self._write(f"{phase}.unbucketed.txt", str(graph_module.graph))
         for rank, graphs in passed.items():
             for phase, one in graphs.items():
-                self._write(f"{phase}.bucketed.rank{rank}.txt", str(one.bucketed.graph_module.graph))
+                self._write(f"{phase}.bucketed.rank{rank}.txt", str(one.bucketed.graph))
                 if one.bucketed.report is not None:
                     report = json.dumps(one.bucketed.report.to_dict(), indent=2)
                     self._write(f"{phase}.report.rank{rank}.json", report)

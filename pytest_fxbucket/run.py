@@ -216,8 +216,7 @@ class PlanRun:
         from pytest_fxbucket.graph.schedule import schedule_of
 
         schedules = {
-            phase: schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph_module.graph))
-            for phase, one in graphs.items()
+            phase: schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph)) for phase, one in graphs.items()
         }
         return golden_text(self.name, world.step(0).mesh, cast("dict[str, object]", schedules))  # type: ignore[arg-type]
 
@@ -280,11 +279,11 @@ class PlanRun:
 
     def _task(self, world: World, phase: Phase, rank: int, localise: int | None) -> Task:
         from pytest_fxbucket.checks.bitwise_job import Task
-        from pytest_fxbucket.graph.portable import encode
+        from pytest_fxbucket.graph.portable import encode_module
 
         step, plan = world.step(rank), self.plan
         return Task(
-            unbucketed=encode(step.graphs[phase]),
+            unbucketed=encode_module(step.graphs[phase]),
             bucketed=world.passed(rank)[phase].portable,
             inputs=step.inputs[phase],
             outputs=step.outputs[phase],
@@ -297,9 +296,9 @@ class PlanRun:
         )
 
     def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
-        from pytest_fxbucket.graph.portable import digest, encode
+        from pytest_fxbucket.graph.portable import digest, encode_module
 
-        before = {id(step): digest(encode(step.graphs[phase])) for step in map(world.step, range(world.size))}
+        before = {id(step): digest(encode_module(step.graphs[phase])) for step in map(world.step, range(world.size))}
         return [(before[id(world.step(rank))], world.passed(rank)[phase].digest) for rank in range(world.size)]
 
     def _looked_at(self, world: World) -> str:

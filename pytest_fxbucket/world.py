@@ -137,11 +137,11 @@ class World:
 
     def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed) -> Passed:
         """Read ``bucketed``, unless a rank before had the same graph."""
-        portable = encode(bucketed.graph_module, bucketed.modules)
-        name, groups = digest(portable), _group_ranks(bucketed.graph_module.graph)
+        portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
+        name, groups = digest(portable), _group_ranks(bucketed.graph)
         key = (phase, name, tuple(sorted(groups.items())))
         if key not in self._known:
-            graph = bucketed.graph_module.graph
+            graph = bucketed.graph
             reading = read_graph(graph, step.inputs[phase], step.outputs[phase])
             calls, problems = calls_of(graph, reading, groups)
             self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)

@@ -15,7 +15,7 @@ from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.shard import local_shard
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode
+from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module
 from pytest_fxbucket.ranks import mark
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Outcome:
 def run(rank: int, world: int, task: Task) -> Outcome:
     """Run ``task.steps`` steps of both graphs from the same state and compare after each."""
     graphs = decode(task.unbucketed), decode(task.bucketed)
-    outcome = Outcome((digest(encode(graphs[0], task.unbucketed.modules)), digest(encode(graphs[1], task.bucketed.modules))))
+    outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
     start, batches = _start(rank, world, task)
     states = [[tensor.clone() for tensor in start] for _ in graphs]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}

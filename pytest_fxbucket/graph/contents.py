@@ -51,6 +51,8 @@ def read(content: Runs, view: torch.Tensor) -> Runs:
     starts, length = blocks(view)
     if view.numel() == 0:
         return content[:0]
+    if len(starts) == 1 and length == size(content):
+        return content
     first = torch.searchsorted(content[:, OFFSET].contiguous(), starts, right=True) - 1
     last = torch.searchsorted(content[:, OFFSET].contiguous(), starts + length, right=False) - 1
     counts = last - first + 1
@@ -71,6 +73,8 @@ def write(content: Runs, view: torch.Tensor, runs: Runs) -> Runs:
     if view.numel() == 0:
         return content
     starts, length = blocks(view)
+    if len(starts) == 1 and length == size(content):
+        return joined(runs)
     pieces = cut(runs, length)
     pieces[:, OFFSET] = starts[pieces[:, OFFSET] // length] + pieces[:, OFFSET] % length
     kept = _without(content, torch.sort(starts).values, length)
@@ -82,6 +86,11 @@ def cut(runs: Runs, length: int) -> Runs:
     first = runs[:, OFFSET] // length
     last = (runs[:, OFFSET] + runs[:, LENGTH] - 1) // length
     return _split(runs, last - first + 1, lambda index, nth: (first[index] + nth) * length)
+
+
+def size(content: Runs) -> int:
+    """Elements that ``content`` tells of."""
+    return int(content[-1, OFFSET] + content[-1, LENGTH]) if len(content) else 0
 
 
 def relocated(runs: Runs) -> Runs:

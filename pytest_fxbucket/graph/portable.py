@@ -47,22 +47,24 @@ class PortableGraph:
     """Python modules to import first: they register the operators that the graph calls."""
 
 
-def encode(graph_module: fx.GraphModule, modules: tuple[str, ...] = ()) -> PortableGraph:
-    """``graph_module`` as plain data. Raises :class:`PassError` for a call that has no importable name."""
-    index = {node: i for i, node in enumerate(graph_module.graph.nodes)}
+def encode(graph: fx.Graph, root: torch.nn.Module, modules: tuple[str, ...] = ()) -> PortableGraph:
+    """``graph`` as plain data; its ``get_attr`` nodes name attributes of ``root``.
+
+    Raises :class:`PassError` for a call that has no importable name.
+    """
+    index = {node: i for i, node in enumerate(graph.nodes)}
 
     def plain(value: Any) -> Any:
         return _mapped(value, lambda node: _Ref(index[node]))
 
-    rows = tuple(
-        (node.op, node.name, _target(node), plain(node.args), plain(dict(node.kwargs))) for node in graph_module.graph.nodes
-    )
-    attributes = {
-        str(node.target): _attribute(graph_module, str(node.target), modules)
-        for node in graph_module.graph.nodes
-        if node.op == "get_attr"
-    }
-    return PortableGraph(rows, attributes, modules)
+    rows = tuple((node.op, node.name, _target(node), plain(node.args), plain(dict(node.kwargs))) for node in graph.nodes)
+    names = sorted({str(node.target) for node in graph.nodes if node.op == "get_attr"})
+    return PortableGraph(rows, {name: _attribute(root, name, modules) for name in names}, modules)
+
+
+def encode_module(graph_module: fx.GraphModule) -> PortableGraph:
+    """``graph_module`` as plain data, of operators that torch itself registers."""
+    return encode(graph_module.graph, graph_module)
 
 
 def decode(portable: PortableGraph) -> fx.GraphModule:
@@ -119,11 +121,11 @@ def _callable(target: Any) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), target.overload)
 
 
-def _attribute(graph_module: fx.GraphModule, name: str, modules: tuple[str, ...]) -> Any:
-    value = graph_module
+def _attribute(root: torch.nn.Module, name: str, modules: tuple[str, ...]) -> Any:
+    value: Any = root
     for part in name.split("."):
         value = getattr(value, part)
-    return encode(value, modules) if isinstance(value, fx.GraphModule) else value
+    return encode(value.graph, value, modules) if isinstance(value, fx.GraphModule) else value
 
 
 def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:

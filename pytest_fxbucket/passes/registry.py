@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from pytest_fxbucket.capture.blame import user_frame
@@ -30,11 +32,18 @@ ForeignPass = Callable[[fx.GraphModule, Sequence[str | list[str]]], Any]
 class Bucketed:
     """What a pass made of one graph."""
 
-    graph_module: fx.GraphModule
+    graph: fx.Graph
+    root: torch.nn.Module
+    """Holds the constants that ``graph`` names."""
     report: PassReport | None
     """What the pass says it did; None from a pass that is not ours."""
     modules: tuple[str, ...] = ()
     """Python modules that register the operators of the graph."""
+
+    @cached_property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph, ready to run; compiled when first asked for, which costs more than the pass."""
+        return fx.GraphModule(self.root, self.graph)
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,14 @@ def run_pass(name: str, job: Job) -> Bucketed:
 
     Raises :class:`PassError` or :class:`PlanError` if it cannot be done, whatever the pass itself raised.
     """
-    graph_module = job.step.graphs[job.phase]
-    # the root's constants are shared, never written
-    work = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    root = job.step.graphs[job.phase]
+    graph = copy.deepcopy(root.graph)
     if name == "manual":
-        return _run_manual(work, job)
+        return Bucketed(graph, root, _run_manual(graph, job))
     foreign, modules = _foreign(name)
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
     try:
-        result = foreign(work, plans)
+        result = foreign(fx.GraphModule(root, graph), plans)
     except FxbucketError:
         raise
     except Exception as error:
@@ -71,25 +79,23 @@ def run_pass(name: str, job: Job) -> Bucketed:
         raise PassError(f"pass {name} raised {type(error).__name__}{where}: {' '.join(str(error).split())[:400]}") from error
     if not isinstance(result, fx.GraphModule):
         raise PassError(f"pass {name} returned a {type(result).__name__}, expected a GraphModule")
-    return Bucketed(result, None, modules)
+    return Bucketed(result.graph, result, None, modules)
 
 
-def _run_manual(work: fx.GraphModule, job: Job) -> Bucketed:
+def _run_manual(graph: fx.Graph, job: Job) -> PassReport:
     plan = job.plan
     if job.step.has_roles:
         entry_of = {fqn: entry.name for entry in job.entries for fqn in entry.parameters}
-        targets = by_parameter(work.graph, job.reading, job.step.inputs[job.phase], entry_of)
+        targets = by_parameter(graph, job.reading, job.step.inputs[job.phase], entry_of)
     else:
-        targets = by_module(work.graph, [(entry.name, entry.selectors) for entry in plan.bucket.plan], None)
+        targets = by_module(graph, [(entry.name, entry.selectors) for entry in plan.bucket.plan], None)
     manual = ManualPass(
         merging=plan.bucket.enabled,
         layout="execution" if plan.bucket.layout == "execution" else "registration",
         prefetch=plan.overlap.prefetch,
         defer_reduce=plan.overlap.defer_reduce,
     )
-    report = manual.run(work.graph, targets)
-    work.recompile()
-    return Bucketed(work, report)
+    return manual.run(graph, targets)
 
 
 def _plans_by_module(job: Job) -> list[str | list[str]]:
