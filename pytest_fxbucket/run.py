@@ -279,11 +279,10 @@ class PlanRun:
 
     def _task(self, world: World, phase: Phase, rank: int, localise: int | None) -> Task:
         from pytest_fxbucket.checks.bitwise_job import Task
-        from pytest_fxbucket.graph.portable import encode_module
 
         step, plan = world.step(rank), self.plan
         return Task(
-            unbucketed=encode_module(step.graphs[phase]),
+            unbucketed=world.unbucketed(rank, phase),
             bucketed=world.passed(rank)[phase].portable,
             inputs=step.inputs[phase],
             outputs=step.outputs[phase],
@@ -296,10 +295,9 @@ class PlanRun:
         )
 
     def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
-        from pytest_fxbucket.graph.portable import digest, encode_module
+        from pytest_fxbucket.graph.portable import digest
 
-        before = {id(step): digest(encode_module(step.graphs[phase])) for step in map(world.step, range(world.size))}
-        return [(before[id(world.step(rank))], world.passed(rank)[phase].digest) for rank in range(world.size)]
+        return [(digest(world.unbucketed(rank, phase)), world.passed(rank)[phase].digest) for rank in range(world.size)]
 
     def _looked_at(self, world: World) -> str:
         ranks = world.ranks()

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.groups import group_ranks
 from pytest_fxbucket.graph.collectives import read_launch
-from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
+from pytest_fxbucket.graph.portable import PortableGraph, digest, encode, encode_module
 from pytest_fxbucket.graph.reading import Reading, read_graph
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.selector import Resolution, resolve
@@ -50,13 +51,15 @@ class World:
     _passed: dict[int, dict[Phase, Passed]] = field(default_factory=dict)
     _known: dict[tuple[Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
     _steps: dict[int, StepGraph] = field(default_factory=dict)
+    _sent: dict[tuple[int, Phase], PortableGraph] = field(default_factory=dict)
 
     def step(self, rank: int) -> StepGraph:
         """The unbucketed step. A model is traced once: it gives the same graph on every rank; a factory is asked on each."""
         traced = rank if self.plan.graph is not None else 0
         if traced not in self._steps:
             self.say(f"tracing the step as rank {traced} of {self.size}")
-            self._steps[traced] = capture_plan(self.plan, self.size, traced)
+            with collector.paused():
+                self._steps[traced] = capture_plan(self.plan, self.size, traced)
         return self._steps[traced]
 
     @cached_property
@@ -90,7 +93,7 @@ class World:
             step, entries = self.step(rank), self.resolution.entries
             readings = self._readings(step)
             self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
-            with fake_world(rank, self.size):
+            with collector.paused(), fake_world(rank, self.size):
                 self._passed[rank] = {
                     phase: self._look(
                         phase, step, run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries))
@@ -98,6 +101,14 @@ class World:
                     for phase in step.graphs
                 }
         return self._passed[rank]
+
+    def unbucketed(self, rank: int, phase: Phase) -> PortableGraph:
+        """The unbucketed graph as plain data."""
+        step = self.step(rank)
+        key = (step.rank, phase)
+        if key not in self._sent:
+            self._sent[key] = encode_module(step.graphs[phase])
+        return self._sent[key]
 
     def ranks(self) -> Sequence[int]:
         """Ranks whose graphs are looked at: all up to 16; above, first, last, and those a power of two away from the first."""

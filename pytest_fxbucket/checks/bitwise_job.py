@@ -11,11 +11,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.shard import local_shard
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module
+from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes
 from pytest_fxbucket.ranks import mark
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ class Outcome:
 
 def run(rank: int, world: int, task: Task) -> Outcome:
     """Run ``task.steps`` steps of both graphs from the same state and compare after each."""
-    graphs = decode(task.unbucketed), decode(task.bucketed)
-    outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
+    with collector.paused():
+        graphs = decode(task.unbucketed), decode(task.bucketed)
+        outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
     start, batches = _start(rank, world, task)
     states = [[tensor.clone() for tensor in start] for _ in graphs]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}
@@ -193,7 +195,7 @@ def _bits_digest(tensors: Sequence[torch.Tensor]) -> str:
     text = hashlib.sha256()
     for tensor in tensors:
         text.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        text.update(bits(tensor).view(torch.uint8).numpy().tobytes())
+        text.update(raw_bytes(tensor))
     return text.hexdigest()
 
 

@@ -6,6 +6,7 @@ travel along, since they tell people where two runs part.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 from collections.abc import Mapping
@@ -100,9 +101,14 @@ def _shown(target: Any) -> str:
     return f"{target.__module__}.{target.__qualname__}" if callable(target) else repr(target)
 
 
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    """The tensor's elements as they lie in memory of this machine, in logical order."""
+    flat = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()) if flat.numel() else b""
+
+
 def _tensor_bytes(value: torch.Tensor) -> bytes:
-    flat = value.detach().contiguous().reshape(-1)
-    return repr((value.dtype, tuple(value.shape))).encode() + bytes(flat.view(torch.uint8).tolist())
+    return repr((value.dtype, tuple(value.shape))).encode() + raw_bytes(value)
 
 
 def _target(node: fx.Node) -> Any:

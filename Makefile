@@ -1,0 +1,31 @@
+# Everything runs in .venv, which these targets make themselves: a Python of 3.11 or newer and make are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+
+.PHONY: plans test lint suites bench clean
+
+plans: $(READY)  ## check every plan in fixtures/plans
+	$(BIN)/pytest --fxbucket-plans=fixtures/plans
+
+test: lint suites  ## lint, types and all suites
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+suites: $(READY)
+	$(BIN)/pytest suites -n 2 -q
+
+bench: $(READY)  ## the figures that README quotes
+	$(BIN)/python suites/benchmarks/main_path.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,models,xdist]'
+	touch $@
+
+clean:
+	rm -rf .venv .fxbucket .pytest_cache .mypy_cache .ruff_cache
