@@ -242,10 +242,11 @@ class PlanRun:
         from pytest_fxbucket.checks import bitwise
         from pytest_fxbucket.ranks.failure import RankFailure
 
-        world, lines = self._run_world, list[str]()
+        world, lines, largest = self._run_world, list[str](), 0
         try:
             for phase in world.step(0).graphs:
                 outcomes = self._run_ranks(world, phase, folder, None)
+                largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += bitwise.wrong_graphs(outcomes, self._digests(world, phase))
                 lines += bitwise.unusable_data(outcomes)
                 step = bitwise.first_step(outcomes)
@@ -256,7 +257,7 @@ class PlanRun:
             return failed("bitwise", str(failure), list(failure.lines()))
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
-        return passed("bitwise", self._equal(world))
+        return passed("bitwise", f"{self._equal(world)}; largest rank {largest >> 20} MiB")
 
     def _equal(self, world: World) -> str:
         outputs = [value for values in world.step(0).outputs.values() for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,8 @@ class Outcome:
     not_finite: list[str] = field(default_factory=list)
     first_node: tuple[int, str, str] | None = None
     """(position in the bucketed graph, node name, operator) of the first node whose bits differ."""
+    peak_bytes: int = 0
+    """Largest resident size of the rank's process so far."""
 
 
 def run(rank: int, world: int, task: Task) -> Outcome:
@@ -106,6 +109,7 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
+    outcome.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return outcome
 
 

@@ -77,7 +77,7 @@ class _Builder:
             results = []
             for i, shape in enumerate(shapes):
                 piece = self._call(getitem, pieces, i)
-                results.append(self._call(self.aten.view.default, piece, [shape[0] * self.ranks, *shape[1:]]))
+                results.append(self._view(piece, [shape[0] * self.ranks, *shape[1:]], self.members[i]))
         self._replace_members(results)
         return Merged(launch, wait, self.members)
 
@@ -97,7 +97,7 @@ class _Builder:
             results = []
             for i, shape in enumerate(shapes):
                 piece = self._call(getitem, pieces, i)
-                results.append(self._call(self.aten.view.default, piece, [shape[0] // self.ranks, *shape[1:]]))
+                results.append(self._view(piece, [shape[0] // self.ranks, *shape[1:]], self.members[i]))
         for member in self.members:
             for node in readers_before(member.wait, last)[1:]:
                 last.prepend(node)
@@ -121,6 +121,12 @@ class _Builder:
             member.wait.replace_all_uses_with(result)
             self.graph.erase_node(member.wait)
             self.graph.erase_node(member.launch)
+
+    def _view(self, piece: fx.Node, shape: Sequence[int], member: Target) -> fx.Node:
+        """``piece`` in the member's shape; its fake value is that of the wait it replaces, which is gone after."""
+        node = self.graph.call_function(self.aten.view.default, (piece, list(shape)))
+        node.meta = {**self.meta, "val": member.wait.meta.get("val")}
+        return node
 
     def _call(self, target: Any, *args: Any) -> fx.Node:
         node = self.graph.call_function(target, args)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.reading import Bucket, Direction, Reading, read_graph
 from pytest_fxbucket.passes.report import LeftAlone
 
@@ -121,7 +122,7 @@ def _sort(
         node = nodes[bucket.node]
         waits = collectives.waits_of(node)
         entry = entry_of(node, bucket.members[0].fqn) if len(bucket.members) == 1 else None
-        reason = _not_plannable(bucket, waits)
+        reason = _not_plannable(bucket, node, waits)
         if reason or entry is None:
             left.append(LeftAlone(_describe(bucket), reason or "no entry names its parameter"))
             continue
@@ -144,9 +145,13 @@ def _sort(
     return Targets(tuple(planned), tuple(left), len(reading.buckets))
 
 
-def _not_plannable(bucket: Bucket, waits: Sequence[fx.Node]) -> str:
-    if bucket.kind not in ("all_gather", "reduce_scatter"):
-        return f"{bucket.kind} is not bucketed"
+_MERGED = frozenset({"_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor"})
+
+
+def _not_plannable(bucket: Bucket, node: fx.Node, waits: Sequence[fx.Node]) -> str:
+    op = overload(node)
+    if op is None or op._schema.name not in _MERGED:
+        return f"{node.target} is not bucketed"
     if len(bucket.members) > 1:
         return "it carries several parameters already"
     if not bucket.members or not bucket.members[0].fqn:
