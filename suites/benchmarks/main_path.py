@@ -26,7 +26,11 @@ def main() -> None:
     """Print one row a figure."""
     print(f"{os.cpu_count()} cores; median (fastest ... slowest)")
     start_up(20)
-    row("4 layers, 4 checks, 4 ranks, from cold", "15 s", [timed(lambda: run_plan("llama.toml", base_only=True)) for _ in range(3)])
+    row(
+        "4 layers, 4 checks, 4 ranks, from cold",
+        "15 s",
+        [timed(lambda: run_plan("llama.toml", base_only=True)) for _ in range(3)],
+    )
     row("a second plan on the warm pool", "3 s", [second_plan() for _ in range(3)])
     row("32 layers, 256-rank mesh, bitwise on 4", "60 s", [timed(lambda: run_plan("llama32.toml")) for _ in range(2)])
     report_memory()
@@ -69,7 +73,10 @@ def start_up(times: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder)
         pairs = [
-            (timed(lambda: pytest("--collect-only", cwd=empty)), timed(lambda: pytest("--collect-only", "-p", "no:fxbucket", cwd=empty)))
+            (
+                timed(lambda: pytest("--collect-only", cwd=empty)),
+                timed(lambda: pytest("--collect-only", "-p", "no:fxbucket", cwd=empty)),
+            )
             for _ in range(times + 1)
         ][1:]
     row("pytest start-up without a plan, added", "0.020 s", [with_plugin - without for with_plugin, without in pairs])
@@ -83,7 +90,9 @@ def second_plan() -> float:
         second = [f"fixtures/plans/llama_tied.toml::{name}" for name in ITEMS]
         pytest(*first, *second, *(f"--deselect={name}[" for name in first), f"--junitxml={junit}")
         cases = ElementTree.parse(junit).getroot().iter("testcase")
-        return sum(float(case.get("time", 0)) for case in cases if "llama_tied" in case.get("classname", "") + case.get("file", ""))
+        return sum(
+            float(case.get("time", 0)) for case in cases if "llama_tied" in case.get("classname", "") + case.get("file", "")
+        )
 
 
 def report_memory() -> None:
