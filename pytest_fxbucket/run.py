@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -148,11 +148,11 @@ class PlanRun:
                 f"{self.name}: audit needs the roles of the graph's inputs and outputs; let the [graph] factory return a "
                 "TracedStep with roles and fqns, or set checks.audit = false"
             )
-        promise, lines, several = self._promise(world), list[str](), world.distinct()
-        for ranks, graphs in several:
-            where = f"rank {ranks[0]}: " if len(several) > 1 else ""
-            for phase, one in graphs.items():
-                lines += [where + problem for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)]
+        promise = self._promise(world)
+        lines = _said_once(
+            (ranks, [p for phase, one in graphs.items() for p in audit(promise, world.reading(ranks[0])[phase], one.reading)])
+            for ranks, graphs in world.distinct()
+        )
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
@@ -208,7 +208,9 @@ class PlanRun:
             self._accept(path, render(text))
             return passed("golden", f"accepted into {store.shown(path)}")
         assert accepted is not None
-        lines = mismatch_lines(accepted, text, store.accept_command(path))
+        ours = self._settings.pass_name == "manual"
+        command = store.accept_command(path) if ours else "nothing: a golden belongs to the plan, not to another pass"
+        lines = mismatch_lines(accepted, text, command)
         return failed("golden", f"the schedule is not the one in {store.shown(path)}", lines)
 
     def _golden_text(self, world: World, graphs: Mapping[Phase, Passed]) -> str:
@@ -223,14 +225,12 @@ class PlanRun:
     def _collectives(self, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.collectives import joint_problems
 
-        world, lines = self._mesh_world, list[str]()
-        several = world.distinct()
-        for ranks, graphs in several:
-            where = f"rank {ranks[0]}: " if len(several) > 1 else ""
-            lines += [f"{where}{problem}" for one in graphs.values() for problem in one.problems]
-        for phase in several[0][1]:
+        world = self._mesh_world
+        several, first = world.distinct(), world.passed(0)
+        lines = _said_once((ranks, [p for one in graphs.values() for p in one.problems]) for ranks, graphs in several)
+        for phase in first:
             lines += joint_problems({rank: world.passed(rank)[phase].calls for rank in world.ranks()})
-        launches = sum(not call.is_wait for one in several[0][1].values() for call in one.calls)
+        launches = sum(not call.is_wait for one in first.values() for call in one.calls)
         if lines:
             return failed("collectives", _counted(len(lines), "problem", "that would hang or race"), _capped(lines))
         return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
@@ -303,6 +303,20 @@ class PlanRun:
     def _looked_at(self, world: World) -> str:
         ranks = world.ranks()
         return f"{world.size} ranks" if len(ranks) == world.size else f"{len(ranks)} of {world.size} ranks"
+
+
+def _said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
+    """Problems of each set of ranks that share a graph, those of all graphs once; the others name their ranks."""
+    found: dict[str, list[int]] = {}
+    graphs = 0
+    for ranks, sentences in problems:
+        graphs += len(ranks)
+        for sentence in dict.fromkeys(sentences):
+            found.setdefault(sentence, []).extend(ranks)
+    return [
+        sentence if len(ranks) == graphs else f"rank {', '.join(map(str, sorted(ranks)))}: {sentence}"
+        for sentence, ranks in found.items()
+    ]
 
 
 def _capped(lines: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytest_fxbucket.compat.trace import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 
 _OURS = Path(__file__).resolve().parents[1]
@@ -22,8 +23,8 @@ def blamed(doing: Callable[[], str]) -> Iterator[None]:
     except Exception as error:
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
-        text = " ".join(str(error).split())[:400]
-        raise CaptureError(f"{doing()} failed{where}: {type(error).__name__}: {text}") from error
+        text = untraceable(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        raise CaptureError(f"{doing()} failed{where}: {text}") from error
 
 
 def user_frame(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.blame import blamed
@@ -49,11 +50,17 @@ def _capture_model(plan: Plan, model: Model, world: int, rank: int) -> StepGraph
     with fake_mode, blamed(lambda: f"[model] factory {model.factory}"):
         built = factory(**model.args)
     if not isinstance(built, torch.nn.Module):
-        raise CaptureError(f"[model] factory {model.factory} gave a {type(built).__name__}, expected a torch.nn.Module")
+        raise CaptureError(
+            f"[model] factory {model.factory} gave a value of type {type(built).__name__}, expected a torch.nn.Module"
+        )
     with blamed(lambda: f"[model] batch {model.batch}"):
         data = batch(rank, 0)
     if not isinstance(data, (tuple, list, dict)):
-        raise CaptureError(f"[model] batch {model.batch} gave a {type(data).__name__}, expected a tuple or a dict of inputs")
+        raise CaptureError(
+            f"[model] batch {model.batch} gave a value of type {type(data).__name__}, expected a tuple or a dict of inputs"
+        )
+    with blamed(lambda: f"[model] batch {model.batch}"):
+        _refuse_other_batch(model.batch, data, batch(world - 1, 1), f"rank {rank}, step 0", f"rank {world - 1}, step 1")
     policy = ShardPolicy(
         world,
         group_name(torch.distributed.group.WORLD),
@@ -62,6 +69,31 @@ def _capture_model(plan: Plan, model: Model, world: int, rank: int) -> StepGraph
     )
     reshard = plan.parallel.reshard_after_forward
     return capture_step(built, data, loss, policy, fake_mode, rank=rank, reshard_after_forward=reshard)
+
+
+def _refuse_other_batch(name: str, first: Any, other: Any, here: str, there: str) -> None:
+    """One graph serves every rank and step, so only the values of tensors may change from batch to batch."""
+    if (a := _described(first)) != (b := _described(other)):
+        changed = next((x, y) for x, y in zip_longest(a, b) if x != y)
+        was, became = (" ".join(map(str, leaf)) if leaf else "nothing" for leaf in changed)
+        raise CaptureError(
+            f"[model] batch {name} gave {was} for {here}, but {became} for {there}; "
+            "only the values of its tensors may change, since one graph serves all"
+        )
+
+
+def _described(batch: Any) -> list[tuple[object, ...]]:
+    """Path of each leaf of ``batch``, with shape and dtype of a tensor, or the value of a plain constant."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    found: list[tuple[object, ...]] = []
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found.append((pytree.keystr(path), tuple(leaf.shape), leaf.dtype))
+        else:
+            found.append((pytree.keystr(path), repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf)))
+    return found
 
 
 def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any], Any]]:

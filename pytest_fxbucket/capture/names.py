@@ -7,6 +7,7 @@ torch's own passes read: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` an
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,13 +30,18 @@ class NodeNamer:
         self._owners: list[str] = []
         self._last: fx.Node | None = None
         self._backward: str | None = None
+        self._called = False
+        self._raised: tuple[BaseException | None, str] = (None, "")
 
     @property
     def where(self) -> str:
-        """What is being traced just now, for an error."""
+        """What was being traced when the exception that is being handled was raised."""
         if self._backward is not None:
             return f"the backward of {self._backward or 'the loss'}"
-        return f"module {self._stack[-1]}" if self._stack[-1] else "the root module or the loss"
+        error, fqn = self._raised
+        if error is None or error is not sys.exc_info()[1]:
+            return "the loss" if self._called else "the model"
+        return f"module {fqn}" if fqn else "the root module"
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -83,7 +89,11 @@ class NodeNamer:
         self._note()
 
     def _leave(self) -> None:
+        error = sys.exc_info()[1]
+        if error is not self._raised[0]:
+            self._raised = error, self._stack[-1]
         self.flush()
+        self._called = self._called or len(self._stack) == 2
         self._stack.pop()
         self._note()
 

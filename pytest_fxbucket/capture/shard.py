@@ -93,12 +93,12 @@ def gathered_on_read(
                 gathered[fqn] = _Unshard.apply(shards[fqn], rows[fqn], policy)  # type: ignore[no-untyped-call]
         return gathered[fqn]
 
-    for module, cls in classes:
-        names = {name: canonical[id(p)] for name, p in module.named_parameters(recurse=False, remove_duplicate=False)}
-        if names:
-            readers = {name: property(partial(_read_for, read, fqn)) for name, fqn in names.items()}
-            module.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **readers})
     try:
+        for module, cls in classes:
+            names = {name: canonical[id(p)] for name, p in module.named_parameters(recurse=False, remove_duplicate=False)}
+            if names:
+                readers = {name: property(partial(_read_for, read, fqn)) for name, fqn in names.items()}
+                module.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **readers})
         yield
     finally:
         for module, cls in classes:

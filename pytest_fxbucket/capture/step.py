@@ -43,7 +43,7 @@ def capture_step(
     step = _JointStep(model, batch, loss, policy, fake_mode)
     with fake_mode, blamed(lambda: f"tracing {step.namer.where}"):
         graph_module = trace.trace(step, step.inputs)
-    _refuse_constants(graph_module)
+    _refuse_constants(graph_module, model)
     if reshard_after_forward:
         gather_again_in_backward(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
@@ -136,20 +136,36 @@ class _JointStep:
         with gathered_on_read(self.model, shards, self.policy, self.namer), self.namer.watching(self.model):
             output = call_model(self.model, inputs)
             loss = self.loss(output, batch)
+        self._refuse_new_buffers()
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise CaptureError(f"the loss must be a scalar tensor, but [model] loss gave {shape}")
+            gave = (
+                f"a tensor of shape {tuple(loss.shape)}"
+                if isinstance(loss, torch.Tensor)
+                else f"a value of type {type(loss).__name__}"
+            )
+            raise CaptureError(f"the loss must be a scalar tensor, but [model] loss gave {gave}")
         if not loss.requires_grad:
             raise CaptureError("the loss does not depend on any trainable parameter, so there is no step to check")
         return loss
 
+    def _refuse_new_buffers(self) -> None:
+        """A buffer that forward replaces would keep its old value in the graph."""
+        for fqn, buffer in self.model.named_buffers():
+            if buffer is not self.buffers.get(fqn):
+                raise CaptureError(f"buffer {fqn} is replaced in forward; write it in place, as with copy_")
 
-def _refuse_constants(graph_module: fx.GraphModule) -> None:
-    """A tensor that is neither parameter, buffer nor input has no value under tracing, so the graph could not run."""
+
+def _refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
+    """A tensor that the model holds, but as no input of the step, has no value under tracing: the graph could not run."""
+    parameters = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
     for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
-            stack = list(node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or [""])
-            raise CaptureError(
-                f"module {stack[-1] or '(root)'} uses a tensor that is neither parameter, buffer nor input of the step; "
-                "register it with register_buffer"
-            )
+        if node.op != "get_attr" or not trace.is_fake(getattr(graph_module, node.target)):
+            continue
+        fqn = parameters.get(id(getattr(graph_module, node.target)))
+        stack = list(node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or [""])
+        where = f"module {stack[-1]}" if stack[-1] else "the root module or the loss"
+        if fqn is not None:
+            raise CaptureError(f"{where} reads parameter {fqn} past its module's attribute, so it would not be gathered")
+        raise CaptureError(
+            f"{where} uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_fxbucket.capture.roles import MeshDim, Parameter, Phase, Role, StepGraph, Value
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
 
 _ROLES = get_args(Role)
+_PHASES = ({"joint"}, {"forward", "backward"})
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
         given = TracedStep({"joint": given[0]}, {"joint": tuple(given[1])})
     where = f"[graph] factory {plan.graph.factory}" if plan.graph else "[graph]"
     if not isinstance(given, TracedStep):
-        raise CaptureError(f"{where} gave a {type(given).__name__}, expected a TracedStep or a tuple (gm, inputs)")
-    if not given.graphs:
-        raise CaptureError(f"{where} gave a TracedStep without graphs")
+        raise CaptureError(
+            f"{where} gave a value of type {type(given).__name__}, expected a TracedStep or a tuple (gm, inputs)"
+        )
+    _refuse_other_graphs(given, where)
     inputs = {phase: _values(given, phase, "inputs", where) for phase in given.graphs}
     outputs = {phase: _values(given, phase, "outputs", where) for phase in given.graphs}
     parameters = _parameters(inputs, outputs, world)
+    _refuse_foreign_gradients(outputs, [p.fqn for p in parameters], where)
     return StepGraph(
         graphs=given.graphs,
         inputs=inputs,
@@ -58,6 +62,28 @@ def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
         rank=rank,
         example_inputs={phase: tuple(given.inputs[phase]) for phase in given.graphs},
     )
+
+
+def _refuse_other_graphs(given: TracedStep, where: str) -> None:
+    from torch import fx
+
+    if set(given.graphs) not in _PHASES:
+        named = ", ".join(map(str, given.graphs)) or "none"
+        raise CaptureError(f"{where}: graphs are to be joint, or forward and backward, but the TracedStep has {named}")
+    for phase, graph in given.graphs.items():
+        if not isinstance(graph, fx.GraphModule):
+            raise CaptureError(f"{where}: the {phase} graph is a value of type {type(graph).__name__}, expected a GraphModule")
+    for name, known in (("inputs", given.inputs), ("roles", given.roles), ("fqns", given.fqns)):
+        if foreign := [str(phase) for phase in known if phase not in given.graphs]:
+            raise CaptureError(f"{where}: {name} are given for {foreign[0]}, of which the TracedStep has no graph")
+
+
+def _refuse_foreign_gradients(outputs: Mapping[Phase, tuple[Value, ...]], fqns: Sequence[str], where: str) -> None:
+    for value in (value for values in outputs.values() for value in values if value.role == "grad"):
+        if value.fqn not in fqns:
+            near = get_close_matches(value.fqn, fqns, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise CaptureError(f"{where}: there is a gradient of {value.fqn!r}, but no input of role param has that FQN{hint}")
 
 
 def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Value, ...]:
@@ -72,6 +98,8 @@ def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Val
         )
     if unknown := [role for role in roles if role not in _ROLES]:
         raise CaptureError(f"{where}: {phase} {side} have the unknown role {unknown[0]!r}; known are {', '.join(_ROLES)}")
+    if repeated := [name for role, name in zip(roles, names, strict=True) if role == "param" and names.count(name) > 1]:
+        raise CaptureError(f"{where}: {phase} {side} have the parameter {repeated[0]!r} more than once")
     return tuple(
         Value(role, name, tuple(getattr(t, "shape", ())), getattr(t, "dtype", None))  # type: ignore[arg-type]
         for role, name, t in zip(roles, names, tensors, strict=True)
@@ -91,6 +119,11 @@ def _tensors(given: TracedStep, phase: Phase, side: str, where: str) -> list[Any
         raise CaptureError(
             f"{where}: {phase} graph takes {placeholders} inputs, but {len(given.inputs[phase])} tensors are given"
         )
+    for i, value in enumerate(given.inputs[phase]):
+        if not hasattr(value, "dtype"):
+            raise CaptureError(
+                f"{where}: input {i} of the {phase} graph is a value of type {type(value).__name__}, expected a tensor"
+            )
     return list(given.inputs[phase])
 
 

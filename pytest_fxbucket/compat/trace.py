@@ -1,8 +1,10 @@
-"""Tracing with make_fx (``torch.fx.experimental.proxy_tensor``) and the autograd names it needs, in torch 2.11 to 2.14."""
+"""Tracing with make_fx (``torch.fx.experimental.proxy_tensor``): its errors, and autograd names; in torch 2.11 to 2.14."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,8 +20,39 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> fx.Gr
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.autograd.set_multithreading_enabled(False):
+    with torch.autograd.set_multithreading_enabled(False), _quiet("torch._subclasses.fake_tensor"):
         return make_fx(function, tracing_mode="real")(*inputs)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Nothing from the logger ``name``: it prints the traceback of an error that is told in a sentence."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def is_fake(value: object) -> bool:
+    """Whether ``value`` is a tensor without data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor)
+
+
+def untraceable(error: BaseException) -> str | None:
+    """What tracing cannot do about ``error``, in words; None for an error of the user's own."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    if isinstance(error, DataDependentOutputException):
+        return "it asks for the value of a tensor (item(), bool(), tolist()), which does not exist while tracing"
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the shape that {error.func} gives depends on values, which do not exist while tracing"
+    if "convert all Tensors to FakeTensors" in str(error):
+        return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+    return None
 
 
 def current_graph() -> fx.Graph:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.options import TABLE
-from pytest_fxbucket.plan import schema
+from pytest_fxbucket.plan.schema import keys
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,7 @@ def test_every_key_of_the_schema_is_in_readme() -> None:
     # [optimizer] is refused as a whole
     missing = [
         f"{key.table}.{key.key}"
-        for key in schema.keys()
+        for key in keys()
         if key.table != "optimizer" and not re.search(rf"`{key.table}\.[^|]*\b{key.key}`|`{key.table}\.{key.key}`", table)
     ]
     assert missing == []
