@@ -1,0 +1,289 @@
+"""Small models, batches and losses of the capture suite, imported by name as a plan's are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 8
+
+
+class Residual(nn.Module):
+    """Blocks whose parameters backward reads all, but the biases."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.head = nn.Linear(width, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+def residual(layers: int = 3, width: int = WIDTH) -> nn.Module:
+    return Residual(layers, width)
+
+
+def frozen() -> nn.Module:
+    model = Residual(2, WIDTH)
+    model.layers[0].requires_grad_(False)
+    return model
+
+
+class Odd(Residual):
+    """One parameter that forward does not read."""
+
+    def __init__(self) -> None:
+        super().__init__(1, WIDTH)
+        self.spare = nn.Parameter(torch.ones(4))
+
+
+def unused() -> nn.Module:
+    return Odd()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+def uneven() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+def two_dtypes() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), _ToFloat(), nn.Linear(WIDTH, WIDTH))
+
+
+class _ToFloat(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+def bfloat16() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)
+
+
+def batch(rank: int, step: int) -> tuple[Tensor]:
+    generator = torch.Generator().manual_seed(1_000 * step + rank)
+    return (torch.randn(4, WIDTH, generator=generator),)
+
+
+def keyword_batch(rank: int, step: int) -> dict[str, Tensor]:
+    return {"x": batch(rank, step)[0]}
+
+
+def loss(output: Tensor, batch: Any) -> Tensor:
+    return output.float().square().mean()
+
+
+def loss_of_batch(output: Tensor, batch: Any) -> Tensor:
+    (x,) = batch
+    assert x.dtype == torch.float32, "the loss gets the batch as the user gave it"
+    return (output.float() - x).square().mean()
+
+
+class Item(nn.Module):
+    """Asks for a value in forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+
+def asks_a_value() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Item())
+
+
+class PlainTensor(nn.Module):
+    """Holds a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table
+
+
+def holds_a_tensor() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), PlainTensor())
+
+
+MADE_AT_IMPORT = torch.ones(WIDTH)
+
+
+class Global(nn.Module):
+    """Reads a tensor of its Python module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * MADE_AT_IMPORT
+
+
+def reads_a_global() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Global())
+
+
+class Scalar(nn.Linear):
+    """A parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+def has_a_scalar() -> nn.Module:
+    return Scalar()
+
+
+def raises() -> nn.Module:
+    raise ValueError("no such width")  # the line that the sentence must name
+
+
+class RaisingLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("lost")
+
+
+def raises_in_forward() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), RaisingLinear(WIDTH, WIDTH))
+
+
+def wrong_width() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 6), nn.Linear(7, WIDTH))
+
+
+def no_module() -> int:
+    return 3
+
+
+def a_number(rank: int, step: int) -> int:
+    return 3
+
+
+def raising_batch(rank: int, step: int) -> tuple[Tensor]:
+    raise OSError("no data here")
+
+
+def vector_loss(output: Tensor, batch: Any) -> Tensor:
+    return output.sum(0)
+
+
+def number_loss(output: Tensor, batch: Any) -> float:
+    return 1.0
+
+
+def loss_without_parameters(output: Tensor, batch: Any) -> Tensor:
+    return batch[0].sum()
+
+
+def raising_loss(output: Tensor, batch: Any) -> Tensor:
+    raise IndexError("no labels")
+
+
+def growing_batch(rank: int, step: int) -> tuple[Tensor]:
+    return (torch.ones(4 + rank, WIDTH),)
+
+
+def numbered_batch(rank: int, step: int) -> dict[str, Any]:
+    return {"x": batch(rank, step)[0], "step": step}
+
+
+class NewBuffer(nn.Linear):
+    """Replaces its buffer instead of writing it."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
+def replaces_a_buffer() -> nn.Module:
+    return nn.Sequential(NewBuffer())
+
+
+class PastTheAttribute(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + sum(p.sum() for p in self.parameters())
+
+
+def reads_past_attributes() -> nn.Module:
+    return nn.Sequential(PastTheAttribute(WIDTH, WIDTH))
+
+
+class Literal(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.tensor([0.5] * WIDTH)
+
+
+def multiplies_by_a_literal() -> nn.Module:
+    return Literal(WIDTH, WIDTH)
+
+
+def half_batch(rank: int, step: int) -> tuple[Tensor]:
+    return (batch(rank, step)[0].bfloat16(),)
+
+
+class Catches(nn.Module):
+    """Catches what its child raises, and then fails by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = RaisingLinear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.child(x)
+        except KeyError:
+            pass
+        raise ValueError("and then this")
+
+
+def catches_then_raises() -> nn.Module:
+    return Catches()
+
+
+class Selects(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum() + x
+
+
+def selects_by_value() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Selects())
+
+
+class Repeated(nn.Module):
+    """One layer, called three times: backward reads its weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+def repeated() -> nn.Module:
+    return Repeated()

@@ -1,0 +1,171 @@
+"""What cannot be captured: one sentence that leads a person to their own line, module or key."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import capture_models
+import pytest
+import torch
+from steps import captured, plan_of
+
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
+
+
+def sentence(factory: str = "residual", **rest: Any) -> str:
+    with pytest.raises(CaptureError) as caught:
+        captured(factory, **rest)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """``file:line in function`` of the line of ``function`` that begins with ``text``."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(i for i, line in enumerate(lines) if line.strip().startswith(text))
+    return f"capture_models.py:{first + number} in {function.__name__}"
+
+
+def test_a_factory_that_raises_is_told_at_its_own_line() -> None:
+    at = line_of(capture_models.raises, "raise")
+    assert sentence("raises") == f"[model] factory capture_models:raises failed at {at}: ValueError: no such width"
+
+
+def test_a_factory_with_other_arguments_is_told_with_the_one_that_is_too_much() -> None:
+    assert "[model] factory capture_models:residual failed: TypeError" in sentence(args={"depth": 3})
+    assert "'depth'" in sentence(args={"depth": 3})
+
+
+def test_a_factory_that_gives_no_module_is_told_with_what_it_gave() -> None:
+    assert sentence("no_module") == (
+        "[model] factory capture_models:no_module gave a value of type int, expected a torch.nn.Module"
+    )
+
+
+def test_a_forward_that_raises_is_told_with_module_and_line() -> None:
+    at = line_of(capture_models.RaisingLinear.forward, "raise")
+    assert sentence("raises_in_forward") == f"tracing module 1 failed at {at}: KeyError: 'lost'"
+
+
+def test_an_error_in_torchs_own_module_is_told_with_the_modules_name() -> None:
+    assert sentence("wrong_width").startswith("tracing module 1 failed: RuntimeError: a and b must have same reduction dim")
+
+
+def test_torchs_log_prints_no_traceback_beside_the_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    sentence("wrong_width")
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+def test_an_error_after_a_caught_one_is_told_with_its_own_module() -> None:
+    assert sentence("catches_then_raises").startswith("tracing the root module failed")
+
+
+def test_a_forward_that_asks_for_a_value_is_told_with_module_and_line() -> None:
+    at = line_of(capture_models.Item.forward, "return")
+    assert sentence("asks_a_value") == (
+        f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist()), "
+        "which does not exist while tracing"
+    )
+
+
+def test_a_shape_that_depends_on_values_is_told() -> None:
+    assert "the shape that aten.nonzero.default gives depends on values" in sentence("selects_by_value")
+
+
+def test_a_tensor_that_is_no_buffer_is_told_with_what_to_do() -> None:
+    assert sentence("holds_a_tensor") == (
+        "module 1 uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+    )
+
+
+def test_a_global_tensor_is_told_with_what_to_do() -> None:
+    at = line_of(capture_models.Global.forward, "return")
+    assert sentence("reads_a_global") == (
+        f"tracing module 1 failed at {at}: it uses a tensor that is neither parameter, buffer nor input of the step; "
+        "register it with register_buffer"
+    )
+
+
+def test_a_parameter_read_past_its_attribute_is_told_and_not_left_ungathered() -> None:
+    assert sentence("reads_past_attributes") == (
+        "module 0 reads parameter 0.weight past its module's attribute, so it would not be gathered"
+    )
+
+
+def test_a_buffer_that_is_replaced_is_told_and_not_left_with_its_old_value() -> None:
+    assert sentence("replaces_a_buffer") == "buffer 0.calls is replaced in forward; write it in place, as with copy_"
+
+
+def test_a_parameter_without_dimensions_is_told_by_name() -> None:
+    assert sentence("has_a_scalar") == "parameter scale has no dimension to shard; give it the shape (1,)"
+
+
+def test_a_batch_that_is_no_batch_is_told() -> None:
+    assert sentence(batch="a_number") == (
+        "[model] batch capture_models:a_number gave a value of type int, expected a tuple or a dict of inputs"
+    )
+
+
+def test_a_batch_that_raises_is_told_at_its_own_line() -> None:
+    at = line_of(capture_models.raising_batch, "raise")
+    assert (
+        sentence(batch="raising_batch") == f"[model] batch capture_models:raising_batch failed at {at}: OSError: no data here"
+    )
+
+
+def test_batches_of_other_shapes_on_other_ranks_are_told() -> None:
+    assert sentence(batch="growing_batch") == (
+        "[model] batch capture_models:growing_batch gave [0] (4, 8) torch.float32 for rank 0, step 0, but "
+        "[0] (7, 8) torch.float32 for rank 3, step 1; only the values of its tensors may change, since one graph serves all"
+    )
+
+
+def test_a_number_that_changes_with_the_step_is_told_and_not_traced_in() -> None:
+    assert "gave ['step'] 0 for rank 0, step 0, but ['step'] 1 for rank 3, step 1" in sentence(batch="numbered_batch")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("vector_loss", "the loss must be a scalar tensor, but [model] loss gave a tensor of shape (8,)"),
+        ("number_loss", "the loss must be a scalar tensor, but [model] loss gave a value of type float"),
+        ("loss_without_parameters", "the loss does not depend on any trainable parameter, so there is no step to check"),
+    ],
+)
+def test_a_loss_that_gives_no_gradients_is_told(loss: str, said: str) -> None:
+    assert sentence(loss=loss) == said
+
+
+def test_a_loss_that_raises_is_not_taken_for_the_model() -> None:
+    at = line_of(capture_models.raising_loss, "raise")
+    assert sentence(loss="raising_loss") == f"tracing the loss failed at {at}: IndexError: no labels"
+
+
+def test_a_loss_left_out_that_the_output_does_not_have_is_told() -> None:
+    plan = plan_of("residual")
+    assert plan.model is not None
+    with pytest.raises(CaptureError, match=r"gave a tensor of shape \(4, 8\)"):
+        capture_plan(replace(plan, model=replace(plan.model, loss=None)), 4, 0)
+
+
+def test_a_process_group_that_is_up_already_is_told_and_left_alone() -> None:
+    with fake_world(0, 2):
+        assert sentence().startswith("a default process group is up in this process")
+        assert torch.distributed.get_world_size() == 2
+
+
+@pytest.mark.parametrize("what", ["factory", "batch", "loss"])
+def test_what_cannot_be_imported_is_told_with_its_key(what: str) -> None:
+    rest = {"factory": "residual"} | {what: "residul"}
+    with pytest.raises(FxbucketError) as caught:
+        captured(**rest)
+    assert isinstance(caught.value, PlanError)
+    assert str(caught.value) == (
+        f'plan.toml: [model] {what}: module "capture_models" has no "residul"; did you mean "residual"?'
+    )

@@ -1,0 +1,180 @@
+"""A captured step as data: roles, order, inputs; the same on every rank and hash seed; nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import capture_models
+import pytest
+import torch
+from steps import captured, plan_of
+from torch import nn
+
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.capture.shard import ShardPolicy
+from pytest_fxbucket.capture.step import capture_step
+from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.portable import digest, encode_module
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.ranks.pool import Pools
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+def test_inputs_are_shards_then_buffers_then_batch_and_outputs_loss_then_gradients() -> None:
+    step = captured("normalised", batch="batch")
+    names = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+    buffers = {"1.running_mean": (8,), "1.running_var": (8,), "1.num_batches_tracked": ()}
+    shards = {name: (2, 8) if name in ("0.weight", "2.weight") else (2,) for name in names}
+    assert step.inputs["joint"] == (
+        *(Value("param", name, shards[name], torch.float32) for name in names),
+        *(Value("buffer", n, s, torch.int64 if n.endswith("tracked") else torch.float32) for n, s in buffers.items()),
+        Value("batch", "[0]", (4, 8), torch.float32),
+    )
+    grads = [Value("grad", name, shards[name], torch.float32) for name in names]
+    assert step.outputs["joint"] == (Value("loss", "", (), None), *grads)
+    placeholders = [n for n in step.graphs["joint"].graph.nodes if n.op == "placeholder"]
+    assert [tuple(n.meta["val"].shape) for n in placeholders] == [v.shape for v in step.inputs["joint"]]
+    returned = step.graphs["joint"].graph.output_node().args[0]
+    assert isinstance(returned, (list, tuple))
+    assert [tuple(n.meta["val"].shape) for n in returned] == [v.shape for v in step.outputs["joint"]]  # type: ignore[union-attr]
+
+
+def test_keyword_batches_are_named_by_their_keys() -> None:
+    step = captured("residual", batch="keyword_batch")
+    assert [value.fqn for value in step.inputs["joint"] if value.role == "batch"] == ["['x']"]
+
+
+def test_floating_inputs_are_cast_for_the_model_and_not_for_the_loss() -> None:
+    step = captured("residual", loss="loss_of_batch", param_dtype="bfloat16")
+    matmul = next(n for n in step.graphs["joint"].graph.nodes if "addmm" in str(n.target))
+    assert matmul.args[1].meta["val"].dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert step.inputs["joint"][-1].dtype == torch.float32
+
+
+def test_batch_norm_statistics_are_written_on_ranks_as_eager_writes_them(pools: Pools) -> None:
+    step = captured("normalised")
+    payload = {
+        "factory": "capture_models:normalised",
+        "args": {},
+        "batch": "capture_models:batch",
+        "seed": 0,
+        "steps": 2,
+        "lr": 0.0,
+        "graph": encode_module(step.graphs["joint"]),
+        "inputs": step.inputs["joint"],
+        "outputs": step.outputs["joint"],
+        "shapes": {p.fqn: p.shape for p in step.parameters},
+    }
+    paths = [str(HERE), str(ROOT)]
+    results: list[Any] = pools.get(4).run("parity_jobs:graph_steps", [payload] * 4, timeout_s=60, paths=paths)
+    for rank, result in enumerate(results):
+        torch.manual_seed(0)
+        eager = capture_models.normalised()
+        for number in range(2):
+            eager(*capture_models.batch(rank, number))
+        for name, buffer in eager.named_buffers():
+            torch.testing.assert_close(result["buffers"][name], buffer, msg=f"{name} of rank {rank}")
+
+
+def test_a_literal_in_forward_keeps_its_value(pools: Pools) -> None:
+    step = captured("multiplies_by_a_literal")
+    portable = encode_module(step.graphs["joint"])
+    assert [value.tolist() for value in portable.attributes.values()] == [[0.5] * 8]
+
+
+def classes_of(model: nn.Module) -> list[type]:
+    return [type(module) for module in model.modules()]
+
+
+def capture_given(model: nn.Module, mode: FakeTensorMode, loss: Any = capture_models.loss) -> None:
+    policy = ShardPolicy(4, "0", None, None)
+    capture_step(model, capture_models.batch(0, 0), loss, policy, mode, rank=0, reshard_after_forward=True)
+
+
+@pytest.mark.parametrize("factory", ["residual", "asks_a_value", "raises_in_forward"])
+def test_a_model_has_its_own_classes_and_hooks_again_whatever_happened(factory: str) -> None:
+    with fake_world(0, 4):
+        mode = FakeTensorMode()
+        with mode:
+            model = getattr(capture_models, factory)()
+        before, parameters = classes_of(model), dict(model.named_parameters())
+        if factory == "residual":
+            capture_given(model, mode)
+        else:
+            with pytest.raises(CaptureError):
+                capture_given(model, mode)
+    assert classes_of(model) == before
+    assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_later_model_is_not_touched_by_the_dtypes_and_mesh_of_an_earlier_one() -> None:
+    alone = digest(encode_module(captured("residual").graphs["joint"]))
+    captured("residual", ranks=8, param_dtype="bfloat16", reduce_dtype="float32", reshard_after_forward=False)
+    assert digest(encode_module(captured("residual").graphs["joint"])) == alone
+    assert [type(m).__name__ for m in capture_models.residual().modules()].count("Linear") == 4
+
+
+def test_no_process_group_is_left_after_a_capture_that_failed() -> None:
+    with pytest.raises(CaptureError):
+        captured("raises_in_forward")
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_mesh_of_4096_ranks_is_traced_in_this_process() -> None:
+    step = captured("residual", ranks=4096, rank=4095)
+    assert (step.mesh[0].name, step.mesh[0].size) == ("dp_shard", 4096)
+    assert [p.shard_shape for p in step.parameters[:2]] == [(1, 8), (1,)]
+
+
+@pytest.mark.parametrize("factory", ["residual", "uneven", "tied", "normalised"])
+def test_every_rank_traces_the_same_graph(factory: str) -> None:
+    first, last = (encode_module(captured(factory, rank=rank).graphs["joint"]) for rank in (0, 3))
+    assert first.rows == last.rows
+    assert digest(first) == digest(last)
+
+
+_DIGEST = """
+import sys
+from pathlib import Path
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.graph.portable import digest, encode_module
+from pytest_fxbucket.plan.load import load_plans
+plan = load_plans(Path("fixtures/plans/llama_tied.toml"))[0]
+step = capture_plan(plan, 4, 2)
+print(digest(encode_module(step.graphs["joint"])), step.inputs, step.modules)
+"""
+
+
+def test_the_hash_seed_does_not_change_the_graph() -> None:
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", _DIGEST]
+    there = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=True).stdout
+    step = capture_plan(load_plans(ROOT / "fixtures" / "plans" / "llama_tied.toml")[0], 4, 0)
+    assert there.strip() == f"{digest(encode_module(step.graphs['joint']))} {step.inputs} {step.modules}"
+
+
+def test_the_seed_does_not_change_the_graph() -> None:
+    plan = plan_of("residual")
+    other = replace(plan, run=replace(plan.run, seed=7))
+    one, two = (digest(encode_module(capture_plan(p, 4, 0).graphs["joint"])) for p in (plan, other))
+    assert one == two

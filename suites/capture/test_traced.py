@@ -1,0 +1,197 @@
+"""Graphs that somebody else traced: run as they are, checked as far as their roles go, refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.models import traced
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.traced import TracedStep, take_step
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.portable import encode_module
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Graph, Plan
+from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RANKS = 4
+(PLAN,) = load_plans(ROOT / "fixtures" / "plans" / "traced.toml")
+BARE = replace(PLAN, graph=Graph("fixtures.models.traced:bare"))
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    pools.start()
+    yield pools
+    pools.close()
+
+
+def run_of(plan: Plan, pools: Pools, tmp_path: Path) -> PlanRun:
+    settings = RunSettings(rootdir=ROOT, golden_dir=tmp_path / "golden", artifacts=tmp_path / "artifacts", accept="all")
+    return PlanRun(plan, settings, pools, accept_golden=lambda path, text: None)
+
+
+def outcome(verdict: Verdict) -> tuple[str, tuple[str, ...]]:
+    return verdict.outcome, verdict.lines
+
+
+def test_a_traced_step_with_roles_passes_all_four_checks(pools: Pools, tmp_path: Path) -> None:
+    run = run_of(PLAN, pools, tmp_path)
+    for check in ("audit", "golden", "collectives", "bitwise"):
+        assert outcome(run.check(check)) == ("passed", ())
+    assert "6 gradients" in run.check("bitwise").summary
+    summary = run.summary()
+    assert summary is not None
+    assert (summary.launches_before, summary.launches_after) == (14, 8)
+
+
+def test_a_bare_graph_is_run_and_compared_but_cannot_be_audited(pools: Pools, tmp_path: Path) -> None:
+    run = run_of(BARE, pools, tmp_path)
+    with pytest.raises(CaptureError, match=r"audit needs the roles .* return a TracedStep .* or set checks\.audit = false"):
+        run.check("audit")
+    assert outcome(run.check("collectives")) == ("passed", ())
+    verdict = run.check("bitwise")
+    assert outcome(verdict) == ("passed", ())
+    assert "7 outputs" in verdict.summary
+
+
+def test_a_bare_graph_is_bucketed_by_the_modules_of_its_nodes(pools: Pools, tmp_path: Path) -> None:
+    report = run_of(BARE, pools, tmp_path).bucketed.report
+    assert report is not None
+    assert len(report.buckets) == 8
+
+
+def test_each_rank_gives_inputs_of_its_own(pools: Pools) -> None:
+    first, last = (capture_plan(PLAN, RANKS, rank).example_inputs["joint"] for rank in (0, RANKS - 1))
+    assert all(a.shape == b.shape and not a.equal(b) for a, b in zip(first, last, strict=True))
+    assert all(isinstance(tensor, Tensor) and type(tensor) is Tensor for tensor in first)
+
+
+def test_the_fixtures_gradients_are_those_of_autograd(pools: Pools) -> None:
+    steps = [capture_plan(PLAN, RANKS, rank) for rank in range(RANKS)]
+    tasks = [(encode_module(step.graphs["joint"]), step.example_inputs["joint"]) for step in steps]
+    results: list[Any] = pools.get(RANKS).run("parity_jobs:graph_once", tasks, timeout_s=60, paths=[str(HERE), str(ROOT)])
+    inputs = [step.example_inputs["joint"] for step in steps]
+    full = [torch.cat(shards).requires_grad_() for shards in zip(*(given[:-2] for given in inputs), strict=True)]
+    losses = []
+    for *_, x, target in inputs:
+        for weight, bias in zip(full[::2], full[1::2], strict=True):
+            x = torch.tanh(x @ weight.t() + bias)
+        losses.append((x - target).square().mean())
+    torch.stack(losses).mean().backward()
+    for rank, (loss, *grads) in enumerate(results):
+        torch.testing.assert_close(loss, losses[rank].detach())
+        for grad, parameter in zip(grads, full, strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(grad, parameter.grad.chunk(RANKS)[rank])
+
+
+def test_a_traced_step_knows_its_parameters() -> None:
+    step = capture_plan(PLAN, RANKS, 0)
+    assert step.has_roles
+    assert [(p.fqn, p.shape, p.shard_shape, p.trainable) for p in step.parameters[:2]] == [
+        ("layers.0.weight", (8, 8), (2, 8), True),
+        ("layers.0.bias", (8,), (2,), True),
+    ]
+    assert step.modules == ("", "layers", "layers.0", "layers.1", "layers.2")
+    assert not capture_plan(BARE, RANKS, 0).has_roles
+
+
+@pytest.fixture(scope="module")
+def step() -> TracedStep:
+    with fake_world(0, RANKS):
+        return traced.step()
+
+
+def refused(given: Any) -> str:
+    with pytest.raises(CaptureError) as caught:
+        take_step(given, PLAN, RANKS, 0)
+    said = str(caught.value)
+    assert said.startswith("[graph] factory fixtures.models.traced:step")
+    assert "\n" not in said
+    return said.removeprefix("[graph] factory fixtures.models.traced:step").lstrip(": ")
+
+
+def with_roles(step: TracedStep, side: str, change: Any) -> TracedStep:
+    roles = {side_: list(step.roles["joint"][side_]) for side_ in ("inputs", "outputs")}
+    return replace(step, roles={"joint": roles | {side: change(roles[side])}})
+
+
+def with_fqns(step: TracedStep, side: str, change: Any) -> TracedStep:
+    fqns = {side_: list(step.fqns["joint"][side_]) for side_ in ("inputs", "outputs")}
+    return replace(step, fqns={"joint": fqns | {side: change(fqns[side])}})
+
+
+def test_something_else_than_a_step_is_refused() -> None:
+    assert refused(3) == "gave a value of type int, expected a TracedStep or a tuple (gm, inputs)"
+
+
+def test_a_step_without_graphs_or_with_others_is_refused(step: TracedStep) -> None:
+    wanted = "graphs are to be joint, or forward and backward, but the TracedStep has"
+    assert refused(TracedStep({}, {})) == f"{wanted} none"
+    (graph,) = step.graphs.values()
+    assert refused(replace(step, graphs={"train": graph})) == f"{wanted} train"
+    assert refused(replace(step, graphs={"forward": graph})) == f"{wanted} forward"
+    assert refused(replace(step, graphs={"joint": graph.forward})) == (
+        "the joint graph is a value of type method, expected a GraphModule"
+    )
+
+
+def test_inputs_that_are_missing_or_too_few_are_refused(step: TracedStep) -> None:
+    assert refused(replace(step, inputs={})) == "gave no inputs for its joint graph"
+    few = {"joint": step.inputs["joint"][:-1]}
+    assert refused(replace(step, inputs=few)) == "joint graph takes 8 inputs, but 7 tensors are given"
+
+
+def test_an_input_that_is_no_tensor_is_refused(step: TracedStep) -> None:
+    inputs = {"joint": [*step.inputs["joint"][:-1], 3]}
+    assert refused(replace(step, inputs=inputs)) == "input 7 of the joint graph is a value of type int, expected a tensor"
+
+
+def test_roles_and_names_of_another_length_are_refused(step: TracedStep) -> None:
+    short = with_roles(step, "inputs", lambda roles: roles[:-1])
+    assert refused(short) == "joint graph has 8 inputs, but 7 roles and 8 FQNs are given for them"
+    long = with_fqns(step, "outputs", lambda names: [*names, "more"])
+    assert refused(long) == "joint graph has 7 outputs, but 7 roles and 8 FQNs are given for them"
+
+
+def test_an_unknown_role_is_refused_with_the_known_ones(step: TracedStep) -> None:
+    said = refused(with_roles(step, "inputs", lambda roles: ["parm", *roles[1:]]))
+    assert said == "joint inputs have the unknown role 'parm'; known are param, buffer, batch, loss, grad, value"
+
+
+def test_a_parameter_given_twice_is_refused(step: TracedStep) -> None:
+    said = refused(with_fqns(step, "inputs", lambda names: [names[1], *names[1:]]))
+    assert said == "joint inputs have the parameter 'layers.0.bias' more than once"
+
+
+def test_a_gradient_of_no_parameter_is_refused_with_the_nearest_one(step: TracedStep) -> None:
+    said = refused(with_fqns(step, "outputs", lambda names: ["", "layers.0.wieght", *names[2:]]))
+    assert said == (
+        "there is a gradient of 'layers.0.wieght', but no input of role param has that FQN; did you mean 'layers.0.weight'?"
+    )
+
+
+def test_roles_of_a_graph_that_is_not_there_are_refused(step: TracedStep) -> None:
+    roles = {**step.roles, "backward": {"inputs": []}}
+    assert refused(replace(step, roles=roles)) == "roles are given for backward, of which the TracedStep has no graph"
+
+
+def test_a_factory_that_raises_is_told_with_its_name() -> None:
+    plan = replace(PLAN, graph=Graph("capture_models:raises"))
+    with pytest.raises(
+        CaptureError, match=r"^\[graph\] factory capture_models:raises failed at capture_models\.py:\d+ in raises"
+    ):
+        capture_plan(plan, RANKS, 0)
