@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from unittest import mock
 
+from pytest_fxbucket.compat.trace import quiet
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -21,6 +23,7 @@ def torch_manual_overlap_bucketing(gm: fx.GraphModule, module_bucket_plans: Sequ
     """torch's ``manual_overlap_bucketing(gm, module_bucket_plans)``."""
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
-    with mock.patch("torch.utils._runtime_estimation.get_transfer_time", return_value=0.0):
+    # torch logs its own structured trace, thousands of empty lines of it
+    with quiet("torch.__trace"), mock.patch("torch.utils._runtime_estimation.get_transfer_time", return_value=0.0):
         passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans))
     return passed

@@ -20,13 +20,13 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> fx.Gr
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.autograd.set_multithreading_enabled(False), _quiet("torch._subclasses.fake_tensor"):
+    with torch.autograd.set_multithreading_enabled(False), quiet("torch._subclasses.fake_tensor"):
         return make_fx(function, tracing_mode="real")(*inputs)
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Nothing from the logger ``name``: it prints the traceback of an error that is told in a sentence."""
+def quiet(name: str) -> Iterator[None]:
+    """Nothing from the logger ``name`` in the block."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:
