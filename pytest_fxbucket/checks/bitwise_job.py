@@ -167,10 +167,12 @@ def _compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Itera
         return
     unequal = bits(a) != bits(b)
     if bool(unequal.any()):
-        yield Difference(step, rank, what, fqn, int(unequal.sum()), a.numel(), ulps_apart(a, b))
+        elements = unequal.reshape(a.numel(), -1).any(1).sum()
+        yield Difference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNED = {**_INTEGERS, 1: torch.int8}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,15 +184,24 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Largest distance in units in the last place; -1 for integers, and if one is NaN where the other is not."""
+    """Largest distance in units in the last place; -1 where it has no meaning.
+
+    That is for what is no float, if one is NaN where the other is not, and if nothing but NaNs is left to compare.
+    """
     if not a.is_floating_point() or bool((a.isnan() != b.isnan()).any()):
         return -1
-    return int((_ordered(a) - _ordered(b)).abs().max())
+    numbers = ~a.isnan().reshape(-1)
+    low, high = torch.aminmax(torch.stack([_ordered(a)[numbers], _ordered(b)[numbers]]), dim=0)
+    if not low.numel():
+        return -1
+    apart = high - low
+    wrapped = apart[apart < 0]  # float64 of opposite signs: more than int64 holds, and right modulo 2 ** 64
+    return int(wrapped.max()) + (1 << 64) if wrapped.numel() else int(apart.max())
 
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:
     """Integers in the order of the floats, neighbours one apart; both zeros are 0."""
-    raw = bits(tensor).to(torch.int64)
+    raw = bits(tensor).view(_SIGNED[tensor.element_size()]).to(torch.int64)
     low = -(1 << (8 * tensor.element_size() - 1))
     return torch.where(raw < 0, low - raw, raw)
 

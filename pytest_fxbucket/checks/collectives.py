@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph import collectives, hazards
+from pytest_fxbucket.graph import collectives, hazards, ops
 from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
@@ -52,17 +52,20 @@ def calls_of(graph: fx.Graph, reading: Reading, ranks_of: Mapping[str, Ranks]) -
         if launch is not None:
             if launch.group not in ranks_of:
                 problems.append(f"{launch.operator} ({node.name}) runs on process group {launch.group!r}, which does not exist")
-            says = (launch.operator, launch.op, *sizes[node.name])
+            problems += _group_problems(launch, ranks_of.get(launch.group, ()))
+            says = (launch.operator, launch.op, *sizes[node.name], *_source(node))
             name = f"{launch.operator} ({node.name})"
             launched[node] = Call(False, len(launched), name, ranks_of.get(launch.group, ()), says)
             calls.append(launched[node])
         elif collectives.is_wait(node):
             source = _launched(node)
-            if source in launched:
+            if source is not None and source in launched:
                 of = launched[source]
                 calls.append(Call(True, of.number, of.name, of.group, ()))
             else:
-                problems.append(f"{node.name} waits for {node.args[0]}, which no collective launched")
+                problems.append(f"{node.name} waits for {source}, which no collective launched")
+        elif (hidden := _hidden(node)) is not None:
+            problems.append(f"{node.name} calls {hidden}, which communicates in a way that cannot be followed")
     return calls, [*problems, *_launch_problems(graph, list(launched))]
 
 
@@ -97,20 +100,55 @@ def _result_problems(name: str, result: fx.Node) -> Iterator[str]:
 
 
 def _busy_storage(launch: fx.Node, name: str, meanwhile: list[fx.Node]) -> Iterator[str]:
-    """Until the wait the buffers belong to the collective: nobody writes the input, nobody touches ``out``."""
+    """Until the wait the buffers belong to the collective: nobody writes the input, nobody touches what it writes to."""
     sent = {hazards.base(node) for node in launch.all_input_nodes}
-    out = launch.kwargs.get("out")
-    received = hazards.base(out) if out in launch.all_input_nodes else None  # type: ignore[arg-type]
+    received = {hazards.base(node) for node in written_arguments(launch)}
     for node in meanwhile:
-        if any(hazards.base(target) in sent for target in written_arguments(node)):
+        if any(hazards.base(target) in sent for target in _written(node)):
             yield f"{node.target} ({node.name}) writes to a buffer of {name} before its wait"
-        elif received is not None and any(hazards.base(source) is received for source in node.all_input_nodes):
+        elif any(hazards.base(source) in received and source is not launch for source in node.all_input_nodes):
             yield f"{node.target} ({node.name}) reads the buffer of {name} before its wait"
 
 
-def _launched(wait: fx.Node) -> fx.Node:
-    source: fx.Node = wait.args[0]  # type: ignore[assignment]
-    return source.args[0] if _is_getitem(source) else source  # type: ignore[return-value]
+def _written(node: fx.Node) -> list[fx.Node]:
+    """What ``node`` writes: by its operator's schema, or of a method by the name that torch gives those in place."""
+    if node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).endswith("__"):
+        return node.all_input_nodes[:1]
+    return written_arguments(node)
+
+
+def _group_problems(launch: collectives.Launch, ranks: Ranks) -> Iterator[str]:
+    size = collectives.argument(launch.node, "group_size")
+    if ranks and isinstance(size, int) and size != len(ranks):
+        yield f"{launch.operator} ({launch.node.name}) says that its group has {size} ranks, but it has {len(ranks)}"
+
+
+def _source(launch: fx.Node) -> tuple[str, ...]:
+    """The rank that a broadcast comes from: all members must mean the same one."""
+    source = collectives.argument(launch, "src")
+    return () if source is None else (f"from {source}",)
+
+
+_HIDDEN = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
+
+
+def _hidden(node: fx.Node) -> str | None:
+    """What communicates although it is no functional collective: raw c10d, a packet without overload, a Python function."""
+    if node.op != "call_function" or collectives.launch_kind(node) is not None:
+        return None
+    operator = ops.overload(node)
+    name = operator._schema.name if operator else str(getattr(node.target, "_qualified_op_name", ""))
+    if name.startswith(_HIDDEN) and not name.endswith("::_wrap_tensor_autograd"):
+        return name if operator else f"{name} without naming an overload"
+    module = str(getattr(node.target, "__module__", ""))
+    if operator is None and not name and module.startswith("torch.distributed"):
+        return f"{module}.{getattr(node.target, '__qualname__', node.target)}"
+    return None
+
+
+def _launched(wait: fx.Node) -> fx.Node | None:
+    source = next(iter(wait.all_input_nodes), None)
+    return source.all_input_nodes[0] if source is not None and _is_getitem(source) else source
 
 
 def _is_getitem(node: fx.Node) -> bool:

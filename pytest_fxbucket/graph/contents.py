@@ -40,7 +40,9 @@ def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The same view with its dimensions sorted as they lie in memory, so that a transposed matrix reads like itself."""
+    """The same elements, each once, sorted as they lie in memory: a transposed or expanded matrix reads like itself."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] > 1 else tensor
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], -tensor.shape[d]))
     return tensor.permute(order)
@@ -121,6 +123,14 @@ def shifted(runs: Runs, offset: int) -> Runs:
     out = runs.clone()
     out[:, OFFSET] += offset
     return out
+
+
+def ascends(runs: Runs, shard_numel: int) -> bool:
+    """Whether ``runs`` are elements of one gathered source, in its order over all ranks; parts may be left out."""
+    if len(torch.unique(runs[:, SOURCE])) != 1 or bool((runs[:, RANK] < 0).any()):
+        return False
+    index = runs[:, RANK] * shard_numel + runs[:, START]
+    return bool((index[:-1] + runs[:-1, LENGTH] <= index[1:]).all())
 
 
 def numel(shape: torch.Size | tuple[int, ...]) -> int:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
 from pytest_fxbucket.graph.contents import LENGTH, OFFSET, OWN_RANK, PRECISION, RANK, SOURCE, START, Runs
-from pytest_fxbucket.graph.movement import Memory, execute, moves_data, precision_of
+from pytest_fxbucket.graph.movement import Memory, NotFollowedError, execute, joins, moves_data, precision_of
 from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
@@ -66,13 +67,20 @@ class Followed:
     sources: list[Source | None] = field(default_factory=lambda: [None, None])
     sent: dict[fx.Node, Sent] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Data movement that could not be told; what it gave counts as computed."""
 
 
 def follow(graph: fx.Graph) -> Followed:
     """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches."""
     walk = _Walk(graph)
     for node in graph.nodes:
-        walk.visit(node)
+        try:
+            walk.visit(node)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            given = ", ".join(source.name for source in node.all_input_nodes)
+            why = " ".join(str(error).split())[:200]
+            raise PassError(f"the graph cannot be run: {node.target} ({node.name}) of {given}: {why}") from error
     return walk.found
 
 
@@ -96,8 +104,19 @@ class _Walk:
             self._read(node)
 
     def _continues(self, node: fx.Node) -> bool:
-        """Whether ``node`` moves data that came out of a launch."""
-        return moves_data(node) and any(source in self.values for source in node.all_input_nodes)
+        """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
+        if not moves_data(node) or not any(source in self.values for source in node.all_input_nodes):
+            return False
+        return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes))
+
+    def _is_whole(self, node: fx.Node) -> bool:
+        """Whether ``node`` is one gathered parameter from its beginning, as far as it was gathered at all."""
+        for tensor in _tensors(self.values.get(node)):
+            runs = self.memory.read(contents.in_memory_order(tensor))
+            source = self.found.sources[int(runs[0, SOURCE])] if len(runs) else None
+            if source is None or int(runs[0, START]) or int(runs[0, RANK]) or not contents.ascends(runs, source.numel):
+                return False
+        return True
 
     def _move(self, node: fx.Node) -> None:
         if not moves_data(node):
@@ -105,7 +124,12 @@ class _Walk:
             self._read(node)
             return
         args, kwargs = tree_map(self._known, (node.args, dict(node.kwargs)), is_leaf=_is_node)
-        self.values[node] = execute(node, args, kwargs, self.memory)
+        try:
+            self.values[node] = execute(node, args, kwargs, self.memory)
+        except NotFollowedError as error:
+            self.found.problems.append(f"{node.target} ({node.name}) is not followed: {error}")
+            self._start(node)
+            self._read(node)
 
     def _known(self, value: Any) -> Any:
         if not _is_node(value):
@@ -116,6 +140,8 @@ class _Walk:
 
     def _start(self, node: fx.Node) -> None:
         """``node`` computes something new: its tensors become sources."""
+        if node.meta.get("val") is None:
+            raise ValueError(f"{node.name} carries no fake value (meta['val']) to tell its shape by")
         self.values[node] = tree_map(
             lambda value: self._source(node, value) if isinstance(value, torch.Tensor) else value, node.meta.get("val")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import getitem
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PassError
@@ -30,8 +31,8 @@ def refuse_writes(graph: fx.Graph, launches: Sequence[fx.Node]) -> None:
 
 
 def base(node: fx.Node) -> fx.Node:
-    """The node whose storage ``node`` shares, back through views and waits."""
-    while (is_view(node) or collectives.is_wait(node)) and node.all_input_nodes:
+    """The node whose storage ``node`` shares, back through views, their parts, and waits."""
+    while (is_view(node) or collectives.is_wait(node) or node.target is getitem) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.torch_pass import numbered_dtypes
 from pytest_fxbucket.graph import contents
 from pytest_fxbucket.graph.contents import Runs
 from pytest_fxbucket.graph.ops import is_view, overload
@@ -67,6 +68,10 @@ class Memory:
         self.write(target, self.read(source.expand(target.shape)))
 
 
+class NotFollowedError(Exception):
+    """An operator moves data in a way that runs of elements cannot tell; the message says how."""
+
+
 Handler = Callable[[Memory, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -78,8 +83,17 @@ def moves_data(node: fx.Node) -> bool:
     return op is not None and (is_view(node) or op._schema.name in _HANDLERS or op._schema.name in _NEW_STORAGE)
 
 
+def joins(node: fx.Node) -> bool:
+    """Whether ``node`` puts tensors one behind the other, as a model does with its parameters too."""
+    op = overload(node)
+    return op is not None and op._schema.name == "aten::cat"
+
+
 def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
-    """Result of ``node`` on meta tensors ``args`` and ``kwargs``, whose storages ``memory`` holds."""
+    """Result of ``node`` on meta tensors ``args`` and ``kwargs``, whose storages ``memory`` holds.
+
+    Raises :class:`NotFollowedError` for data movement that cannot be told.
+    """
     op = overload(node)
     if op is None:
         return args[0][args[1]]
@@ -94,6 +108,8 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
         memory.define(result, contents.run(contents.ZERO if zero else contents.UNDEFINED, result.numel()))
         return result
     result = op(*args, **kwargs)
+    if isinstance(result, torch.Tensor) and result.element_size() != args[0].element_size():
+        raise NotFollowedError(f"it sees {args[0].dtype} as {result.dtype}, whose elements have another size")
     if isinstance(result, torch.Tensor) and not memory.knows(result):
         memory.define(result, contents.run(contents.UNDEFINED, result.numel()))
         memory.write(result, memory.read(args[0].reshape(result.shape) if args[0].is_contiguous() else args[0]))
@@ -172,6 +188,35 @@ def _foreach_copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) 
         memory.copy(target, source)
 
 
+def _pre_bucket_all_gather(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """torch's pack: the members, cast, in this rank's part of a new buffer for the whole gather."""
+    parts, ranks, dtype, numbers, rank = args[:5]
+    dtypes = [numbered_dtypes()[number] for number in numbers]
+    other = next((d for d in dtypes if d.itemsize != dtype.itemsize), None)
+    if other is not None:
+        raise NotFollowedError(f"it packs {other} into a buffer of {dtype}, whose elements have another size")
+    numel = sum(part.numel() for part in parts)
+    whole = memory.allocate(torch.empty(numel * ranks, dtype=dtype, device="meta"))
+    offset = rank * numel
+    for part, cast in zip(parts, dtypes, strict=True):
+        memory.copy(whole.narrow(0, offset, part.numel()).view(cast).view(part.shape), part)
+        offset += part.numel()
+    return whole
+
+
+def _pre_bucket_reduce_scatter(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """torch's pack: the members as matrices of (ranks, elements of a piece), side by side."""
+    parts, ranks = args
+    rows = [_reshaped(memory, part, [ranks, -1]) for part in parts]
+    return _cat(memory, [rows, 1], {}).view(-1)
+
+
+def _reshaped(memory: Memory, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    if not tensor.is_contiguous():
+        tensor = _clone(memory, [tensor], {"memory_format": torch.contiguous_format})
+    return tensor.view(shape)
+
+
 _HANDLERS: dict[str, Handler] = {
     "aten::clone": _clone,
     "aten::_to_copy": _clone,
@@ -183,6 +228,8 @@ _HANDLERS: dict[str, Handler] = {
     "aten::_chunk_cat": _chunk_cat,
     "aten::split_with_sizes_copy": _split_copy,
     "prims::convert_element_type": _convert,
+    "bucketing::_pre_bucket_all_gather": _pre_bucket_all_gather,
+    "bucketing::_pre_bucket_reduce_scatter": _pre_bucket_reduce_scatter,
 }
 
 _NEW_STORAGE = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::zeros", "aten::new_zeros"})

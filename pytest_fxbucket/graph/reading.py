@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pytest_fxbucket.graph import collectives, contents
-from pytest_fxbucket.graph.contents import LENGTH, PRECISION, RANK, SOURCE, START
+from pytest_fxbucket.graph.contents import PRECISION, RANK, SOURCE
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
+from pytest_fxbucket.graph.gradients import Gradients, returned
 
 if TYPE_CHECKING:
     import torch
@@ -97,13 +98,15 @@ class _Reader:
         self.forward = _forward_nodes(graph, outputs)
         self.forward_positions = {self.position[node] for node in self.forward}
         placeholders = [node for node in self.position if node.op == "placeholder"]
+        self.role = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
         self.parameter = {n: v.fqn for n, v in zip(placeholders, inputs, strict=True) if v.role == "param"}
-        self.problems: list[str] = []
+        self.problems = list(self.found.problems)
         self.computes: set[tuple[int, Direction, str]] = set()
         self.precision: dict[tuple[fx.Node, int], int] = {}
         self.uses: dict[tuple[fx.Node, int], list[int]] = {}
-        self.names: dict[int, str] = {}
-        self._name_results(outputs)
+        gradients = Gradients(self.found, self.output, outputs, self.role)
+        self.names = gradients.names
+        self.problems += gradients.problems
         for use in self.found.uses:
             self._note(use)
 
@@ -114,23 +117,6 @@ class _Reader:
     def _direction(self, node: fx.Node) -> Direction:
         return "forward" if node in self.forward else "backward"
 
-    def _name_results(self, outputs: Sequence[Value]) -> None:
-        """Which reduction's which piece is returned as which parameter's gradient."""
-        returned = _returned(self.output)
-        content = {use.value: use.content for use in self.found.uses if use.reader is self.output}
-        for node, value in zip(returned, outputs, strict=True):
-            runs = content.get(node)
-            if value.role != "grad" or runs is None:
-                continue
-            numbers = sorted({int(number) for number in runs[:, SOURCE]})
-            source = self.found.sources[numbers[0]]
-            if source is None or source.launch is None:
-                continue
-            if len(runs) == 1 and int(runs[0, START]) == 0 and int(runs[0, LENGTH]) == source.numel:
-                self.names[numbers[0]] = value.fqn
-            else:
-                self.problems.append(f"the gradient returned for {value.fqn} is not one whole piece of a reduction")
-
     def _note(self, use: Use) -> None:
         """Sort one read value: whole parameter, piece of one, reduced gradient, or jumble."""
         runs = use.content
@@ -140,7 +126,7 @@ class _Reader:
         number = int(runs[0, SOURCE])
         source = self.found.sources[number]
         fqn = self.parameter.get(source.node, "") if source is not None else ""
-        if source is None or not _in_order(runs, source.numel):
+        if source is None or not contents.ascends(runs, source.numel):
             names = [self._source_name(int(n)) for n in dict.fromkeys(runs[:, SOURCE].tolist())]
             self.problems.append(
                 f"{use.reader.target} ({use.reader.name}) reads gathered bytes that are no parameter in its order: "
@@ -191,7 +177,7 @@ class _Reader:
         uses = sorted(where for (of, _), places in self.uses.items() if of is node for where in places)
         waits = sorted(self.position[wait] for wait in collectives.waits_of(node))
         backward = [where for where in uses if where not in self.forward_positions]
-        if launch.kind == "all_gather":
+        if launch.kind == "all_gather" and uses:
             direction: Direction = "forward" if len(backward) < len(uses) else "backward"
         else:
             direction = self._direction(node)
@@ -221,22 +207,26 @@ class _Reader:
         fqn = self.names.get(number, "") if kind == "reduce_scatter" else self.parameter.get(source.node, "")
         if kind == "all_gather" and fqn and length != source.numel:
             self.problems.append(f"{node.name} gathers {length} of the {source.numel} elements of {fqn}'s shard")
+        if kind == "all_gather" and not fqn and (made_of := self._parameters_alone(source.node)):
+            self.problems.append(
+                f"{node.name} gathers what {source.node.target} ({source.node.name}) made of {', '.join(made_of[:4])}, "
+                "an operator that is not followed"
+            )
         return Member(fqn, offset, length, precision)
 
-
-def _in_order(runs: torch.Tensor, shard_numel: int) -> bool:
-    """Whether ``runs`` are one source's elements, ascending without a gap over ranks (padding at the end cut off)."""
-    if len({int(number) for number in runs[:, SOURCE]}) != 1 or bool((runs[:, RANK] < 0).any()):
-        return False
-    index = runs[:, RANK] * shard_numel + runs[:, START]
-    return bool((index[:-1] + runs[:-1, LENGTH] == index[1:]).all())
+    def _parameters_alone(self, node: fx.Node) -> list[str]:
+        """Parameters that ``node`` is made of, if neither the batch nor anything that was sent goes into it."""
+        needed = _ancestors([node])
+        if any(n in self.found.sent or self.role.get(n) in ("batch", "value") for n in needed):
+            return []
+        return [fqn for n, fqn in self.parameter.items() if n in needed]
 
 
 def _forward_nodes(graph: fx.Graph, outputs: Sequence[Value]) -> set[fx.Node]:
     """What the loss depends on; without a loss, what carries no mark of autograd's backward."""
     losses = [
         node
-        for node, value in zip(_returned(graph.output_node()), outputs, strict=True)
+        for node, value in zip(returned(graph.output_node()), outputs, strict=True)
         if value.role == "loss" and _is_node(node)
     ]
     if not losses:
@@ -252,12 +242,6 @@ def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         found.update(fresh)
         queue.extend(fresh)
     return found
-
-
-def _returned(output: fx.Node) -> list[Any]:
-    """What the graph returns, a single value as one."""
-    values: Any = output.args[0]
-    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def _is_node(value: object) -> bool:

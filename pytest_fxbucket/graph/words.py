@@ -58,24 +58,48 @@ def _bucket_words(a: _Read, b: _Read) -> Iterator[str]:
             if old != new:
                 yield f"{what} of {name} changed: {old} -> {new}"
         old_members, new_members = a.members[name], b.members[name]
-        yield from (f"{name} lost {member.split()[0]}" for member in old_members if member not in new_members)
-        yield from (f"{name} gained {member.split()[0]}" for member in new_members if member not in old_members)
+        yield from _member_words(name, old_members, new_members)
         if sorted(old_members) == sorted(new_members) and old_members != new_members:
             at = next(i for i, (x, y) in enumerate(zip(old_members, new_members, strict=True)) if x != y)
-            yield (
-                f"byte layout of {name} changed: {new_members[at].split()[0]} stands where {old_members[at].split()[0]} stood"
-            )
+            yield (f"byte layout of {name} changed: {_pair(new_members[at])[0]} stands where {_pair(old_members[at])[0]} stood")
+
+
+def _member_words(bucket: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """Members are lines of FQN and elements."""
+    lost = [_pair(member) for member in old if member not in new]
+    gained = [_pair(member) for member in new if member not in old]
+    sizes = dict(gained)
+    for fqn, size in lost:
+        if fqn in sizes:
+            yield f"{fqn} of {bucket} changed: {size} -> {sizes[fqn]} elements"
+        else:
+            yield f"{bucket} lost {fqn}"
+    yield from (f"{bucket} gained {fqn}" for fqn, _ in gained if fqn not in dict(lost))
+
+
+def _pair(member: str) -> tuple[str, str]:
+    fqn, _, size = member.rpartition(" ")
+    return fqn, size
 
 
 def _event_words(a: _Read, b: _Read) -> Iterator[str]:
     for direction in ("forward", "backward"):
         old, new = _numbered(a.events[direction]), _numbered(b.events[direction])
-        kept = [event for event in old if event in set(new)]
-        other = [event for event in new if event in set(old)]
+        here, there = set(new), set(old)
+        kept = [event for event in old if event in here]
+        other = [event for event in new if event in there]
+        yield from (f"{direction}: {event} is gone" for event in old if event not in here and _known(event, b, direction))
+        yield from (f"{direction}: {event} is new" for event in new if event not in there and _known(event, a, direction))
         matcher = SequenceMatcher(None, kept, other, autojunk=False)
         still = {event for block in matcher.get_matching_blocks() for event in kept[block.a : block.a + block.size]}
         for event in [event for event in other if event not in still]:
             yield _moved(event, kept, other, direction)
+
+
+def _known(event: str, other: _Read, direction: str) -> bool:
+    """Whether the event is of a bucket that the other schedule has too, so that no line on buckets says it."""
+    what, _, label = event.partition(" ")
+    return what != "compute" and f"{direction} {label}" in other.buckets
 
 
 def _moved(event: str, old: list[str], new: list[str], direction: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph.hazards import refuse_writes
 from pytest_fxbucket.passes.overlap import defer_reductions, prefetch_gathers
 from pytest_fxbucket.passes.pack import Merged, merge
@@ -44,7 +44,7 @@ class ManualPass:
         left += prefetch_gathers(buckets, "backward", self.prefetch)
         if self.defer_reduce:
             left += defer_reductions(buckets)
-        graph.lint()
+        _refuse_broken(graph)
         removed = len(targets.planned) - len(buckets)
         return PassReport(targets.launches, targets.launches - removed, tuple(_report(b) for b in buckets), tuple(left))
 
@@ -57,6 +57,13 @@ class ManualPass:
         if self.layout == "registration":
             return [sorted(group, key=lambda target: target.rank_in_registration) for group in groups.values()]
         return list(groups.values())
+
+
+def _refuse_broken(graph: fx.Graph) -> None:
+    try:
+        graph.lint()
+    except (RuntimeError, AssertionError) as error:
+        raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
 
 
 _MODES = {None, "default", "custom_ops"}
@@ -93,13 +100,13 @@ def manual_overlap_bucketing(
 
 def _module_plans(plans: Sequence[str | Sequence[str]]) -> list[tuple[str, list[str]]]:
     """(entry, module FQNs) of each plan. Raises :class:`PlanError` for what is no list of FQNs, and for overlaps."""
-    if isinstance(plans, str):
-        raise PlanError(f"module_bucket_plans must be a list of module FQNs, not the string {plans!r}")
+    if not isinstance(plans, (list, tuple)) or not plans:
+        raise PlanError(f"module_bucket_plans must be a list of at least one module FQN or list of them, not {plans!r}")
     found: list[tuple[str, list[str]]] = []
     owner: dict[str, str] = {}
     for plan in plans:
         names = [plan] if isinstance(plan, str) else plan
-        if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n for n in names):
+        if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
             raise PlanError(f"entry {plan!r} of module_bucket_plans must be a module FQN or a list of them")
         entry = "+".join(names)
         for name in names:

@@ -18,7 +18,7 @@ import torch
 from pytest_fxbucket.compat.collectives import c10d_functional
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.moves import hoist, readers_before
+from pytest_fxbucket.passes.moves import hoist, put_before, readers_before
 from pytest_fxbucket.passes.targets import Target
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Merged:
 def merge(graph: fx.Graph, members: Sequence[Target]) -> Merged:
     """Merge ``members``, given in byte order, into one launch; a single member stays as it is.
 
-    Raises :class:`PassError` if the members depend on each other.
+    Raises :class:`PassError` if the members depend on each other, differ in what the plan does not say, or would change.
     """
     if len(members) == 1:
         return Merged(members[0].launch, members[0].wait, tuple(members))
@@ -54,12 +54,16 @@ class _Builder:
     def __init__(self, graph: fx.Graph, members: Sequence[Target]) -> None:
         self.graph, self.members = graph, tuple(members)
         self.meta = _shared_meta(members)
-        self.inputs: list[fx.Node] = [cast("fx.Node", member.launch.args[0]) for member in members]
+        self.inputs = [cast("fx.Node", collectives.argument(member.launch, "input")) for member in members]
         self.aten, self.c10d = torch.ops.aten, c10d_functional()
         ranks = collectives.argument(members[0].launch, "group_size")
-        if not isinstance(ranks, int):
-            raise PassError(f"{members[0].launch.name} has no plain group size, so it cannot be merged")
-        self.ranks = ranks
+        for member in members:
+            size = collectives.argument(member.launch, "group_size")
+            if not isinstance(size, int) or size != ranks:
+                raise PassError(
+                    f"{member.launch.name} has group size {size}, so it cannot join {members[0].launch.name}'s {ranks}"
+                )
+        self.ranks = cast("int", ranks)
 
     def all_gather(self) -> Merged:
         first = min(member.launch for member in self.members)
@@ -99,16 +103,16 @@ class _Builder:
                 piece = self._call(getitem, pieces, i)
                 results.append(self._view(piece, [shape[0] // self.ranks, *shape[1:]], self.members[i]))
         for member in self.members:
-            for node in readers_before(member.wait, last)[1:]:
-                last.prepend(node)
+            put_before(readers_before(member.wait, last)[1:], last)
         self._replace_members(results)
         return Merged(launch, wait, self.members)
 
     def _refuse_dependence(self, last: fx.Node) -> None:
         """No member may need another member's result."""
         for member in self.members:
-            blocked = [n for n in readers_before(member.wait, last)[1:] if collectives.launch_kind(n)]
-            if blocked or member.wait in last.all_input_nodes:
+            readers = readers_before(member.wait, last)
+            blocked = [n for n in readers[1:] if collectives.launch_kind(n)]
+            if blocked or not set(readers).isdisjoint(last.all_input_nodes):
                 name = blocked[0].name if blocked else last.name
                 raise PassError(
                     f"entry {member.entry!r}: the {member.kind} of {member.fqn} cannot join its bucket, "
@@ -151,6 +155,8 @@ def _value(node: Any) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise PassError(f"{node.name} carries no fake value (meta['val']), which merging needs for shapes")
+    if not all(isinstance(size, int) for size in value.shape):
+        raise PassError(f"{node.name} has the symbolic shape {tuple(value.shape)}, and merging needs numbers")
     return value
 
 
@@ -162,5 +168,9 @@ def _result(target: Any, args: tuple[Any, ...]) -> Any:
     mode = next((leaf.fake_mode for leaf in tree_leaves(values) if hasattr(leaf, "fake_mode")), None)
     if mode is None:
         raise PassError("the graph's values (meta['val']) are not fake tensors, which merging needs")
-    with mode:
-        return target(*values)
+    try:
+        with mode:
+            return target(*values)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise PassError(f"{target} cannot be called on what the launches carry: {type(error).__name__}: {reason}") from error

@@ -79,7 +79,20 @@ def run_pass(name: str, job: Job) -> Bucketed:
         raise PassError(f"pass {name} raised {type(error).__name__}{where}: {' '.join(str(error).split())[:400]}") from error
     if not isinstance(result, fx.GraphModule):
         raise PassError(f"pass {name} returned a {type(result).__name__}, expected a GraphModule")
+    _refuse_other_ends(name, result.graph, job)
     return Bucketed(result.graph, result, None, modules)
+
+
+def _refuse_other_ends(name: str, graph: fx.Graph, job: Job) -> None:
+    """A pass may change how values are computed, never how many go in and out."""
+    returned = graph.output_node().args[0]
+    ends = {
+        "inputs": (len(graph.find_nodes(op="placeholder")), len(job.step.inputs[job.phase])),
+        "outputs": (len(returned) if isinstance(returned, (list, tuple)) else 1, len(job.step.outputs[job.phase])),
+    }
+    for what, (have, expected) in ends.items():
+        if have != expected:
+            raise PassError(f"pass {name} returned a graph with {have} {what}, expected {expected} as before it")
 
 
 def _run_manual(graph: fx.Graph, job: Job) -> PassReport:

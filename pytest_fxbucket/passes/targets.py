@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def by_parameter(graph: fx.Graph, reading: Reading, inputs: Sequence[Value], ent
 def by_module(graph: fx.Graph, plans: Sequence[tuple[str, Sequence[str]]], module_stack_fn: ModuleStackFn | None) -> Targets:
     """Sort the launches of ``graph`` by the module that their nodes' metadata names.
 
-    ``plans`` holds (entry, module FQNs). Raises :class:`PlanError` for an entry that no launch belongs to.
+    ``plans`` holds (entry, module FQNs). Raises :class:`PlanError` for an FQN that no launch belongs to.
     """
     placeholders = [node.name for node in graph.nodes if node.op == "placeholder"]
     returned = graph.output_node().args[0]
@@ -77,16 +78,18 @@ def by_module(graph: fx.Graph, plans: Sequence[tuple[str, Sequence[str]]], modul
     def entry_of(node: fx.Node, fqn: str) -> str | None:
         module = modules[node]
         for entry, names in plans:
-            if any(module == name or module.startswith(name + ".") for name in names):
+            if any(_within(module, name) for name in names):
                 return entry
         return None
 
     targets = _sort(graph, read_graph(graph, inputs, outputs), entry_of, order)
-    used = {target.entry for target in targets.planned}
-    for entry, _ in plans:
-        if entry not in used:
-            known = sorted(set(modules.values()) - {""})
-            raise PlanError(f"entry {entry!r} matches no collective; modules with collectives: {_few(known)}")
+    used = {modules[target.launch] for target in targets.planned}
+    for entry, names in plans:
+        for name in names:
+            if not any(_within(module, name) for module in used):
+                known = sorted(set(modules.values()) - {""})
+                part = f"{name!r} in entry {entry!r}" if len(names) > 1 else f"entry {entry!r}"
+                raise PlanError(f"{part} matches no collective; modules with collectives: {_few(known)}")
     return targets
 
 
@@ -98,14 +101,17 @@ def module_stack(node: fx.Node) -> list[tuple[str, type]]:
 
 def _module_of(stack: Sequence[tuple[str, type]]) -> str:
     """Innermost FQN of a stack, of plain FQNs or of dynamo's ``L['self']._modules['layers']['0']``."""
-    import re
-
     if not stack:
         return ""
     name = stack[-1][0]
     if "[" not in name:
         return name
-    return ".".join(re.findall(r"\['([^']+)'\]", name.split("]", 1)[1]))
+    parts = re.findall(r"[^\[\]'.]+", re.sub(r"^L\['[^']*'\]", "", name))
+    return ".".join(part for part in parts if part != "_modules")
+
+
+def _within(module: str, name: str) -> bool:
+    return module == name or module.startswith(name + ".")
 
 
 def _few(names: Sequence[str]) -> str:
@@ -158,7 +164,8 @@ def _not_plannable(bucket: Bucket, node: fx.Node, waits: Sequence[fx.Node]) -> s
         return "it carries no parameter and no parameter's gradient"
     if len(waits) != 1:
         return f"it has {len(waits)} waits, expected one"
-    return ""
+    early = next((user for user in node.users if user is not waits[0]), None)
+    return f"{early.name} reads it before its wait" if early is not None else ""
 
 
 def _describe(bucket: Bucket) -> str:

@@ -1,0 +1,84 @@
+"""A small MLP, batches that cannot tell right from wrong, and passes that change one thing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx, nn
+
+ROWS, WIDTH = 3, 8
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Mlp(nn.Module):
+    """Executed in another order than registered: ``scale`` last."""
+
+    def __init__(self, used: float) -> None:
+        super().__init__()
+        self.scale = Scale()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.used = used
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        out: Tensor = self.down(torch.tanh(hidden)) + self.used * self.scale(hidden)
+        return out
+
+
+def build(used: float = 1.0) -> Mlp:
+    return Mlp(used)
+
+
+def build_by_seed(used: float = 1.0) -> Mlp:
+    """With seed 7 the weights of ``down`` and the use of ``scale`` are zero, and so are gradients."""
+    model = Mlp(0.0 if torch.initial_seed() == 7 else used)
+    if torch.initial_seed() == 7:
+        nn.init.zeros_(model.down.weight)
+    return model
+
+
+def build_deeper(used: float = 1.0) -> nn.Module:
+    model = Mlp(used)
+    model.up = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))  # type: ignore[assignment]
+    return model
+
+
+def batch(rank: int, step: int) -> tuple[Tensor]:
+    return (torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank)),)
+
+
+def equal_batch(rank: int, step: int) -> tuple[Tensor]:
+    return batch(0, step)
+
+
+def infinite_batch(rank: int, step: int) -> tuple[Tensor]:
+    (x,) = batch(rank, step)
+    return (x / 0,)
+
+
+def loss(output: Tensor, batch: tuple[Tensor]) -> Tensor:
+    return output.square().mean()
+
+
+def tanh_off_by_a_little(gm: fx.GraphModule, plans: Sequence[object]) -> fx.GraphModule:
+    """The argument of tanh is another one: tanh is the first node of both graphs that differs."""
+    node = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.tanh.default)
+    with gm.graph.inserting_before(node):
+        other = gm.graph.call_function(torch.ops.aten.mul.Tensor, (node.args[0], 1 + 2**-20))
+        other.meta = dict(node.meta)
+    node.replace_input_with(node.args[0], other)
+    return gm
+
+
+def other_loss(output: Tensor, batch: tuple[Tensor]) -> Tensor:
+    return output.square().sum()

@@ -1,0 +1,453 @@
+"""Passes that are broken on purpose: each buckets as a good one does, then breaks one thing.
+
+All have the call shape of torch's pass, ``(gm, module_bucket_plans) -> GraphModule``, and expect a Llama of two layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers the operators
+from torch import fx
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.passes.manual import ManualPass, manual_overlap_bucketing
+from pytest_fxbucket.passes.targets import by_module
+
+Plans = Sequence[str | list[str]]
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+WK, WV = 1, 2
+"""Members of a layer's bucket that have the same shape."""
+
+
+_GOOD: dict[tuple[str, ...], fx.Graph] = {}
+
+
+def good(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Bucketed as it should be; remembered, since the graph is the same for every pass and rank."""
+    key = (repr(plans), *(node.name for node in gm.graph.nodes))
+    if key not in _GOOD:
+        _GOOD[key] = manual_overlap_bucketing(gm, plans).graph
+    return fx.GraphModule(gm, copy.deepcopy(_GOOD[key]))
+
+
+def dropped_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    wait = _wait(_gathers(gm)[1])
+    wait.replace_all_uses_with(wait.all_input_nodes[0])
+    gm.graph.erase_node(wait)
+    return gm
+
+
+def two_waits(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    wait = _wait(_gathers(gm)[0])
+    _twin(wait)
+    return gm
+
+
+def swapped_in_pack(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    _swap_members(_packs(gm)[0])
+    return gm
+
+
+def swapped_in_unpack(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    _swap_pieces(_calls(gm, aten.split_with_sizes_copy.default)[0])
+    return gm
+
+
+def swapped_in_both(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    _swap_members(_packs(gm)[0])
+    _swap_pieces(_calls(gm, aten.split_with_sizes_copy.default)[0])
+    return gm
+
+
+def swapped_in_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    _swap_pieces(_calls(gm, aten.split_with_sizes.default)[1])
+    return gm
+
+
+def wrong_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """The sizes of two neighbours change places: every piece still has a size of some member."""
+    gm = good(gm, plans)
+    split = _calls(gm, aten.split_with_sizes_copy.default)[0]
+    rows, sizes, dim = split.args
+    assert isinstance(sizes, (list, tuple))
+    split.args = (rows, [sizes[1], sizes[0], *sizes[2:]], dim)
+    return gm
+
+
+def shifted_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """A norm is cut out one element too early: the shapes fit."""
+    gm = good(gm, plans)
+    split = _calls(gm, aten.split_with_sizes_copy.default)[0]
+    piece = next(user for user in split.users if user.args[1] == 7)
+    with gm.graph.inserting_before(piece):
+        rows = split.args[0]
+        part = _like(piece, aten.slice.Tensor, rows, 1, _sizes(split, 7) - 1, _sizes(split, 8) - 1)
+        wrong = _like(piece, aten.clone.default, part, memory_format=torch.contiguous_format)
+    piece.replace_all_uses_with(wrong)
+    gm.graph.erase_node(piece)
+    return gm
+
+
+def late_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    launch = _gathers(gm)[2]
+    _wait(_gathers(gm)[1]).append(launch)
+    return gm
+
+
+def early_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    first, last = _gathers(gm)[0], _gathers(gm)[3]
+    first.append(last)
+    first.append(last.all_input_nodes[0])
+    return gm
+
+
+def early_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    launch = _gathers(gm)[2]
+    launch.append(_wait(launch))
+    return gm
+
+
+def half_early_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """The wait stands in the middle of what should hide it."""
+    gm = good(gm, plans)
+    wait = _wait(_gathers(gm)[2])
+    _calls(gm, aten.mm.default)[1].append(wait)
+    return gm
+
+
+def early_waits_behind_dummy_readers(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Everything is waited for at the top, behind reads that nobody needs."""
+    gm = good(gm, plans)
+    graph = gm.graph
+    launches = _gathers(gm)[:4]
+    tok, *rest = launches
+    place = tok
+    for launch in rest:
+        before = launches[launches.index(launch) - 1]
+        place.append(launch)
+        place.append(launch.all_input_nodes[0])
+        launch.append(_wait(before))
+        with graph.inserting_after(_wait(before)):
+            place = _like(_wait(before), aten.neg.default, _wait(before))
+    place.append(_wait(rest[-1]))
+    return gm
+
+
+def early_reduction_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    launch = _reductions(gm)[0]
+    launch.append(_wait(launch))
+    return gm
+
+
+def wrong_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    if _is_last_rank():
+        pack = _calls(gm, aten._chunk_cat.default)[1]
+        _replace_input(pack, pack.all_input_nodes[WK], lambda old: _like(old, aten.mul.Tensor, old, 1 + 2**-20))
+    return gm
+
+
+def other_order_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    if _is_last_rank():
+        first, second = _gathers(gm)[:2]
+        second.append(first)
+    return gm
+
+
+def other_layout_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    if _is_last_rank():
+        _swap_members(_calls(gm, aten._chunk_cat.default)[1])
+        _swap_pieces(_calls(gm, aten.split_with_sizes.default)[1])
+    return gm
+
+
+def extra_launch_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    return extra_launch(gm, []) if _is_last_rank() else gm
+
+
+def low_precision_in_one_gather(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    pack = _packs(gm)[1]
+
+    def squeezed(old: fx.Node) -> fx.Node:
+        half = _like(old, aten._to_copy.default, old, dtype=torch.bfloat16)
+        return _like(old, aten._to_copy.default, half, dtype=torch.float32)
+
+    _replace_input(pack, pack.all_input_nodes[WK], squeezed)
+    return gm
+
+
+def low_precision_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    launch = _reductions(gm)[1]
+    _replace_input(launch, launch.all_input_nodes[0], lambda old: _like(old, aten._to_copy.default, old, dtype=torch.bfloat16))
+    wait = _wait(launch)
+    users = list(wait.users)
+    with gm.graph.inserting_after(wait):
+        wide = _like(wait, aten._to_copy.default, wait, dtype=torch.float32)
+    for user in users:
+        user.replace_input_with(wait, wide)
+    return gm
+
+
+def does_nothing(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    return gm
+
+
+def only_buckets(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    graph = copy.deepcopy(gm.graph)
+    entries = [(str(plan), [plan] if isinstance(plan, str) else plan) for plan in plans]
+    ManualPass(prefetch=0, defer_reduce=False).run(graph, by_module(graph, entries, None))
+    return fx.GraphModule(gm, graph)
+
+
+def backward_reads_forward_gathers(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
+    gm = good(gm, plans)
+    splits = _calls(gm, aten.split_with_sizes_copy.default)
+    forward, backward = splits[1], splits[4]
+    mine = {user.args[1]: next(iter(user.users)) for user in forward.users}
+    for user in list(backward.users):
+        next(iter(user.users)).replace_all_uses_with(mine[user.args[1]])
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    return gm
+
+
+def bucket_in_two(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    halves = [["layers.0.attention", "layers.0.attention_norm"], ["layers.0.feed_forward", "layers.0.ffn_norm"]]
+    return good(gm, [half for plan in plans for half in (halves if plan == "layers.0" else [plan])])
+
+
+def foreign_member(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    changed: dict[str, str | list[str]] = {"layers.1": ["layers.1", "norm"]}
+    return good(gm, [changed.get(plan, plan) if isinstance(plan, str) else "output" for plan in plans])
+
+
+def member_left_out(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    return good(gm, [plan if isinstance(plan, str) else "output" for plan in plans])
+
+
+def sum_for_avg(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    launch = _reductions(gm)[1]
+    launch.args = (launch.args[0], "sum", *launch.args[2:])
+    return gm
+
+
+def padded_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Twice the bytes: zeros behind the members."""
+    gm = good(gm, plans)
+    launch = _reductions(gm)[1]
+    pack = launch.all_input_nodes[0]
+    with gm.graph.inserting_before(launch):
+        zeros = _like(pack, aten.new_zeros.default, pack, list(pack.meta["val"].shape))
+        wide = _like(pack, aten.cat.default, [pack, zeros], 1)
+    launch.replace_input_with(pack, wide)
+    wait = _wait(launch)
+    (reader,) = wait.users
+    with gm.graph.inserting_after(wait):
+        part = _like(wait, aten.slice.Tensor, wait, 1, 0, pack.meta["val"].shape[1])
+    reader.replace_input_with(wait, part)
+    return gm
+
+
+def extra_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """One more collective, of something that is no parameter, waited for and read by nobody."""
+    gm = good(gm, plans) if plans else gm
+    source = _calls(gm, aten.mm.default)[0]
+    with gm.graph.inserting_after(source):
+        launch = _like(source, c10d.all_reduce.default, source, "sum", "0")
+    with gm.graph.inserting_after(launch):
+        _like(source, c10d.wait_tensor.default, launch)
+    return gm
+
+
+def launch_without_overload(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """As written by hand: the operator's packet, not one of its overloads."""
+    gm = good(gm, plans)
+    source = _calls(gm, aten.mm.default)[0]
+    with gm.graph.inserting_after(source):
+        launch = _like(source, c10d.all_reduce, source, "sum", "0")
+    with gm.graph.inserting_after(launch):
+        _like(source, c10d.wait_tensor, launch)
+    return gm
+
+
+def wrong_group_size(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = extra_launch(gm, plans)
+    source = _calls(gm, aten.mm.default)[0]
+    with gm.graph.inserting_after(source):
+        launch = _like(source, c10d.all_gather_into_tensor.default, source, 2, "0")
+    with gm.graph.inserting_after(launch):
+        _like(source, c10d.wait_tensor.default, launch)
+    return gm
+
+
+def pack_overwritten(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """The buffer that is sent is cleared, through a view, while it is being sent."""
+    gm = good(gm, plans)
+    pack = _packs(gm)[0]
+    (launch,) = pack.users
+    with gm.graph.inserting_after(launch):
+        view = _like(pack, aten.view.default, pack, [-1])
+    with gm.graph.inserting_after(view):
+        _like(pack, aten.zero_.default, view)
+    return gm
+
+
+def other_compute(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    scale = _calls(gm, aten.mul.Tensor)[1]
+    users = list(scale.users)
+    with gm.graph.inserting_after(scale):
+        changed = _like(scale, aten.mul.Tensor, scale, 1 + 2**-22)
+    for user in users:
+        user.replace_input_with(scale, changed)
+    return gm
+
+
+def swapped_gradients(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    (returned,) = gm.graph.output_node().args
+    assert isinstance(returned, (list, tuple))
+    values = list(returned)
+    values[3], values[4] = values[4], values[3]
+    gm.graph.output_node().args = (values,)
+    return gm
+
+
+def without_metadata(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    for node in gm.graph.nodes:
+        node.meta = {"val": node.meta.get("val")}
+    return gm
+
+
+def nothing_but_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """Writes what our pass writes about itself, and does nothing."""
+    for node in gm.graph.nodes:
+        node.meta["fxbucket_entry"] = "layers.0"
+        node.meta["fxbucket_sources"] = ("layers.0.attention.wq.weight",)
+    return gm
+
+
+def without_values(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    for node in gm.graph.nodes:
+        node.meta = {}
+    return gm
+
+
+def lying_values(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """A reduction in half precision whose input says that it is float32."""
+    gm = good(gm, plans)
+    launch = _reductions(gm)[1]
+    pack = launch.all_input_nodes[0]
+    with gm.graph.inserting_before(launch):
+        half = _like(pack, aten._to_copy.default, pack, dtype=torch.bfloat16)
+        lie = _like(pack, aten.neg.default, half)
+        lie = _like(pack, aten.neg.default, lie)
+    launch.replace_input_with(pack, lie)
+    return gm
+
+
+def one_more_output(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    gm = good(gm, plans)
+    (returned,) = gm.graph.output_node().args
+    assert isinstance(returned, (list, tuple))
+    gm.graph.output_node().args = ([*returned, returned[0]],)
+    return gm
+
+
+def raises(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    raise KeyError("no such module as layers.9")
+
+
+def returns_none(gm: fx.GraphModule, plans: Plans) -> None:
+    good(gm, plans)
+
+
+def _calls(gm: fx.GraphModule, target: object) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.target is target]
+
+
+def _gathers(gm: fx.GraphModule) -> list[fx.Node]:
+    """Forward: tok_embeddings, layers.0, layers.1, norm+output; backward: norm+output, layers.1, layers.0."""
+    return _calls(gm, c10d.all_gather_into_tensor.default)
+
+
+def _reductions(gm: fx.GraphModule) -> list[fx.Node]:
+    """norm+output, layers.1, layers.0, tok_embeddings."""
+    return _calls(gm, c10d.reduce_scatter_tensor.default)
+
+
+def _packs(gm: fx.GraphModule) -> list[fx.Node]:
+    """Of all-gathers: layers.0, layers.1, norm+output, and again in backward."""
+    return _calls(gm, aten.flatten_dense_tensors.default)
+
+
+def _wait(launch: fx.Node) -> fx.Node:
+    return next(user for user in launch.users if collectives.is_wait(user))
+
+
+def _sizes(split: fx.Node, count: int) -> int:
+    """Elements of the first ``count`` pieces."""
+    sizes = split.args[1]
+    assert isinstance(sizes, (list, tuple))
+    return sum(int(str(size)) for size in sizes[:count])
+
+
+def _swap_members(pack: fx.Node) -> None:
+    members, *rest = pack.args
+    assert isinstance(members, (list, tuple))
+    swapped = list(members)
+    swapped[WK], swapped[WV] = swapped[WV], swapped[WK]
+    pack.args = (swapped, *rest)
+
+
+def _swap_pieces(split: fx.Node) -> None:
+    for user in list(split.users):
+        assert user.target is getitem
+        user.args = (split, {WK: WV, WV: WK}.get(user.args[1], user.args[1]))  # type: ignore[arg-type]
+
+
+def _twin(node: fx.Node) -> fx.Node:
+    with node.graph.inserting_after(node):
+        return _like(node, node.target, *node.args)
+
+
+def _like(model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node at the graph's insertion point that says of itself what ``model`` says."""
+    node = model.graph.call_function(target, args, kwargs)
+    node.meta = dict(model.meta)
+    return node
+
+
+def _replace_input(node: fx.Node, old: fx.Node, make: Callable[[fx.Node], fx.Node]) -> None:
+    with node.graph.inserting_before(node):
+        new = make(old)
+    node.replace_input_with(old, new)
+
+
+def _is_last_rank() -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1

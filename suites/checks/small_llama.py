@@ -1,0 +1,71 @@
+"""A Llama of two layers on four ranks, captured once, and its plan run through any pass."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_fxbucket.golden.store import render
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.world import World
+
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 2, dim = 32, heads = 2, kv_heads = 1 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 4
+
+[bucket]
+plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
+
+[run]
+steps = 2
+timeout_s = 60
+"""
+
+
+def make_project(folder: Path) -> Path:
+    """Write the plan and the broken passes into ``folder``; returns the plan's path."""
+    path = folder / "small.toml"
+    path.write_text(PLAN)
+    shutil.copy(Path(__file__).with_name("broken_passes.py"), folder)
+    return path
+
+
+@dataclass
+class SmallLlama:
+    """One capture, shared by runs of the plan through any number of passes; its golden is that of our pass."""
+
+    plan: Plan
+    pools: Pools
+    captured: World
+
+    @classmethod
+    def make(cls, folder: Path, pools: Pools) -> SmallLlama:
+        plan = load_plans(make_project(folder))[0]
+        made = cls(plan, pools, World(plan, 4, "manual", print))
+        made.captured.reading(0)
+        return made
+
+    def run(self, pass_name: str, accept: str | None = None) -> PlanRun:
+        folder = self.plan.path.parent
+        settings = RunSettings(folder, folder / "golden", folder / "artifacts", pass_name, accept=accept)
+        run = PlanRun(self.plan, settings, self.pools, accept_golden=write_golden)
+        world = World(self.plan, 4, pass_name, print, _steps=self.captured._steps, _sent=self.captured._sent)
+        world.__dict__["_read"] = self.captured._read
+        run.__dict__["_mesh_world"] = world
+        return run
+
+
+def write_golden(path: Path, text: str) -> None:
+    assert text.startswith(render("")[:10])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

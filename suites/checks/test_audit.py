@@ -1,0 +1,347 @@
+"""Each promise of a plan, kept and broken, on readings made by hand: two layers and a head, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fxbucket.checks.audit import Promise, audit
+from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
+
+ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
+ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
+F32, BF16 = torch.float32, torch.bfloat16
+ORDER = (("forward", "abc"), ("backward", "cba"))
+
+PROMISE = Promise(
+    entry_of=ENTRY_OF,
+    registration=tuple(ENTRY_OF),
+    own_dtype=dict.fromkeys(ENTRY_OF, F32),
+    param_dtype=None,
+    reduce_dtype=None,
+    merged=True,
+    layout="registration",
+    prefetch=1,
+    defer_reduce=True,
+    reshard_after_forward=True,
+)
+Script = list[tuple[str, str]]
+
+
+def script(prefetch: int = 1, defer: bool = True, reshard: bool = True) -> Script:
+    """Events of a good schedule: (what, "direction kind entry") for launch and wait, (use, "direction entry") for compute."""
+    events: Script = []
+    held: list[str] = []
+    for direction, entries in ORDER:
+        gathers = [f"{direction} all_gather {entry}" for entry in entries] if direction == "forward" or reshard else []
+        launched = 0
+        for index, entry in enumerate(entries):
+            while gathers and launched <= min(index + prefetch, len(gathers) - 1):
+                events.append(("launch", gathers[launched]))
+                launched += 1
+            if gathers:
+                events.append(("wait", gathers[index]))
+            events.append(("use", f"{direction} {entry}"))
+            if direction == "backward":
+                reduction = f"backward reduce_scatter {entry}"
+                events.append(("launch", reduction))
+                held.append(reduction)
+                events += [("wait", held.pop(0))] if len(held) > defer else []
+    return events + [("wait", reduction) for reduction in held]
+
+
+def reading(events: Script, members: dict[str, Sequence[str]] | None = None, **change: Any) -> Reading:
+    """The graph that runs ``events``; ``members`` by launch (left out: those of its entry), ``change`` of every bucket."""
+    places: dict[tuple[str, str], int] = {event: 10 * i for i, event in enumerate(events)}
+    uses = {name: place for (what, name), place in places.items() if what == "use"}
+    last = 10 * len(events)
+    buckets = []
+    for what, name in events:
+        if what != "launch":
+            continue
+        direction, kind, entry = name.split()
+        fqns = (members or {}).get(name, ENTRIES.get(entry, (entry,)))
+        first = uses.get(f"{direction} {entry}") if kind == "all_gather" else last
+        bucket = Bucket(
+            kind=kind,  # type: ignore[arg-type]
+            op="" if kind == "all_gather" else "avg",
+            group="0",
+            dtype=F32,
+            numel=16 * len(fqns),
+            members=tuple(Member(fqn, 4 * i, 4, 23) for i, fqn in enumerate(fqns)),
+            direction="forward" if direction == "forward" else "backward",
+            launch=places[what, name],
+            wait=places.get(("wait", name)),
+            first_use=first,
+            backward_use=first if direction == "backward" else None,
+            node=name,
+        )
+        buckets.append(replace(bucket, **change))
+    computes: list[tuple[int, Direction, str]] = []
+    for name, place in uses.items():
+        direction, entry = name.split()
+        computes += [(place + i, "forward" if direction == "forward" else "backward", f) for i, f in enumerate(ENTRIES[entry])]
+    return Reading(tuple(buckets), tuple(computes), (), last)
+
+
+def captured(reshard: bool = True, **change: Any) -> Reading:
+    """The graph before the pass: every parameter on its own, launched where it is read."""
+    events = script(0, False, reshard)
+    whole = reading(events, **change)
+    alone = []
+    for bucket in whole.buckets:
+        for i, member in enumerate(bucket.members):
+            one = replace(bucket, members=(replace(member, offset=0),), numel=16, node=f"{bucket.node} {i}")
+            alone.append(one)
+    return replace(whole, buckets=tuple(alone))
+
+
+def moved(events: Script, what: str, name: str, to: int) -> Script:
+    """``events`` with one of them taken out and put before what is number ``to`` then."""
+    rest = [event for event in events if event != (what, name)]
+    assert len(rest) == len(events) - 1
+    return [*rest[:to], (what, name), *rest[to:]]
+
+
+def change_bucket(of: Reading, node: str, **change: Any) -> Reading:
+    assert any(bucket.node == node for bucket in of.buckets)
+    return replace(of, buckets=tuple(replace(b, **change) if b.node == node else b for b in of.buckets))
+
+
+class TestSchedule:
+    @pytest.mark.parametrize("reshard", [True, False])
+    @pytest.mark.parametrize("defer", [True, False])
+    @pytest.mark.parametrize("prefetch", [0, 1, 2])
+    def test_what_is_promised_is_green_and_nothing_else_is(self, prefetch: int, defer: bool, reshard: bool) -> None:
+        promise = replace(PROMISE, prefetch=prefetch, defer_reduce=defer, reshard_after_forward=reshard)
+        have = reading(script(prefetch, defer, reshard))
+        assert audit(promise, captured(reshard), have) == []
+        for other in {0, 1, 2} - {prefetch}:
+            found = audit(replace(promise, prefetch=other), captured(reshard), have)
+            words = f"prefetch = {other} is not reached" if other > prefetch else f"earlier than prefetch = {other}"
+            assert found
+            assert all("all_gather" in line and words in line for line in found)
+        other_defer = audit(replace(promise, defer_reduce=not defer), captured(reshard), have)
+        words = "but defer_reduce = false" if defer else "it is not deferred"
+        assert [line.split(",")[0] for line in other_defer] == ["entry c", "entry b"]
+        assert all(words in line for line in other_defer)
+
+    def test_one_launch_too_late_names_it_and_the_wait_it_missed(self) -> None:
+        events = script()
+        late = moved(events, "launch", "forward all_gather c", events.index(("wait", "forward all_gather b")))
+        assert audit(PROMISE, captured(), reading(late)) == [
+            "entry c, forward all_gather is launched after the wait for b: prefetch = 1 is not reached"
+        ]
+
+    def test_one_launch_too_early_names_it_and_the_wait_it_should_follow(self) -> None:
+        early = moved(script(), "launch", "forward all_gather c", 1)
+        assert audit(PROMISE, captured(), reading(early)) == [
+            "entry c, forward all_gather is launched before the wait for a: earlier than prefetch = 1"
+        ]
+
+    @pytest.mark.parametrize("prefetch", [1, 2])
+    def test_a_gather_that_is_waited_for_before_what_should_hide_it_is_exposed(self, prefetch: int) -> None:
+        events = script(prefetch)
+        at = events.index(("use", "backward b"))
+        early = moved(events, "wait", "backward all_gather a", at)
+        found = audit(replace(PROMISE, prefetch=prefetch), captured(), reading(early))
+        assert "entry a, backward all_gather is waited for before b computes, which used to hide it: it is exposed" in found
+
+    def test_a_gather_of_backward_that_is_launched_in_forward_is_said(self) -> None:
+        early = moved(script(), "launch", "backward all_gather c", 1)
+        assert "entry c, backward all_gather is launched in forward, before its last wait" in audit(
+            PROMISE, captured(), reading(early)
+        )
+
+    def test_one_reduction_that_is_not_deferred_is_named(self) -> None:
+        events = script()
+        at = events.index(("launch", "backward reduce_scatter c")) + 1
+        early = moved(events, "wait", "backward reduce_scatter c", at)
+        assert audit(PROMISE, captured(), reading(early)) == [
+            "entry c, backward reduce_scatter is waited for before b launches its reduction: it is not deferred"
+        ]
+
+    @pytest.mark.parametrize("defer", [True, False])
+    def test_entries_whose_reductions_interleave_count_by_their_last_launch(self, defer: bool) -> None:
+        """Not merged: ``a`` reduces first and last, ``b`` between."""
+        promise = replace(PROMISE, merged=False, prefetch=0, defer_reduce=defer)
+        names = ("a.b", "b.w", "a.w")
+        before, buckets = captured(), []
+        for i, fqn in enumerate(names):
+            one = next(b for b in before.buckets if b.kind == "reduce_scatter" and b.fqns == (fqn,))
+            wait = before.last - 10 + i if defer else 10 * i + 5
+            buckets.append(replace(one, launch=10 * i, wait=wait))
+        have = replace(before, buckets=tuple(buckets), computes=())
+        found = audit(promise, have, have)
+        assert found == []
+        at_once = replace(have, buckets=(buckets[0], replace(buckets[1], wait=11), buckets[2]))
+        assert bool(audit(promise, have, at_once)) == defer
+
+
+class TestEntries:
+    def broken(self, members: dict[str, Sequence[str]], promise: Promise = PROMISE) -> list[str]:
+        return audit(promise, captured(), reading(script(), members))
+
+    def test_a_member_that_no_launch_has_is_named(self) -> None:
+        found = self.broken({"forward all_gather a": ["a.w"]})
+        assert "entry a, forward all_gather: a.b is not gathered in forward" in found
+
+    def test_a_gradient_that_is_not_reduced_is_named(self) -> None:
+        found = self.broken({"backward reduce_scatter b": ["b.w"]})
+        assert "entry b, backward reduce_scatter: b.b is not reduced in backward" in found
+
+    def test_a_member_of_another_entry_is_named_with_its_owner(self) -> None:
+        found = self.broken({"forward all_gather a": ["a.w", "a.b", "c.w"]})
+        assert "entry a, forward all_gather: its launch also carries c.w of c" in found
+        assert "entry c, forward all_gather: c.w is gathered more than once in forward" in found
+
+    def test_something_that_is_no_parameter_is_said(self) -> None:
+        found = self.broken({"forward all_gather a": ["a.w", "a.b", ""]})
+        assert "entry a, forward all_gather: its launch also carries something that is no parameter" in found
+
+    def test_a_member_twice_in_its_launch_is_said(self) -> None:
+        found = self.broken({"forward all_gather a": ["a.w", "a.b", "a.w"]})
+        assert "entry a, forward all_gather: its launch carries a.w twice" in found
+
+    def test_a_layout_that_is_not_of_registration_says_where_it_begins(self) -> None:
+        assert self.broken({"forward all_gather a": ["a.b", "a.w"]}) == [
+            "entry a, forward all_gather: member 0 of the layout is a.b, expected a.w (registration order)"
+        ]
+
+    def test_a_layout_of_execution_follows_the_launches_and_no_other(self) -> None:
+        swapped = [captured().buckets[i] for i in (1, 0)]
+        before = replace(captured(), buckets=(*swapped, *captured().buckets[2:]))
+        promise = replace(PROMISE, layout="execution")
+        turned = reading(script(), {"forward all_gather a": ["a.b", "a.w"]})
+        assert audit(promise, before, turned) == []
+        assert audit(promise, before, reading(script())) == [
+            "entry a, forward all_gather: member 0 of the layout is a.w, expected a.b (execution order)"
+        ]
+
+    def test_a_gap_between_members_says_where(self) -> None:
+        gap = (Member("a.w", 0, 4, 23), Member("a.b", 6, 4, 23))
+        broken = change_bucket(reading(script()), "forward all_gather a", members=gap)
+        assert audit(PROMISE, captured(), broken) == [
+            "entry a, forward all_gather: a.b begins at element 6 of a rank's part, expected 4"
+        ]
+
+    def test_bytes_behind_the_members_are_counted(self) -> None:
+        broken = change_bucket(reading(script()), "forward all_gather a", numel=40)
+        assert audit(PROMISE, captured(), broken) == ["forward all_gather of a.w, a.b moves 40 elements, its members have 32"]
+
+    def test_a_launch_that_the_graph_before_did_not_have_is_said(self) -> None:
+        extra = replace(reading(script()).buckets[0], kind="all_reduce", op="sum", members=(), node="extra")
+        have = reading(script())
+        found = audit(PROMISE, captured(), replace(have, buckets=(*have.buckets, extra)))
+        assert found == ["all_reduce sum of 32 elements in float32 of no parameter is launched once, never before the pass"]
+        before = captured()
+        assert audit(PROMISE, replace(before, buckets=(*before.buckets, extra)), have) == [
+            "all_reduce sum of 32 elements in float32 of no parameter is launched never, once before the pass"
+        ]
+
+    def test_what_cannot_be_followed_is_a_fault_and_never_a_pass(self) -> None:
+        problem = "aten.mm.default (mm) reads gathered bytes that are no parameter in its order: a.w, a.b"
+        have = replace(reading(script()), problems=(problem,))
+        assert audit(PROMISE, captured(), have) == [f"the graph cannot be followed: {problem}"]
+        assert audit(PROMISE, replace(captured(), problems=(problem,)), have) == [
+            f"the graph before the pass cannot be read: {problem}"
+        ]
+
+    def test_compute_that_reads_another_member_or_one_more_is_named(self) -> None:
+        have = reading(script())
+        first, second, *rest = have.computes
+        swapped = replace(have, computes=((first[0], first[1], second[2]), (second[0], second[1], first[2]), *rest))
+        (problem,) = audit(PROMISE, captured(), swapped)
+        assert problem.startswith("forward compute uses a.b where it used a.w before the pass")
+        more = replace(have, computes=(*have.computes, (have.last - 1, "backward", "c.w")))
+        assert audit(PROMISE, captured(), more) == ["backward compute uses c.w 2 times, once before the pass"]
+
+
+WITHOUT_B = {fqn: entry for fqn, entry in ENTRY_OF.items() if entry != "b"}
+
+
+class TestUnplanned:
+    def apart(self) -> Reading:
+        """Of b, which no entry names, each parameter has its own launch, as before the pass."""
+        whole = reading(script())
+        alone = [bucket for bucket in captured().buckets if bucket.fqns[0].startswith("b")]
+        return replace(whole, buckets=(*(b for b in whole.buckets if not b.node.endswith("b")), *alone))
+
+    def test_allowed_ones_are_to_be_left_alone(self) -> None:
+        promise = replace(PROMISE, entry_of=WITHOUT_B, prefetch=0, defer_reduce=False)
+        faults = [line for line in audit(promise, captured(), self.apart()) if "prefetch" not in line and "defer" not in line]
+        assert faults == []
+        found = audit(promise, captured(), reading(script()))
+        assert "entry b.w, forward all_gather: its launch also carries b.b of no entry" in found
+
+    def test_root_puts_them_in_one_launch(self) -> None:
+        promise = replace(PROMISE, entry_of={**WITHOUT_B, "b.w": "root", "b.b": "root"})
+        assert audit(promise, captured(), reading(script())) == []
+        assert "entry root, forward all_gather: 2 launches, expected 1" in audit(promise, captured(), self.apart())
+
+
+class TestSwitches:
+    def test_without_bucketing_every_parameter_keeps_its_launch(self) -> None:
+        promise = replace(PROMISE, merged=False, prefetch=0, defer_reduce=False)
+        assert audit(promise, captured(), captured()) == []
+        found = audit(promise, captured(), reading(script(0, False)))
+        assert "entry a, forward all_gather (a.w): its launch also carries a.b of a" in found
+
+    def test_a_pass_that_does_nothing_is_red_for_every_entry_of_several_members(self) -> None:
+        found = audit(PROMISE, captured(), captured())
+        assert [line for line in found if "launches, expected 1" in line] == [
+            f"entry {entry}, {direction} {kind}: 2 launches, expected 1"
+            for direction, kind, entries in (
+                ("forward", "all_gather", "ab"),
+                ("backward", "all_gather", "ba"),
+                ("backward", "reduce_scatter", "ba"),
+            )
+            for entry in entries
+        ]
+
+    def test_backward_that_keeps_forwards_gathers_undoes_resharding(self) -> None:
+        kept = change_bucket(reading(script()), "forward all_gather b", backward_use=200)
+        assert audit(PROMISE, captured(), kept) == [
+            "reshard_after_forward = true, but backward reads forward's gather of b.w, b.b"
+        ]
+
+    def test_backward_that_gathers_what_should_have_been_kept(self) -> None:
+        promise = replace(PROMISE, reshard_after_forward=False)
+        found = audit(promise, captured(), reading(script()))
+        assert found == ["reshard_after_forward = false, but backward gathers c.w, b.w, b.b and 2 more again"]
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("key", ["param_dtype", "reduce_dtype"])
+    def test_a_dtype_that_is_not_the_one_asked_for(self, key: str) -> None:
+        asked: dict[str, Any] = {key: BF16}
+        found = audit(replace(PROMISE, **asked), captured(), reading(script()))
+        kind = "all_gather" if key == "param_dtype" else "reduce_scatter"
+        assert f"backward {kind} of a.w, a.b is launched in float32, expected bfloat16" in found
+        assert all(kind in line for line in found)
+
+    def test_left_out_means_the_own_dtype(self) -> None:
+        found = audit(PROMISE, captured(), change_bucket(reading(script()), "forward all_gather c", dtype=BF16))
+        assert found == ["forward all_gather of c.w is launched in bfloat16, expected float32"]
+
+    def test_what_asked_for_bfloat16_and_has_it_is_green(self) -> None:
+        promise = replace(PROMISE, param_dtype=BF16, reduce_dtype=BF16)
+        assert audit(promise, captured(dtype=BF16), reading(script(), dtype=BF16)) == []
+
+    def test_one_member_squeezed_on_its_way_is_named_alone(self) -> None:
+        squeezed = (Member("a.w", 0, 4, 23), Member("a.b", 4, 4, 7))
+        found = audit(PROMISE, captured(), change_bucket(reading(script()), "backward reduce_scatter a", members=squeezed))
+        assert found == ["backward reduce_scatter of a.b is squeezed through bfloat16 on its way, expected float32"]
+
+    def test_another_reduction_or_group_is_named(self) -> None:
+        node = "backward reduce_scatter a"
+        assert audit(PROMISE, captured(), change_bucket(reading(script()), node, op="sum")) == [
+            "backward reduce_scatter of a.w, a.b reduces by sum, expected avg"
+        ]
+        assert audit(PROMISE, captured(), change_bucket(reading(script()), node, group="1")) == [
+            "backward reduce_scatter of a.w, a.b runs on another process group than before the pass"
+        ]

@@ -1,0 +1,203 @@
+"""Bits are compared as bits, a difference is led to its place, and data that cannot tell is an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fxbucket.checks.bitwise import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
+from pytest_fxbucket.checks.bitwise_job import Difference, Outcome, bits, ulps_apart
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
+from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
+
+FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+INTEGER_OF = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def from_bits(pattern: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([pattern], dtype=INTEGER_OF[dtype.itemsize]).view(dtype)
+
+
+class TestBits:
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_signed_zeros_differ(self, dtype: torch.dtype) -> None:
+        assert not torch.equal(bits(torch.tensor([0.0], dtype=dtype)), bits(torch.tensor([-0.0], dtype=dtype)))
+
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_nans_are_equal_by_their_payload_alone(self, dtype: torch.dtype) -> None:
+        (nan,) = torch.tensor([float("nan")], dtype=dtype).view(INTEGER_OF[dtype.itemsize]).tolist()
+        one, same, other = (from_bits(pattern, dtype) for pattern in (nan, nan, nan + 1))
+        assert bool(other.isnan().all())
+        assert torch.equal(bits(one), bits(same))
+        assert not torch.equal(bits(one), bits(other))
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64])
+    def test_integers(self, dtype: torch.dtype) -> None:
+        assert torch.equal(bits(torch.ones(3, dtype=dtype)), bits(torch.ones(3, dtype=dtype)))
+        assert not torch.equal(bits(torch.ones(3, dtype=dtype)), bits(torch.zeros(3, dtype=dtype)))
+
+    @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+    def test_complex_numbers_by_both_parts(self, dtype: torch.dtype) -> None:
+        assert not torch.equal(
+            bits(torch.tensor([1 + 0j], dtype=dtype)), bits(torch.tensor([1 - 0j], dtype=dtype).conj_physical())
+        )
+
+    def test_views_are_read_in_logical_order(self) -> None:
+        matrix = torch.arange(6.0).reshape(2, 3)
+        assert torch.equal(bits(matrix.t()), bits(matrix.t().contiguous()))
+
+    def test_nothing_equals_nothing(self) -> None:
+        assert bits(torch.empty(0)).numel() == 0
+        assert ulps_apart(torch.empty(0), torch.empty(0)) == -1
+
+
+class TestUlps:
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_neighbours_are_one_apart_also_across_zero(self, dtype: torch.dtype) -> None:
+        one, tiny = torch.tensor([1.0], dtype=dtype), from_bits(1, dtype)
+        assert ulps_apart(one, from_bits(int(bits(one)) + 1, dtype)) == 1
+        assert ulps_apart(torch.tensor([0.0], dtype=dtype), tiny) == 1
+        assert ulps_apart(tiny, -tiny) == 2
+        assert ulps_apart(torch.tensor([0.0], dtype=dtype), torch.tensor([-0.0], dtype=dtype)) == 0
+
+    def test_the_largest_distance_counts(self) -> None:
+        a = torch.tensor([1.0, 2.0])
+        assert ulps_apart(a, torch.tensor([1.0, 2.0 + 2**-20])) == 4
+
+    def test_ends_of_float64_do_not_wrap(self) -> None:
+        end = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)
+        assert ulps_apart(end, -end) == 2 * int(bits(end))
+
+    def test_one_byte_floats_keep_their_order_across_zero(self) -> None:
+        tiny = torch.tensor([1, -127], dtype=torch.int8).view(torch.float8_e4m3fn)
+        assert ulps_apart(tiny[:1], tiny[1:]) == 2
+
+    @pytest.mark.parametrize(
+        ("a", "b"),
+        [
+            (torch.tensor([1]), torch.tensor([2])),
+            (torch.tensor([1j]), torch.tensor([2j])),
+            (torch.tensor([1.0]), torch.tensor([float("nan")])),
+            (torch.tensor([float("nan")]), -torch.tensor([float("nan")])),
+        ],
+    )
+    def test_no_distance_where_it_has_no_meaning(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        assert ulps_apart(a, b) == -1
+
+    def test_nans_beside_numbers_do_not_hide_the_distance(self) -> None:
+        nan = float("nan")
+        assert ulps_apart(torch.tensor([nan, 1.0]), torch.tensor([nan, 1.0 + 2**-23])) == 1
+
+
+def outcome(**values: Any) -> Outcome:
+    return Outcome(**{"digests": ("u", "b"), "batches": ["x"], **values})
+
+
+class TestJudging:
+    def test_a_gradient_that_is_zero_on_every_rank_is_named(self) -> None:
+        (line,) = unusable_data([outcome(zero=["a", "b"], batches=["x"]), outcome(zero=["b"], batches=["y"])])
+        assert line.startswith("the gradient of b is zero on every rank in every step")
+
+    def test_values_that_are_not_finite_on_one_rank_are_named(self) -> None:
+        (line,) = unusable_data([outcome(), outcome(not_finite=["the loss"], batches=["y"])])
+        assert line.startswith("the values of the loss are not finite")
+
+    def test_equal_batches_in_one_step_are_said(self) -> None:
+        (line,) = unusable_data([outcome(batches=["a", "c"]), outcome(batches=["b", "c"])])
+        assert line.startswith("all ranks got the same batch in step 1")
+
+    def test_good_data_says_nothing(self) -> None:
+        assert unusable_data([outcome(batches=["a"], zero=["w"]), outcome(batches=["b"])]) == []
+
+    @pytest.mark.parametrize("ran", [("u", "other"), ("other", "b")])
+    def test_a_rank_that_ran_another_graph_is_named(self, ran: tuple[str, str]) -> None:
+        assert wrong_graphs([outcome(), outcome(digests=ran)], [("u", "b")] * 2) == [
+            "rank 1 ran another graph than the one that was checked"
+        ]
+
+    def test_the_first_step_is_shown_the_loss_first(self) -> None:
+        late = Difference(2, 0, "loss", "", 1, 1, 3)
+        gradient = Difference(1, 0, "gradient", "a.w", 2, 8, 5)
+        loss = Difference(1, 1, "loss", "", 1, 1, -1)
+        outcomes = [outcome(differences=[late, gradient]), outcome(differences=[loss])]
+        assert first_step(outcomes) == 1
+        assert difference_lines(outcomes, {"a.w": "a"}) == [
+            "step 1, rank 1: loss: 1 of 1 elements differ",
+            "step 1, rank 0: gradient a.w (bucket a): 2 of 8 elements differ, up to 5 ULP",
+        ]
+
+    def test_many_differences_are_counted(self) -> None:
+        many = [Difference(0, 0, "gradient", f"w{i}", 1, 1, 1) for i in range(15)]
+        assert difference_lines([outcome(differences=many)], {})[-1] == "... and 3 more tensors in step 0"
+
+    def test_the_first_node_is_that_of_the_rank_that_parts_first(self) -> None:
+        outcomes = [outcome(), outcome(first_node=(9, "mm", "aten.mm")), outcome(first_node=(4, "add", "aten.add"))]
+        assert first_node_lines(outcomes) == [
+            "first node whose bits differ: add (aten.add), node 4 of the bucketed graph, on rank 2"
+        ]
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    pools.start()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture
+def bitwise(pools: Pools, tmp_path: Path) -> Callable[..., Verdict]:
+    """Run the check on two ranks; keywords change ``[model]``."""
+
+    def run(pass_name: str = "manual", **model: Any) -> Verdict:
+        plan = Plan(
+            Path(__file__).with_name("mlp.toml"),
+            model=replace(Model("bitwise_models:build", "bitwise_models:batch", {}, "bitwise_models:loss"), **model),
+            parallel=Parallel(dp_shard=2),
+            bucket=Bucket(plan=parse_entries(["up", "down", "scale"], "test")),
+            run=Run(steps=2, timeout_s=60),
+        )
+        settings = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts", pass_name)
+        return PlanRun(plan, settings, pools).check("bitwise")
+
+    return run
+
+
+class TestOnRanks:
+    def test_our_pass_is_the_same_program(self, bitwise: Callable[..., Verdict]) -> None:
+        verdict = bitwise()
+        assert verdict, repr(verdict)
+        assert verdict.summary.startswith("loss, 4 gradients and parameters equal bit for bit on 2 ranks in 2 steps")
+
+    def test_the_first_node_that_differs_is_named(self, bitwise: Callable[..., Verdict]) -> None:
+        verdict = bitwise("bitwise_models:tanh_off_by_a_little")
+        assert verdict.outcome == "failed"
+        assert re.fullmatch(
+            r"first node whose bits differ: tanh \(aten\.tanh\.default\), node \d+ of the bucketed graph, on rank 0, 1",
+            verdict.lines[-1],
+        )
+        assert re.match(r"step 0, rank 0: (loss|gradient)", verdict.lines[0])
+
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [
+            ({"args": {"used": 0.0}}, "the gradient of scale.weight is zero on every rank in every step"),
+            ({"batch": "bitwise_models:equal_batch"}, "all ranks got the same batch in step 0"),
+            ({"batch": "bitwise_models:infinite_batch"}, "are not finite, so equal bits mean nothing"),
+        ],
+    )
+    def test_data_that_cannot_tell_right_from_wrong_is_red(
+        self, bitwise: Callable[..., Verdict], model: dict[str, Any], words: str
+    ) -> None:
+        verdict = bitwise(**model)
+        assert verdict.outcome == "failed"
+        assert words in "\n".join(verdict.lines)

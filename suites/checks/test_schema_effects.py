@@ -1,0 +1,163 @@
+"""No key of a plan is read and ignored: a second value of each changes the graph, a verdict, or gives an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.graph.portable import digest
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Plan, keys
+from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings, item_names
+
+MODEL = """
+[model]
+factory = "bitwise_models:build"
+args = { used = 1.0 }
+batch = "bitwise_models:batch"
+loss = "bitwise_models:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["scale+up", "down"]
+
+[run]
+steps = 2
+"""
+GRAPH = """
+[graph]
+factory = "fixtures.models.traced:step"
+
+[parallel]
+dp_shard = 4
+
+[bucket]
+plan = ["layers.[0-2]"]
+"""
+
+
+class Case(NamedTuple):
+    """A second value of a key, and where it shows."""
+
+    value: str
+    sees: str
+    """error, unbucketed (graph), schedule, items, audit, bitwise (verdicts)."""
+    words: str = ""
+    """What the error or the verdict says."""
+    also: str = ""
+    """Lines of both rows."""
+    base: str = MODEL
+
+
+NOT_BUILT = "not built yet"
+CASES: dict[tuple[str, str], Case] = {
+    ("model", "factory"): Case('"bitwise_models:build_deeper"', "unbucketed"),
+    ("model", "args"): Case("{ used = 3.0 }", "unbucketed"),
+    ("model", "batch"): Case('"bitwise_models:equal_batch"', "bitwise", "all ranks got the same batch"),
+    ("model", "loss"): Case('"bitwise_models:other_loss"', "unbucketed"),
+    ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=GRAPH),
+    ("parallel", "mode"): Case('"replicate"', "error", NOT_BUILT),
+    ("parallel", "dp_shard"): Case("4", "unbucketed"),
+    ("parallel", "dp_replicate"): Case("2", "error", NOT_BUILT),
+    ("parallel", "tp"): Case("2", "error", NOT_BUILT),
+    ("parallel", "pp"): Case("2", "error", NOT_BUILT),
+    ("parallel", "param_dtype"): Case('"bfloat16"', "unbucketed"),
+    ("parallel", "reduce_dtype"): Case('"float64"', "unbucketed"),
+    ("parallel", "reshard_after_forward"): Case("false", "unbucketed"),
+    ("parallel", "reduce_order"): Case('"replicate_first"', "error", NOT_BUILT),
+    ("optimizer", "factory"): Case('"torch.optim:SGD"', "error", NOT_BUILT),
+    ("optimizer", "args"): Case("{ lr = 0.1 }", "error", NOT_BUILT),
+    ("bucket", "enabled"): Case("false", "schedule"),
+    ("bucket", "plan"): Case('["scale", "up", "down"]', "schedule"),
+    ("bucket", "by"): Case('"size"', "error", NOT_BUILT),
+    ("bucket", "layout"): Case('"execution"', "schedule"),
+    ("bucket", "dtypes"): Case('"mixed"', "error", NOT_BUILT),
+    ("bucket", "cap_mb"): Case("25", "error", NOT_BUILT),
+    ("bucket", "unplanned"): Case('"root"', "audit", "3 entries as planned", also='bucket.plan = ["up", "down"]'),
+    ("overlap", "prefetch"): Case("0", "schedule"),
+    ("overlap", "defer_reduce"): Case("false", "schedule"),
+    ("overlap", "insert_overlap_deps"): Case("true", "error", NOT_BUILT),
+    ("overlap", "gather_group"): Case('"own"', "error", NOT_BUILT),
+    ("overlap", "launch_at"): Case('{ forward = { "down" = "up" } }', "error", NOT_BUILT),
+    ("overlap", "wait_before"): Case('{ backward = { "down" = "up" } }', "error", NOT_BUILT),
+    ("run", "backend"): Case('"fake"', "bitwise", "back end fake holds no values to compare"),
+    ("run", "world"): Case("{ dp_shard = 2 }", "items", "bitwise@2", also="parallel.dp_shard = 4"),
+    ("run", "steps"): Case("3", "bitwise", "in 3 steps"),
+    ("run", "seed"): Case("7", "bitwise", "is zero on every rank", also='model.factory = "bitwise_models:build_by_seed"'),
+    ("run", "timeout_s"): Case("0.001", "bitwise", "0.001"),
+    ("checks", "audit"): Case("false", "items"),
+    ("checks", "golden"): Case("false", "items"),
+    ("checks", "collectives"): Case("false", "items"),
+    ("checks", "bitwise"): Case("false", "items"),
+    ("checks", "benchmark"): Case("true", "error", NOT_BUILT),
+}
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    pools.start()
+    yield pools
+    pools.close()
+
+
+def test_every_key_of_the_schema_has_a_case() -> None:
+    assert set(CASES) == {(key.table, key.key) for key in keys()}
+
+
+@pytest.mark.parametrize(("table", "key"), CASES)
+def test_a_second_value_is_seen(table: str, key: str, tmp_path: Path, pools: Pools) -> None:
+    case = CASES[table, key]
+    path = tmp_path / "plan.toml"
+    both = case.also or "run.seed = 0"
+    rows = [both, f"{both}\n{table}.{key} = {case.value}"]
+    path.write_text(case.base + "".join(f'\n[[matrix]]\nid = "row{i}"\n{row}\n' for i, row in enumerate(rows)))
+    if case.sees == "error":
+        with pytest.raises(FxbucketError, match=case.words) as caught:
+            load_plans(path)
+        assert table in str(caught.value)
+        return
+    _, first, second = load_plans(path)
+    one, two = (seen(plan, case.sees, pools, tmp_path) for plan in (first, second))
+    assert one != two
+    assert case.words in two
+    assert not case.words or case.words not in one
+    if case.sees in ("schedule", "unbucketed"):
+        assert seen(second, "audit", pools, tmp_path).startswith("passed\n")
+
+
+def seen(plan: Plan, what: str, pools: Pools, folder: Path) -> str:
+    """What a person can see of ``plan``, the row's own name left out."""
+    if what == "items":
+        return " ".join(item_names(plan)).replace(f"[{plan.matrix_id}]", "")
+    run = PlanRun(plan, RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts"), pools)
+    if what == "unbucketed":
+        with run._paths():
+            return digest(run._mesh_world.unbucketed(0, "joint"))
+    if what == "schedule":
+        with run._paths():
+            world = run._mesh_world
+            return "\n".join(run._golden_text(world, world.passed(0)).splitlines()[1:])
+    try:
+        verdict = run.check(what)
+    except FxbucketError as error:
+        return str(error)
+    return "\n".join([verdict.outcome, verdict.summary, *verdict.lines])
+
+
+def test_a_back_end_without_values_is_a_skip_that_says_so(tmp_path: Path, pools: Pools) -> None:
+    (tmp_path / "plan.toml").write_text(MODEL + 'backend = "fake"\n')
+    (plan,) = load_plans(tmp_path / "plan.toml")
+    settings = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
+    verdict = PlanRun(plan, settings, pools).check("bitwise")
+    assert (verdict.outcome, verdict.summary) == ("skipped", "back end fake holds no values to compare")
+    assert not verdict
+    for check in ("audit", "collectives"):
+        assert PlanRun(plan, settings, pools).check(check)
