@@ -7,12 +7,14 @@ replaced by 0.0 while the pass runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 from unittest import mock
 
 from pytest_fxbucket.compat.trace import quiet
 
 if TYPE_CHECKING:
+    import torch
     from torch import fx
 
 OPERATORS = "torch._inductor.fx_passes.bucketing"
@@ -27,3 +29,12 @@ def torch_manual_overlap_bucketing(gm: fx.GraphModule, module_bucket_plans: Sequ
     with quiet("torch.__trace"), mock.patch("torch.utils._runtime_estimation.get_transfer_time", return_value=0.0):
         passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans))
     return passed
+
+
+@cache
+def numbered_dtypes() -> tuple[torch.dtype, ...]:
+    """The dtypes that ``bucketing::_pre_bucket_all_gather`` takes as numbers: torch's, by the names of its attributes."""
+    import torch
+
+    values = (getattr(torch, name) for name in dir(torch))
+    return tuple(value for value in values if isinstance(value, torch.dtype))

@@ -17,7 +17,8 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
 from pytest_fxbucket.graph.contents import LENGTH, OFFSET, OWN_RANK, PRECISION, RANK, SOURCE, START, Runs
-from pytest_fxbucket.graph.movement import Memory, NotFollowedError, execute, joins, moves_data, precision_of
+from pytest_fxbucket.graph.hazards import base
+from pytest_fxbucket.graph.movement import Memory, NotFollowedError, execute, is_new_storage, joins, moves_data, precision_of
 from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Source:
     numel: int
     dtype: torch.dtype
     launch: fx.Node | None = None
-    """The reduction that made it out of ``node``'s elements; None for what ``node`` itself computed."""
+    """The launch that brought it: the reduction of ``node``'s elements, or their gather; None for what ``node`` computed."""
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class _Walk:
         self.memory = Memory()
         self.values: dict[fx.Node, Any] = {}
         self.packed = _leads_to_launch(graph)
+        self.buffers = {base(target) for node in graph.nodes if moves_data(node) for target in written_arguments(node)}
 
     def visit(self, node: fx.Node) -> None:
         launch = collectives.read_launch(node)
@@ -98,7 +100,7 @@ class _Walk:
         elif collectives.is_wait(node):
             if (value := self._value(node.args[0])) is not None:
                 self.values[node] = value
-        elif node in self.packed or self._continues(node):
+        elif node in self.packed or self._continues(node) or (node in self.buffers and is_new_storage(node)):
             self._move(node)
         else:
             self._read(node)
@@ -190,6 +192,7 @@ class _Walk:
             sent.problem = "it gathers what another launch gathered, which is not followed"
             self._start(node)
             return
+        content = self._gathered(content, node)
         sent.content = [(r[OFFSET], r[LENGTH], r[SOURCE]) for r in content.tolist()]
         rows = content.repeat(ranks, 1)
         rank = torch.arange(ranks).repeat_interleave(len(content))
@@ -203,6 +206,16 @@ class _Walk:
         else:
             self.values[node] = self._known(out)
             self.memory.write(self.values[node], rows)
+
+    def _gathered(self, content: Runs, launch: fx.Node) -> Runs:
+        """The same runs of sources that say by which launch they came."""
+        out = content.clone()
+        for number in torch.unique(content[:, SOURCE]).tolist():
+            source = self.found.sources[number]
+            if source is not None:
+                out[content[:, SOURCE] == number, SOURCE] = len(self.found.sources)
+                self.found.sources.append(Source(source.node, source.numel, source.dtype, launch))
+        return out
 
     def _scatter(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> None:
         node, numel = sent.launch.node, int(tensor.numel()) // ranks
@@ -242,12 +255,16 @@ class _Walk:
 
 
 def _leads_to_launch(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes through which data moves into a launch, back to where it was computed."""
+    """Nodes through which data moves into a launch, writes into buffers among them, back to where it was computed."""
     found: set[fx.Node] = set()
+    storages: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        into_launch = collectives.launch_kind(node) is not None
-        if into_launch or (node in found and moves_data(node)):
+        leads = collectives.launch_kind(node) is not None
+        if not leads and moves_data(node):
+            leads = node in found or any(base(target) in storages for target in written_arguments(node))
+        if leads:
             found.update(node.all_input_nodes)
+            storages.update(map(base, node.all_input_nodes))
     return found
 
 

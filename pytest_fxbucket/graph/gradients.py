@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.graph.collectives import is_reduce_scatter
 from pytest_fxbucket.graph.contents import LENGTH, RANK, SOURCE, START, Runs
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Gradients:
 
     def _is_reduced(self, number: int) -> bool:
         source = self.found.sources[number]
-        return source is not None and source.launch is not None
+        return source is not None and source.launch is not None and is_reduce_scatter(source.launch)
 
     def _is_whole(self, runs: Runs) -> bool:
         source = self.found.sources[int(runs[0, SOURCE])] if len(runs) == 1 else None

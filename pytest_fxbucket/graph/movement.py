@@ -83,6 +83,12 @@ def moves_data(node: fx.Node) -> bool:
     return op is not None and (is_view(node) or op._schema.name in _HANDLERS or op._schema.name in _NEW_STORAGE)
 
 
+def is_new_storage(node: fx.Node) -> bool:
+    """Whether ``node`` makes a buffer, of zeros or of nothing."""
+    op = overload(node)
+    return op is not None and op._schema.name in _NEW_STORAGE
+
+
 def joins(node: fx.Node) -> bool:
     """Whether ``node`` puts tensors one behind the other, as a model does with its parameters too."""
     op = overload(node)

@@ -120,7 +120,7 @@ class _Reader:
     def _note(self, use: Use) -> None:
         """Sort one read value: whole parameter, piece of one, reduced gradient, or jumble."""
         runs = use.content
-        if not bool(((runs[:, RANK] >= 0) | (runs[:, SOURCE] == contents.UNDEFINED)).any()):
+        if not bool((runs[:, RANK] >= 0).any()):
             self._note_reduced(use)
             return
         number = int(runs[0, SOURCE])
@@ -133,12 +133,9 @@ class _Reader:
                 + ", ".join(names[:4])
             )
             return
-        launch = self._gather_of(use.value)
         where = self.position[use.reader]
-        if launch is not None:
-            self.uses.setdefault((launch, number), []).append(where)
-            precision = min(self.precision.get((launch, number), contents.EXACT), int(runs[:, PRECISION].min()))
-            self.precision[launch, number] = precision
+        if source.launch is not None:
+            self._note_use(source.launch, number, where, runs)
         if fqn and use.reader is not self.output:
             self.computes.add((where, self._direction(use.reader), fqn))
 
@@ -146,28 +143,21 @@ class _Reader:
         for number in {int(n) for n in use.content[:, SOURCE]}:
             source = self.found.sources[number]
             if source is not None and source.launch is not None:
-                self.uses.setdefault((source.launch, number), []).append(self.position[use.reader])
-                precision = int(use.content[:, PRECISION].min())
-                self.precision[source.launch, number] = precision
+                runs = use.content[use.content[:, SOURCE] == number]
+                self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
                     self.computes.add((self.position[source.node], "backward", fqn))
+
+    def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
+        self.uses.setdefault((launch, number), []).append(where)
+        known = self.precision.get((launch, number), contents.EXACT)
+        self.precision[launch, number] = min(known, int(runs[:, PRECISION].min()))
 
     def _source_name(self, number: int) -> str:
         source = self.found.sources[number]
         if source is None:
             return "nothing defined" if number == contents.UNDEFINED else "zeros"
         return self.parameter.get(source.node, source.node.name)
-
-    def _gather_of(self, value: fx.Node) -> fx.Node | None:
-        """The launch that brought ``value``: back through waits and data movement."""
-        queue, seen = [value], {value}
-        for node in queue:
-            if node in self.found.sent:
-                return node
-            fresh = [source for source in node.all_input_nodes if source not in seen]
-            seen.update(fresh)
-            queue.extend(fresh)
-        return None
 
     def _bucket(self, node: fx.Node, sent: Sent) -> Bucket:
         launch = sent.launch

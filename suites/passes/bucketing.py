@@ -1,0 +1,147 @@
+"""Steps captured from models of pass_models, through our pass, and what the graphs hold then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from torch import fx
+
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.roles import StepGraph
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.reading import Bucket as Launched
+from pytest_fxbucket.graph.reading import Reading
+from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Bucket, Model, Overlap, Parallel, Plan
+from pytest_fxbucket.world import Passed, World
+
+LLAMA = ("tok_embeddings", "layers.[0-1]", "norm+output")
+STACK = ("layers.*",)
+CASES: dict[str, tuple[str, Sequence[str]]] = {
+    "llama": ("fixtures.models.llama:build", LLAMA),
+    "tied": ("fixtures.models.llama:build", ("tok_embeddings", "layers.[0-1]", "norm")),
+    **{name: (f"pass_models:{name}", STACK) for name in ("linears", "late", "normed", "batch_normed", "uneven", "two_dtypes")},
+    "twice": ("pass_models:twice", ("layers.0", "layers.1")),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step, before and after the pass."""
+
+    step: StepGraph
+    before: Reading
+    passed: Passed
+
+    @property
+    def after(self) -> Reading:
+        return self.passed.reading
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.passed.bucketed.graph
+
+    @property
+    def report(self) -> PassReport:
+        report = self.passed.bucketed.report
+        assert report is not None
+        return report
+
+
+def plan_of(case: str, *, entries: Sequence[Any] | None = None, unplanned: str = "error", **rest: Any) -> Plan:
+    """Options are those of [parallel], [bucket] and [overlap], by their names."""
+    factory, names = CASES[case]
+    module = factory.partition(":")[0]
+    args = {"layers": 2, "tied": case == "tied"} if "llama" in factory else {}
+    model = Model(factory, f"{module}:batch", args, f"{module}:loss")
+    bucket = Bucket(
+        plan=parse_entries(list(names if entries is None else entries), ""), unplanned=unplanned, **_taken(Bucket, rest)
+    )
+    overlap, parallel = Overlap(**_taken(Overlap, rest)), Parallel(dp_shard=4, **_taken(Parallel, rest))
+    assert not rest, f"options of no table: {rest}"
+    return Plan(Path("plan.toml"), model=model, parallel=parallel, bucket=bucket, overlap=overlap)
+
+
+def _taken(table: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Take out of ``options`` what are keys of ``table``."""
+    return {key: options.pop(key) for key in list(options) if key in table.__dataclass_fields__}
+
+
+def world_of(case: str, **options: Any) -> World:
+    """``case`` through our pass; the step is traced once for all options of [bucket] and [overlap]."""
+    plan = plan_of(case, **options)
+    world = World(plan, plan.world_size, "manual", lambda _: None)
+    parallel = {key: value for key, value in options.items() if key in Parallel.__dataclass_fields__}
+    world._steps[0] = _traced(case, tuple(sorted(parallel.items())))
+    return world
+
+
+def passed(case: str, *, entries: Sequence[str] | None = None, **options: Any) -> Outcome:
+    """``case`` through our pass, as rank 0 gets it."""
+    return _passed(case, None if entries is None else tuple(entries), tuple(sorted(options.items())))
+
+
+@cache
+def _passed(case: str, entries: tuple[str, ...] | None, options: tuple[tuple[str, Any], ...]) -> Outcome:
+    world = world_of(case, entries=entries, **dict(options))
+    return Outcome(world.step(0), world.reading(0)["joint"], world.passed(0)["joint"])
+
+
+@cache
+def _traced(case: str, parallel: tuple[tuple[str, Any], ...]) -> StepGraph:
+    plan = plan_of(case, **dict(parallel))
+    return capture_plan(plan, plan.world_size, 0)
+
+
+def entry_of(outcome: Outcome, launched: Launched) -> str:
+    """Entry of a launch, as the report says it by its members."""
+    return next(b.entry for b in outcome.report.buckets if b.members == launched.fqns and b.kind == launched.kind)
+
+
+def as_report(outcome: Outcome, launched: Launched) -> BucketReport:
+    """What the report ought to say of a launch, by the graph alone."""
+    return BucketReport(
+        entry=entry_of(outcome, launched),
+        direction=launched.direction,
+        kind=launched.kind,
+        group=launched.group,
+        op=launched.op,
+        dtype=str(launched.dtype).removeprefix("torch."),
+        members=launched.fqns,
+        bytes=launched.bytes,
+    )
+
+
+def computes(graph: fx.Graph) -> list[str]:
+    """Names of the nodes that a pass has no reason to move, in order.
+
+    Left out: launches, waits, what only prepares an all-gather, and what only finishes a reduction.
+    """
+    carried: set[fx.Node] = set()
+    for node in graph.nodes:
+        kind = collectives.launch_kind(node)
+        if kind == "all_gather":
+            carried |= _closure(node, lambda n: n.all_input_nodes)
+        elif kind == "reduce_scatter":
+            carried |= _closure(node, lambda n: list(n.users)) | set(node.all_input_nodes)
+    waits = {node for node in graph.nodes if collectives.is_wait(node)}
+    return [n.name for n in graph.nodes if n not in carried | waits and n.op not in ("placeholder", "output")]
+
+
+def _closure(start: fx.Node, more: Any) -> set[fx.Node]:
+    found = {start}
+    queue = [start]
+    for node in queue:
+        fresh = [n for n in more(node) if n not in found]
+        found.update(fresh)
+        queue.extend(fresh)
+    return found
+
+
+def returned(graph: fx.Graph) -> list[fx.Node]:
+    return list(cast("Sequence[fx.Node]", graph.output_node().args[0]))

@@ -1,0 +1,195 @@
+"""Our pass on captured steps: what it merges, in which byte order, what it moves, and what it leaves where it was."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, world_of
+
+from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.graph.reading import Bucket
+from pytest_fxbucket.passes.manual import ManualPass
+from pytest_fxbucket.passes.targets import by_parameter
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_entry_has_one_launch_for_each_direction_kind_and_dtype(case: str) -> None:
+    outcome = passed(case)
+    keys = Counter((entry_of(outcome, b), b.direction, b.kind, b.dtype) for b in outcome.after.buckets)
+    assert set(keys.values()) == {1}
+    before = Counter((b.kind, b.direction, b.dtype, fqn) for b in outcome.before.buckets for fqn in b.fqns)
+    after = Counter((b.kind, b.direction, b.dtype, fqn) for b in outcome.after.buckets for fqn in b.fqns)
+    assert after == before, "every parameter is still carried, once for each launch it had"
+    assert len(outcome.after.buckets) < len(outcome.before.buckets)
+    assert outcome.after.problems == ()
+
+
+def test_llama_has_the_launches_that_its_entries_ask_for() -> None:
+    outcome = passed("llama")
+    kinds = Counter((b.direction, b.kind) for b in outcome.after.buckets)
+    assert kinds == {("forward", "all_gather"): 4, ("backward", "all_gather"): 3, ("backward", "reduce_scatter"): 4}
+    assert (outcome.report.launches_before, outcome.report.launches_after) == (len(outcome.before.buckets), 11)
+
+
+@pytest.mark.parametrize("layout", ["registration", "execution"])
+@pytest.mark.parametrize("case", CASES)
+def test_members_lie_in_the_layout_that_was_asked_for(case: str, layout: str) -> None:
+    outcome = passed(case, layout=layout)
+    registered = [p.fqn for p in outcome.step.parameters]
+    for bucket in outcome.after.buckets:
+        if layout == "registration":
+            assert list(bucket.fqns) == sorted(bucket.fqns, key=registered.index)
+        else:
+            same = [b for b in outcome.before.buckets if b.kind == bucket.kind and b.direction == bucket.direction]
+            launched = {b.fqns[0]: b.launch for b in same}
+            assert list(bucket.fqns) == sorted(bucket.fqns, key=launched.__getitem__)
+
+
+def test_the_two_layouts_are_not_the_same() -> None:
+    layouts = [[b.fqns for b in passed("late", layout=layout).after.buckets] for layout in ("registration", "execution")]
+    assert layouts[0] != layouts[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report_says_what_the_graph_has(case: str) -> None:
+    outcome = passed(case)
+    derived = [as_report(outcome, bucket) for bucket in outcome.after.buckets]
+    assert sorted(outcome.report.buckets, key=repr) == sorted(derived, key=repr)
+    counts = (len(outcome.before.buckets), len(outcome.after.buckets))
+    assert (outcome.report.launches_before, outcome.report.launches_after) == counts
+    assert outcome.report.left_alone == ()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("case", ["llama", "linears", "normed", "uneven"])
+def test_gathers_are_launched_as_far_ahead_as_asked(case: str, depth: int) -> None:
+    outcome = passed(case, prefetch=depth)
+    for direction in ("forward", "backward"):
+        stages = _stages(outcome, "all_gather", direction)
+        assert len(stages) >= 3
+        for i, stage in enumerate(stages):
+            ahead = [j for j in range(i) if stage.launch < _wait(stages[j])]
+            assert len(ahead) == min(depth, i), f"{direction} stage {i}"
+
+
+@pytest.mark.parametrize("case", ["llama", "linears", "normed", "uneven", "tied"])
+def test_a_reduction_is_waited_for_behind_the_next_launch(case: str) -> None:
+    stages = _stages(passed(case), "reduce_scatter", "backward")
+    for one, following in pairwise(stages):
+        assert _wait(one) > following.launch
+        assert _wait(one) < _wait(following)
+    for one, following in pairwise(_stages(passed(case, defer_reduce=False), "reduce_scatter", "backward")):
+        assert _wait(one) < following.launch
+
+
+def test_without_merging_launches_are_moved_one_by_one() -> None:
+    outcome = passed("linears", enabled=False)
+    assert [len(b.members) for b in outcome.after.buckets] == [1] * len(outcome.before.buckets)
+    assert outcome.report.launches_before == outcome.report.launches_after == len(outcome.before.buckets)
+    forward = [b for b in outcome.after.buckets if b.kind == "all_gather" and b.direction == "forward"]
+    waited = min(_wait(b) for b in forward if b.fqns[0].startswith("layers.0."))
+    assert all(b.launch < waited for b in forward if b.fqns[0].startswith("layers.1."))
+    assert all(b.launch > waited for b in forward if b.fqns[0].startswith("layers.2."))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_only_what_must_move_moves(case: str, prefetch: int) -> None:
+    outcome = passed(case, prefetch=prefetch)
+    before = computes(outcome.step.graphs["joint"].graph)
+    kept = set(before)
+    assert [n.name for n in outcome.graph.nodes if n.name in kept] == before
+    assert len(before) > 10
+
+
+def test_nothing_to_merge_and_nothing_to_move_changes_nothing() -> None:
+    outcome = passed("llama", enabled=False, prefetch=0, defer_reduce=False)
+    assert str(outcome.graph) == str(outcome.step.graphs["joint"].graph)
+
+
+def test_unplanned_parameters_are_left_alone_and_said() -> None:
+    outcome = passed("linears", entries=["layers.[0-1]"], unplanned="allow")
+    for fqn in ("layers.2.weight", "layers.3.bias"):
+        alone = [b.fqns for b in outcome.after.buckets if fqn in b.fqns]
+        assert alone
+        assert set(alone) == {(fqn,)}
+    said = [(left.what, left.reason) for left in outcome.report.left_alone]
+    assert ("all_gather of layers.2.weight (forward)", "no entry names its parameter") in said
+    assert len(said) == sum(b.fqns[0][:8] in ("layers.2", "layers.3") for b in outcome.before.buckets)
+
+
+def test_unplanned_parameters_become_one_entry_named_root() -> None:
+    outcome = passed("linears", entries=["layers.[0-1]"], unplanned="root")
+    root = [b.members for b in outcome.report.buckets if b.entry == "root"]
+    assert ("layers.2.weight", "layers.2.bias", "layers.3.weight", "layers.3.bias") in root
+    assert outcome.report.left_alone == ()
+
+
+def test_parameters_of_two_dtypes_in_one_entry_part_into_two_buckets() -> None:
+    outcome = passed("two_dtypes", entries=STACK)
+    parts = [b for b in outcome.report.buckets if b.entry == "layers.0" and (b.direction, b.kind) == ("forward", "all_gather")]
+    assert {b.dtype: b.members for b in parts} == {
+        "bfloat16": ("layers.0.1.weight", "layers.0.1.bias"),
+        "float32": ("layers.0.3.weight", "layers.0.3.bias"),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_gets_the_same_graph(case: str) -> None:
+    assert [ranks for ranks, _ in world_of(case).distinct()] == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_its_own_output_it_merges_nothing_more_and_says_why(case: str) -> None:
+    outcome = passed(case)
+    graph = copy.deepcopy(outcome.graph)
+    entries = {fqn: bucket.entry for bucket in outcome.report.buckets for fqn in bucket.members}
+    targets = by_parameter(graph, outcome.after, outcome.step.inputs["joint"], entries)
+    report = ManualPass().run(graph, targets)
+    merged = [b for b in outcome.after.buckets if len(b.members) > 1]
+    assert [left.reason for left in report.left_alone] == ["it carries several parameters already"] * len(merged)
+    assert report.launches_before == report.launches_after == len(outcome.after.buckets)
+    if len(merged) == len(outcome.after.buckets):
+        assert str(graph) == str(outcome.graph)
+
+
+@pytest.mark.parametrize("case", ["llama", "twice"])
+def test_the_captured_step_is_never_changed(case: str) -> None:
+    outcome = passed(case)
+    graph = outcome.step.graphs["joint"].graph
+    text, metas = str(graph), [dict(node.meta) for node in graph.nodes]
+    again = passed(case, layout="execution", prefetch=2)
+    assert again.step is outcome.step
+    assert str(graph) == text
+    assert [node.meta.keys() for node in graph.nodes] == [meta.keys() for meta in metas]
+    assert sum(launch_kind(node) is not None for node in graph.nodes) == len(outcome.before.buckets)
+
+
+def test_the_graph_does_not_depend_on_the_hash_seed() -> None:
+    cases = ("llama", "twice", "uneven")
+    code = f"from bucketing import world_of\nfor c in {cases}: print(world_of(c).passed(0)['joint'].digest)"
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+    other = subprocess.run([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    assert other.stdout.split() == [passed(case).passed.digest for case in cases]
+
+
+def _stages(outcome: Outcome, kind: str, direction: str) -> list[Bucket]:
+    """Merged launches in order of their waits."""
+    found = [b for b in outcome.after.buckets if b.kind == kind and b.direction == direction]
+    return sorted(found, key=_wait)
+
+
+def _wait(bucket: Bucket) -> int:
+    assert bucket.wait is not None
+    return bucket.wait

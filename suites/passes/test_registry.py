@@ -1,0 +1,120 @@
+"""Passes of others: found by name, given a plan of modules, and answered for in one sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+
+import pytest
+from bucketing import passed, world_of
+
+from pytest_fxbucket.capture.roles import Parameter
+from pytest_fxbucket.compat import torch_pass
+from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.passes.registry import Bucketed, Job, module_plans, run_pass
+from pytest_fxbucket.plan.selector import ResolvedEntry
+
+
+def run(name: str, case: str = "late", **options: object) -> Bucketed:
+    world = world_of(case, **options)
+    job = Job(world.step(0), "joint", world.reading(0)["joint"], world.plan, world.resolution.entries)
+    with fake_world(0, 4):
+        return run_pass(name, job)
+
+
+def plans_of(case: str, entries: list[str], unplanned: str = "error") -> list[str | list[str]]:
+    world = world_of(case, entries=entries, unplanned=unplanned)
+    return module_plans(world.resolution.entries, world.step(0).parameters)
+
+
+@pytest.mark.parametrize(
+    ("case", "entries", "plans"),
+    [
+        (
+            "llama",
+            ["tok_embeddings", "layers.*", "norm+output"],
+            ["tok_embeddings", "layers.0", "layers.1", ["norm", "output"]],
+        ),
+        ("llama", ["tok_embeddings", "layers.0+layers.1+norm", "output"], ["tok_embeddings", ["layers", "norm"], "output"]),
+        ("tied", ["tok_embeddings", "layers", "norm"], ["tok_embeddings", "layers", "norm"]),
+        ("tied", ["output", "layers", "norm"], ["tok_embeddings", "layers", "norm"]),
+        (
+            "late",
+            ["layers.0.first", "layers.0.second+layers.1", "layers.2"],
+            ["layers.0.first", ["layers.0.second", "layers.1"], "layers.2"],
+        ),
+        (
+            "linears",
+            ["layers.0.weight+layers.0.bias", "layers.1", "layers.[2-3]"],
+            ["layers.0", "layers.1", "layers.2", "layers.3"],
+        ),
+    ],
+)
+def test_an_entry_is_given_as_the_fewest_modules_that_hold_it(
+    case: str, entries: list[str], plans: list[str | list[str]]
+) -> None:
+    assert plans_of(case, entries) == plans
+
+
+def test_what_is_left_for_root_is_given_as_modules_too() -> None:
+    assert plans_of("llama", ["layers.0", "layers.1"], "root") == ["layers.0", "layers.1", ["tok_embeddings", "norm", "output"]]
+
+
+def test_a_parameter_of_the_root_module_is_refused_by_its_name() -> None:
+    step = world_of("linears").step(0)
+    (first, *_) = step.parameters
+    root = Parameter("scale", (), first.shape, first.shard_shape, first.dtype, True)
+    with pytest.raises(PassError, match=r"^parameter scale belongs to the root module, which a plan of modules cannot name$"):
+        module_plans([ResolvedEntry("scale", ("scale",))], [root, *step.parameters])
+
+
+def test_torch_s_pass_runs_without_triton() -> None:
+    assert importlib.util.find_spec("triton") is None, "this test says something only where triton is not installed"
+    theirs = run("torch")
+    ours = passed("late")
+    assert theirs.report is None
+    assert theirs.modules == ("torch._inductor.fx_passes.bucketing",)
+    kinds = [Counter(kind for node in graph.nodes if (kind := launch_kind(node))) for graph in (theirs.graph, ours.graph)]
+    assert kinds == [
+        {"all_gather": 3, "reduce_scatter": 3},  # it takes the gathers of forward and backward together
+        {"all_gather": 6, "reduce_scatter": 3},
+    ]
+
+
+def test_torch_s_pass_is_answered_for_when_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_triton(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(torch_pass, "torch_manual_overlap_bucketing", without_triton)
+    with pytest.raises(PassError, match=r"^pass torch raised ModuleNotFoundError.*: No module named 'triton'$"):
+        run("torch")
+
+
+def test_a_pass_of_a_user_is_found_by_its_name() -> None:
+    step = world_of("late").step(0)
+    assert str(run("foreign_passes:same").graph) == str(step.graphs["joint"].graph)
+    assert run("foreign_passes:same").modules == ("foreign_passes",)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sentence"),
+    [
+        ("no_such_module:same", PlanError, '--fxbucket-pass: there is no module "no_such_module"'),
+        ("foreign_passes:sane", PlanError, 'has no "sane"; did you mean "same"?'),
+        ("foreign_passes:NO_PASS", PlanError, "is a int, which cannot be called"),
+        ("foreign_passes:raises", PassError, "pass foreign_passes:raises raised KeyError at "),
+        ("foreign_passes:returns_none", PassError, "returned a NoneType, expected a GraphModule"),
+        ("foreign_passes:takes_one_argument", PassError, "raised TypeError"),
+        ("foreign_passes:clears_the_graph", PassError, "raised ValueError"),
+    ],
+)
+def test_a_pass_that_cannot_be_run_is_said_in_one_sentence(name: str, kind: type[FxbucketError], sentence: str) -> None:
+    graph = world_of("late").step(0).graphs["joint"].graph
+    before = str(graph)
+    with pytest.raises(kind) as error:
+        run(name)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(graph) == before
