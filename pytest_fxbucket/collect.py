@@ -102,7 +102,7 @@ class PlanItem(pytest.Item):
             with fx.progress.watching(self.nodeid):
                 self.verdict = fx.run_of(self.plan).check(self.check)
         except FxbucketError as error:
-            return error_text(error)
+            return error_text(error).replace(f"{self.config.rootpath}/", "")
         self.user_properties.append(("fxbucket", self.verdict.summary))
         return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
 
