@@ -85,6 +85,12 @@ def argument(node: fx.Node, name: str) -> object:
     return None
 
 
+def sent_by(node: fx.Node) -> object:
+    """First argument of the launch or wait ``node``, given by place or by name: what is sent, or waited for."""
+    op = overload(node)
+    return argument(node, op._schema.arguments[0].name) if op is not None else None
+
+
 def waits_of(launch: fx.Node) -> list[fx.Node]:
     """Waits for what ``launch`` launched; those of a coalesced launch lie behind ``getitem``."""
     found = []

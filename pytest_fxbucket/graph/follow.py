@@ -7,6 +7,7 @@ is compute: it starts new sources and ends the following of old ones, and is not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +76,30 @@ class Followed:
 def follow(graph: fx.Graph) -> Followed:
     """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches."""
     walk = _Walk(graph)
-    for node in graph.nodes:
-        try:
-            walk.visit(node)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            given = ", ".join(source.name for source in node.all_input_nodes)
-            why = " ".join(str(error).split())[:200]
-            raise PassError(f"the graph cannot be run: {node.target} ({node.name}) of {given}: {why}") from error
+    with _one_thread():
+        for node in graph.nodes:
+            _visit(walk, node)
     return walk.found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tables of runs are small: on a busy machine waking threads for them costs five times the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _visit(walk: _Walk, node: fx.Node) -> None:
+    try:
+        walk.visit(node)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        given = ", ".join(source.name for source in node.all_input_nodes)
+        why = " ".join(str(error).split())[:200]
+        raise PassError(f"the graph cannot be run: {node.target} ({node.name}) of {given}: {why}") from error
 
 
 class _Walk:
@@ -98,7 +115,7 @@ class _Walk:
         if launch is not None:
             self._launch(launch)
         elif collectives.is_wait(node):
-            if (value := self._value(node.args[0])) is not None:
+            if (value := self._value(collectives.sent_by(node))) is not None:
                 self.values[node] = value
         elif node in self.packed or self._continues(node) or (node in self.buffers and is_new_storage(node)):
             self._move(node)
@@ -169,7 +186,7 @@ class _Walk:
                 )
 
     def _launch(self, launch: Launch) -> None:
-        argument = launch.node.args[0]
+        argument = collectives.sent_by(launch.node)
         sent = Sent(launch, len(self.found.sent), None, 0)
         self.found.sent[launch.node] = sent
         if not _is_node(argument):

@@ -104,6 +104,7 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
     if op is None:
         return args[0][args[1]]
     name = op._schema.name
+    args, kwargs = _by_place(op, args, kwargs)
     if name in _HANDLERS:
         return _HANDLERS[name](memory, args, kwargs)
     kwargs = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
@@ -120,6 +121,16 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
         memory.define(result, contents.run(contents.UNDEFINED, result.numel()))
         memory.write(result, memory.read(args[0].reshape(result.shape) if args[0].is_contiguous() else args[0]))
     return result
+
+
+def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The same arguments, those given by name in their places as far as nothing before them was left out."""
+    placed, named = list(args), dict(kwargs)
+    for argument in op._schema.arguments[len(args) :]:
+        if argument.kwarg_only or argument.name not in named:
+            break
+        placed.append(named.pop(argument.name))
+    return placed, named
 
 
 def _clone(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:

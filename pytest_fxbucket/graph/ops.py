@@ -48,3 +48,12 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
         values = value if isinstance(value, (list, tuple)) else [value]
         written.extend(item for item in values if isinstance(item, torch.fx.Node))
     return written
+
+
+def returns_written(node: fx.Node) -> bool:
+    """Whether ``node``'s result is the one tensor that it wrote, as that of ``copy_`` or of an ``out=`` form is."""
+    op = overload(node)
+    if op is None or len(op._schema.returns) != 1:
+        return False
+    info = op._schema.returns[0].alias_info
+    return info is not None and info.is_write

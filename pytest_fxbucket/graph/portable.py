@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +33,7 @@ class _Ref:
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """An operator by name."""
+    """An operator by name; the overload is empty for a packet of overloads, and for an operator of higher order."""
 
     name: str
     overload: str
@@ -51,14 +53,19 @@ class PortableGraph:
 def encode(graph: fx.Graph, root: torch.nn.Module, modules: tuple[str, ...] = ()) -> PortableGraph:
     """``graph`` as plain data; its ``get_attr`` nodes name attributes of ``root``.
 
-    Raises :class:`PassError` for a call that has no importable name.
+    Raises :class:`PassError` for what cannot be sent: a call without an importable name, an argument or an attribute that is
+    neither number, text, dtype and the like, nor tensor or graph.
     """
     index = {node: i for i, node in enumerate(graph.nodes)}
 
-    def plain(value: Any) -> Any:
-        return _mapped(value, lambda node: _Ref(index[node]))
+    def plain(node: fx.Node) -> tuple[Any, Any]:
+        try:
+            args, kwargs = _mapped((node.args, dict(node.kwargs)), lambda source: _Ref(index[source]))
+        except TypeError as error:
+            raise PassError(f"{node.name} ({node.target}) has {error} among its arguments, which no rank can be sent") from None
+        return args, kwargs
 
-    rows = tuple((node.op, node.name, _target(node), plain(node.args), plain(dict(node.kwargs))) for node in graph.nodes)
+    rows = tuple((node.op, node.name, _target(node), *plain(node)) for node in graph.nodes)
     names = sorted({str(node.target) for node in graph.nodes if node.op == "get_attr"})
     return PortableGraph(rows, {name: _attribute(root, name, modules) for name in names}, modules)
 
@@ -80,7 +87,13 @@ def decode(portable: PortableGraph) -> fx.GraphModule:
         nodes.append(graph.create_node(op, _callable(target), real_args, real_kwargs, name))
     root = torch.nn.Module()
     for name, value in portable.attributes.items():
-        setattr(root, name, decode(value) if isinstance(value, PortableGraph) else value)
+        *path, last = name.split(".")
+        holder = root
+        for part in path:
+            if not hasattr(holder, part):
+                holder.add_module(part, torch.nn.Module())
+            holder = getattr(holder, part)
+        setattr(holder, last, decode(value) if isinstance(value, PortableGraph) else value)
     return fx.GraphModule(root, graph)
 
 
@@ -112,11 +125,33 @@ def _tensor_bytes(value: torch.Tensor) -> bytes:
 
 
 def _target(node: fx.Node) -> Any:
-    target = node.target
+    if node.op == "call_module":
+        raise PassError(f"{node.name} calls the submodule {node.target}, which no rank can be sent; trace through it")
+    if node.op != "call_function":
+        return node.target
+    return _operator(node.target) or _function(node)
+
+
+def _operator(target: Any) -> _Op | None:
     if isinstance(target, torch._ops.OpOverload):
         return _Op(target._schema.name, target._overloadname)
-    if callable(target) and "<locals>" in getattr(target, "__qualname__", ""):
-        raise PassError(f"{node.name} calls {target.__qualname__}, a function inside a function, which no rank can import")
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return _Op(str(target._qualified_op_name), "")
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _Op(f"{target.namespace}::{target.__name__}", "")
+    return None
+
+
+def _function(node: fx.Node) -> Any:
+    target: Any = node.target
+    name = getattr(target, "__qualname__", "")
+    if "<locals>" in name:
+        raise PassError(f"{node.name} calls {name}, a function inside a function, which no rank can import")
+    found: Any = sys.modules.get(getattr(target, "__module__", None) or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not target:
+        raise PassError(f"{node.name} calls {name or target}, which no rank can import by that name")
     return target
 
 
@@ -124,18 +159,33 @@ def _callable(target: Any) -> Any:
     if not isinstance(target, _Op):
         return target
     namespace, name = target.name.split("::")
-    return getattr(getattr(getattr(torch.ops, namespace), name), target.overload)
+    packet = getattr(getattr(torch.ops, namespace), name)
+    return getattr(packet, target.overload) if target.overload else packet
 
 
 def _attribute(root: torch.nn.Module, name: str, modules: tuple[str, ...]) -> Any:
     value: Any = root
     for part in name.split("."):
         value = getattr(value, part)
-    return encode(value.graph, value, modules) if isinstance(value, fx.GraphModule) else value
+    if isinstance(value, fx.GraphModule):
+        return encode(value.graph, value, modules)
+    if not isinstance(value, torch.Tensor):
+        raise PassError(f"attribute {name} is of type {type(value).__name__}, which no rank can be sent")
+    return value
+
+
+_PLAIN = frozenset(
+    {type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 
 def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
-    """``value`` with nodes and references replaced, containers as plain lists, tuples and dicts."""
+    """``value`` with nodes, operators and references replaced, containers as plain lists, tuples and dicts.
+
+    Raises TypeError for what has no value that can be sent and compared.
+    """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, (fx.Node, _Ref)):
         return node(value)
     if isinstance(value, tuple):
@@ -146,4 +196,9 @@ def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
         return {key: _mapped(item, node) for key, item in value.items()}
     if isinstance(value, slice):
         return slice(_mapped(value.start, node), _mapped(value.stop, node), _mapped(value.step, node))
-    return value
+    if isinstance(value, _Op):
+        return _callable(value)
+    operator = _operator(value)
+    if operator is None and not isinstance(value, (Enum, type)):
+        raise TypeError(f"a value of type {type(value).__name__}")
+    return operator or value

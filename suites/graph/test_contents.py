@@ -1,0 +1,158 @@
+"""Tables of runs against arrays that hold every element: a copy between any two views must come out the same."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from pytest_fxbucket.graph import contents
+from pytest_fxbucket.graph.contents import EXACT, LENGTH, OFFSET, OWN_RANK, RANK, UNDEFINED, ZERO, Runs
+
+
+def elements(runs: Runs) -> list[tuple[int, int, int, int]]:
+    """(source, rank, index, precision) of each element; what is undefined or zero has no index."""
+    found = []
+    for offset, length, source, rank, start, precision in runs.tolist():
+        assert offset == len(found), "runs cover everything in order, without a gap"
+        assert length > 0, "no run is empty"
+        found += [(source, rank, start + i if source > ZERO else start, precision) for i in range(length)]
+    return found
+
+
+def table(*rows: Sequence[int]) -> Runs:
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
+
+
+def placed(draw: random.Random, numel: int) -> torch.Tensor | None:
+    """A view into ``numel`` elements, of up to three dimensions in any memory order, with gaps; None if it does not fit."""
+    shape = [draw.randint(1, 4) for _ in range(draw.randint(0, 3))]
+    strides, step = [0] * len(shape), 1
+    for dim in draw.sample(range(len(shape)), len(shape)):
+        step += draw.choice([0, 0, 1])
+        strides[dim] = step
+        step *= shape[dim]
+    extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+    if extent > numel:
+        return None
+    return torch.as_strided(torch.empty(numel, device="meta"), shape, strides, draw.randint(0, numel - extent))
+
+
+def places(view: torch.Tensor) -> list[int]:
+    """Where in the storage the elements of ``view`` lie, in logical order."""
+    spans = itertools.product(*(range(size) for size in view.shape))
+    return [view.storage_offset() + sum(i * s for i, s in zip(at, view.stride(), strict=True)) for at in spans]
+
+
+def drawn_runs(draw: random.Random, numel: int, first_source: int) -> Runs:
+    """``numel`` elements in one to four runs: of sources, of zeros, of other ranks, of fewer bits."""
+    ends = sorted({*(draw.randint(1, numel) for _ in range(draw.randint(0, 3))), numel})
+    rows = []
+    for i, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+        source = draw.choice([UNDEFINED, ZERO, first_source + i, first_source + i])
+        known = source > ZERO
+        rank, start = (draw.choice([OWN_RANK, 0, 1]), draw.randint(0, 5)) if known else (OWN_RANK, 0)
+        rows.append((begin, end - begin, source, rank, start, draw.choice([EXACT, 7])))
+    return table(*rows)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_copied_through_any_views_arrives_element_by_element(seed: int) -> None:
+    draw, copies = random.Random(seed), 0
+    for _ in range(20):
+        numel = draw.randint(4, 40)
+        content = drawn_runs(draw, numel, 2)
+        real = elements(content)
+        for step in range(5):
+            if (view := placed(draw, numel)) is None:
+                continue
+            where = places(view)
+            assert elements(contents.read(content, view)) == [real[at] for at in where]
+            written = drawn_runs(draw, view.numel(), 10 * (step + 1))
+            content = contents.write(content, view, written)
+            for at, element in zip(where, elements(written), strict=True):
+                real[at] = element
+            assert elements(content) == real
+            copies += 1
+    assert copies > 50
+
+
+def test_blocks_of_a_view_cover_its_elements_in_order() -> None:
+    draw, seen = random.Random(1), 0
+    for _ in range(300):
+        if (view := placed(draw, 40)) is not None:
+            starts, length = contents.blocks(view)
+            assert [int(s) + i for s in starts for i in range(length)] == places(view)
+            seen += 1
+    assert seen > 100
+
+
+def test_a_transposed_matrix_reads_like_itself() -> None:
+    matrix = torch.empty(3, 4, device="meta")
+    content = contents.run(2, 12)
+    assert len(contents.read(content, matrix.t())) == 12
+    assert torch.equal(contents.read(content, contents.in_memory_order(matrix.t())), content)
+
+
+def test_a_row_of_many_ranks_stays_one_run_for_each() -> None:
+    rows = table(*((8 * rank, 8, 2, rank, 0, EXACT) for rank in range(4096)))
+    column = torch.empty(4096, 8, device="meta").narrow(1, 2, 3)
+    piece = contents.read(rows, column)
+    assert len(piece) == 4096
+    assert piece[:, RANK].tolist() == list(range(4096))
+    assert set(piece[:, LENGTH].tolist()) == {3}
+
+
+def test_nothing_is_nothing() -> None:
+    content = contents.run(2, 6)
+    none = torch.empty(0, 3, device="meta")
+    assert len(contents.run(2, 0)) == 0
+    assert contents.size(contents.run(2, 0)) == 0
+    assert len(contents.read(content, none)) == 0
+    assert torch.equal(contents.write(content, none, content[:0]), content)
+    assert len(contents.joined(content[:0])) == 0
+    assert len(contents.cut(content[:0], 4)) == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 100])
+def test_cut_runs_hold_the_same_and_cross_no_multiple(length: int) -> None:
+    draw = random.Random(length)
+    for _ in range(30):
+        runs = drawn_runs(draw, draw.randint(1, 40), 2)
+        pieces = contents.cut(runs, length)
+        assert elements(pieces) == elements(runs)
+        assert all(o // length == (o + n - 1) // length for o, n in pieces[:, [OFFSET, LENGTH]].tolist())
+
+
+def test_joined_is_the_same_in_as_few_runs_as_possible() -> None:
+    draw = random.Random(3)
+    for _ in range(100):
+        runs = drawn_runs(draw, draw.randint(1, 40), 2)
+        joined = contents.joined(contents.cut(runs, draw.randint(1, 5)))
+        assert elements(joined) == elements(runs)
+        assert len(joined) <= len(runs)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param((4, 4, 2, 1, 4, EXACT), id="rank"),
+        pytest.param((4, 4, 3, 0, 4, EXACT), id="source"),
+        pytest.param((4, 4, 2, 0, 5, EXACT), id="start"),
+        pytest.param((4, 4, 2, 0, 4, 7), id="precision"),
+        pytest.param((5, 4, 2, 0, 4, EXACT), id="offset"),
+    ],
+)
+def test_runs_that_differ_in_anything_are_not_joined(second: tuple[int, ...]) -> None:
+    first = (0, 4, 2, 0, 0, EXACT)
+    assert len(contents.joined(table(first, (4, 4, 2, 0, 4, EXACT)))) == 1
+    assert len(contents.joined(table(first, second))) == 2
+
+
+def test_zeros_join_although_they_count_nothing() -> None:
+    assert contents.joined(table((0, 4, ZERO, OWN_RANK, 0, EXACT), (4, 2, ZERO, OWN_RANK, 0, EXACT))).tolist() == [
+        [0, 6, ZERO, OWN_RANK, 0, EXACT]
+    ]
