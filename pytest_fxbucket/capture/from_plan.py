@@ -85,7 +85,8 @@ def _refuse_other_batch(name: str, first: Any, other: Any, here: str, there: str
 def _described(batch: Any) -> list[tuple[object, ...]]:
     """Path of each leaf of ``batch``, with shape and dtype of a tensor, or the value of a plain constant."""
     import torch
-    from torch.utils import _pytree as pytree
+
+    from pytest_fxbucket.compat import pytree
 
     found: list[tuple[object, ...]] = []
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import MeshDim, Parameter, StepGraph, Value
 from pytest_fxbucket.capture.shard import ShardPolicy, gathered_on_read, shard_rows
-from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat import pytree, trace
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:

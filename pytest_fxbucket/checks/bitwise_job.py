@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.shard import local_shard
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes

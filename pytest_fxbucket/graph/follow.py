@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch

@@ -162,7 +162,7 @@ def _value(node: Any) -> torch.Tensor:
 
 def _result(target: Any, args: tuple[Any, ...]) -> Any:
     """Fake value of the call: the operator itself, run under the arguments' fake mode."""
-    from torch.utils._pytree import tree_leaves, tree_map
+    from pytest_fxbucket.compat.pytree import tree_leaves, tree_map
 
     values = tree_map(lambda a: a.meta["val"] if isinstance(a, torch.fx.Node) else a, args)
     mode = next((leaf.fake_mode for leaf in tree_leaves(values) if hasattr(leaf, "fake_mode")), None)
