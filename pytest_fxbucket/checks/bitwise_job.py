@@ -95,14 +95,15 @@ def run(rank: int, world: int, task: Task) -> Outcome:
         if step == task.localise_step:
             outcome.first_node = _first_difference(graphs, states, batch, task, step)
             return outcome
-        results = []
+        results, given = [], []
         for graph, state, name in zip(graphs, states, ("unbucketed", "bucketed"), strict=True):
             mark(f"{name} step {step + 1} of {task.steps}")
             torch.manual_seed(task.seed + step)
-            outputs = graph(*state, *(tensor.clone() for tensor in batch))
+            given.append([*state, *(tensor.clone() for tensor in batch)])
+            outputs = graph(*given[-1])
             results.append(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
             _update(state, results[-1], task)
-        outcome.differences += _compare_step(step, rank, task, states, results)
+        outcome.differences += _compare_step(step, rank, task, given, results)
         for value, result in zip(task.outputs, results[0], strict=True):
             if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):
                 outcome.not_finite.append(value.fqn or "the loss")
@@ -148,13 +149,18 @@ def _update(state: list[torch.Tensor], results: Sequence[Any], task: Task) -> No
 
 
 def _compare_step(
-    step: int, rank: int, task: Task, states: Sequence[Sequence[torch.Tensor]], results: Sequence[Sequence[Any]]
+    step: int, rank: int, task: Task, given: Sequence[Sequence[torch.Tensor]], results: Sequence[Sequence[Any]]
 ) -> Iterator[Difference]:
-    names = {"grad": "gradient", "param": "parameter", "value": "output"}
+    """Every output, and every input as the step left it: a graph may write to any of them."""
+    names = {"grad": "gradient", "param": "parameter"}
     for value, a, b in zip(task.outputs, *results, strict=True):
-        yield from _compare(step, rank, names.get(value.role, value.role), value.fqn, a, b)
-    for value, a, b in zip(task.inputs, *states, strict=False):
-        yield from _compare(step, rank, names.get(value.role, value.role), value.fqn, a, b)
+        yield from _compare(
+            step, rank, names.get(value.role, "output" if value.role == "value" else value.role), value.fqn, a, b
+        )
+    for value, a, b in zip(task.inputs, *given, strict=True):
+        yield from _compare(
+            step, rank, names.get(value.role, "input" if value.role == "value" else value.role), value.fqn, a, b
+        )
 
 
 def _compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:

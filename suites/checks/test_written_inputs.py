@@ -1,0 +1,29 @@
+"""A bare graph's inputs are compared too, as the step left them."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.checks.bitwise_job import Task, run
+from pytest_fxbucket.graph.portable import encode_module
+
+
+def writing(amount: float) -> fx.GraphModule:
+    graph = fx.Graph()
+    given = graph.placeholder("given")
+    graph.call_function(torch.ops.aten.add_.Tensor, (given, amount))
+    graph.output([graph.call_function(torch.ops.aten.zeros.default, ([1],))])
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def task(amount: float) -> Task:
+    one = (Value("value", "0", (2,), torch.float32),)
+    sent = encode_module(writing(1.0)), encode_module(writing(amount))
+    return Task(*sent, one, one, None, (torch.ones(2),), 0, 1, "plan.toml")
+
+
+def test_a_pass_that_writes_something_else_to_an_input_is_seen() -> None:
+    assert run(0, 1, task(1.0)).differences == []
+    assert [(d.what, d.elements) for d in run(0, 1, task(2.0)).differences] == [("input", 2)]
