@@ -199,7 +199,7 @@ def _look_at(crew: Crew, states: Sequence[RankState], output: Output | None, *, 
         states[rank].stack = watchdog.read_from(crew.stack_files[rank])
     if stacks:
         alive = [state.rank for state in states if state.outcome != "died"]
-        found = watchdog.collect_stacks([crew.pidfds[r] for r in alive], [crew.stack_files[r] for r in alive])
+        found = watchdog.collect_stacks([(crew.pids[r], crew.pidfds[r], crew.stack_files[r]) for r in alive])
         for rank, stack in zip(alive, found, strict=True):
             states[rank].stack = stack
 

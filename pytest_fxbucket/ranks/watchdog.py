@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
-_QUIET_POLLS = 4
+# How a whole dump ends: the oldest thread comes last, and the bottom of its stack is where Python was started with -m. The
+# others are what faulthandler writes where a stack is too deep or threads are too many.
+_LAST_LINES = ("in _run_module_as_main\n", "  ...\n", "...\n")
 
 
 def process_state(pid: int) -> str:
@@ -22,24 +24,45 @@ def process_state(pid: int) -> str:
     return text.rpartition(")")[2].split()[0]
 
 
-def collect_stacks(pidfds: Sequence[int], files: Sequence[int], limit_s: float = 0.8) -> list[str]:
-    """The Python stacks of all threads of each rank, which faulthandler writes into `files`; "" where none came in time.
+def collect_stacks(processes: Sequence[tuple[int, int, int]], limit_s: float = 1.5) -> list[str]:
+    """The Python stacks of all threads of each process (pid, pidfd, file), which faulthandler writes into that file.
 
-    A stopped rank is woken for it. Faulthandler does not say when it is done: a file that stays as long as it is counts.
+    "" where none came in time.
+
+    A stopped rank is woken for it, and last: once it runs, the others go on. Faulthandler does not say when it is done, so the
+    end of the text tells; a rank that is descheduled in the middle of its dump is waited for.
     """
-    before = [os.fstat(file).st_size for file in files]
-    for pidfd in pidfds:
+    dumps = [_Dump(file) for _, _, file in processes]
+    stopped = [process_state(pid) == "T" for pid, _, _ in processes]
+    for _, pidfd, _ in processes:
         send(pidfd, signal.SIGUSR1)
-        send(pidfd, signal.SIGCONT)
     deadline = time.monotonic() + limit_s
-    sizes, quiet = list(before), 0
-    while quiet < _QUIET_POLLS and time.monotonic() < deadline:
+    # Half of the time at most: one that cannot answer must not cost the stack of the one that holds up all.
+    running = [dump for dump, stands in zip(dumps, stopped, strict=True) if not stands]
+    _await(running, deadline - limit_s / 2 if any(stopped) else deadline)
+    for (_, pidfd, _), stands in zip(processes, stopped, strict=True):
+        if stands:
+            send(pidfd, signal.SIGCONT)
+    _await(dumps, deadline)
+    return [dump.text for dump in dumps]
+
+
+class _Dump:
+    """What faulthandler adds to one file from now on."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._start = file, os.fstat(file).st_size
+        self.text = ""
+
+    def is_whole(self) -> bool:
+        if not self.text.endswith(_LAST_LINES):
+            self.text = read_from(self._file, self._start)
+        return self.text.endswith(_LAST_LINES)
+
+
+def _await(dumps: Sequence[_Dump], deadline: float) -> None:
+    while not all([dump.is_whole() for dump in dumps]) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        now = [os.fstat(file).st_size for file in files]
-        complete = now == sizes and all(size > start for size, start in zip(now, before, strict=True))
-        quiet = quiet + 1 if complete else 0
-        sizes = now
-    return [read_from(file, start) for file, start in zip(files, before, strict=True)]
 
 
 def read_from(file: int, start: int = 0, limit_bytes: int = 1 << 18) -> str:
