@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.ranks.slots import mark
+from pytest_fxbucket.ranks.ledger import mark
 
 __all__ = ["mark"]

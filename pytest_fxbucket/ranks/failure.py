@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks import advice, stacks
+from pytest_fxbucket.ranks.ledger import Whereabouts
+from pytest_fxbucket.ranks.parting import agree, partings
 
 # What gloo says on a rank whose peer is gone: an effect, never the cause.
 _PEER_GONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|read error|write error", re.I)
@@ -16,7 +19,7 @@ _TAIL_LINES = 20
 
 @dataclass(slots=True)
 class RankState:
-    """How far one rank came. `outcome`: running, returned, raised, unpicklable, died."""
+    """How far one rank came. `outcome`: running, returned, raised, unpicklable, died, gone (its machine does not answer)."""
 
     rank: int
     outcome: str = "running"
@@ -25,7 +28,9 @@ class RankState:
     error_type: str = ""
     traceback: str = ""
     status: int | None = None
-    mark: str = ""
+    is_out_of_memory: bool = False
+    """Whether the kernel ended a process for lack of memory meanwhile."""
+    where: Whereabouts = field(default_factory=Whereabouts)
     process: str = ""  # the kernel's letter: R runs, S sleeps, T is stopped
     stack: str = ""
     output: str = ""
@@ -35,10 +40,9 @@ class RankState:
         """Whether it failed only because a peer had."""
         return self.outcome == "raised" and bool(_PEER_GONE.search(self.error))
 
-    def line(self) -> str:
-        """One line: what it did, and where it was."""
-        where = f', at "{self.mark}"' if self.mark and self.outcome != "returned" else ""
-        return f"rank {self.rank}: {self.what()}{where}"
+    def place(self) -> str:
+        """Its mark, as a part of a sentence."""
+        return f', at "{self.where.mark}"' if self.where.mark and self.outcome != "returned" else ""
 
     def what(self) -> str:
         """What it did, as the rest of a sentence whose subject is the rank."""
@@ -48,102 +52,144 @@ class RankState:
             case "unpicklable":
                 return f"could not answer: {self.error}"
             case "died":
-                return _how_it_died(self.status)
+                return _how_it_died(self.status, self.is_out_of_memory)
             case "running":
                 return {"T": "is stopped", "R": "is still running"}.get(self.process, "is still waiting")
+            case "gone":
+                return "is gone: its machine does not answer"
         return self.outcome
 
 
 @dataclass(eq=False)
 class RankFailure(RankError):
-    """A job that did not return on every rank.
+    """A job that did not return on every rank, or in which the ranks launched different collectives.
 
-    `kind`: raised, died, timeout, or unpicklable. `rank`: the first to fail. `traceback`: that rank's, "" when it left none.
-    `others`: a line for each other rank. `stacks`: Python stacks by rank, of all on a timeout, of the rank itself on a crash.
-    `output`: the end of what each rank printed. `error`, `error_type`: the exception's first line and class name.
+    `kind`: raised, died, timeout, mismatch, unpicklable, deadlock. `rank`: the first to fail. `states`: all ranks; none where
+    nothing ran. `parted`: where the ranks' collectives part. `buckets`: rank -> the bucket of the collective at hand, put in by
+    who knows it.
     """
 
     sentence: str
     kind: str
     rank: int
-    traceback: str = ""
-    others: tuple[str, ...] = ()
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    output: Mapping[int, str] = field(default_factory=dict)
+    states: tuple[RankState, ...] = ()
+    parted: tuple[str, ...] = ()
     error: str = ""
     error_type: str = ""
+    buckets: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.sentence
 
+    @property
+    def traceback(self) -> str:
+        """The traceback of the first to fail."""
+        return self._first.traceback if self._first is not None else ""
+
+    @property
+    def stacks(self) -> dict[int, str]:
+        """Python stacks by rank, where there are any, down to where the job began."""
+        return {state.rank: stacks.readable(state.stack) for state in self.states if state.stack}
+
+    @property
+    def output(self) -> dict[int, str]:
+        """The end of what each rank printed."""
+        return {state.rank: state.output for state in self.states if state.output}
+
+    @property
+    def table(self) -> list[str]:
+        """A line a rank, the first to fail on top: what it did, its mark, and its collective with the bucket."""
+        ranks = sorted(self.states, key=lambda state: (state.rank != self.rank, state.rank))
+        rows = [(f"rank {s.rank}", s.what(), f'"{s.where.mark}"' if s.where.mark else "", self._collective(s)) for s in ranks]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+        return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows]
+
     def lines(self) -> Iterator[str]:
-        """What a person needs, in order: the sentence, the rank's traceback, the other ranks, stacks, output."""
+        """What a person reads: the sentence, that rank's traceback, all ranks, where they part, what to try, stacks, output."""
         yield self.sentence
         if self.traceback:
             yield f"--- rank {self.rank}, traceback"
             yield from self.traceback.rstrip().splitlines()
-        if self.others:
-            yield "--- the other ranks"
-            yield from self.others
-        for rank, stack in sorted(self.stacks.items()):
-            yield f"--- rank {rank}, Python stacks"
-            yield from stack.rstrip().splitlines()
+        if len(self.states) > 1:
+            yield "--- the ranks"
+            yield from self.table
+        yield from (line for line in self.parted if line not in self.sentence)
+        yield from (f"try: {line}" for line in advice.lines(self.kind, self._first))
+        yield from stacks.folded(self.stacks)
         tail = self.output.get(self.rank, "").rstrip().splitlines()[-_TAIL_LINES:]
         if tail:
             yield f"--- rank {self.rank}, end of its output"
             yield from tail
 
+    @property
+    def _first(self) -> RankState | None:
+        return next((state for state in self.states if state.rank == self.rank), None)
+
+    def _collective(self, state: RankState) -> str:
+        bucket = self.buckets.get(state.rank, "")
+        return f"{state.where.text} ({bucket})" if bucket and state.where.text else state.where.text
+
+
+def has_failed(states: Sequence[RankState]) -> bool:
+    """Whether some rank did not return, or the ranks launched different collectives."""
+    return any(s.outcome != "returned" for s in states) or not agree({s.rank: s.where.groups for s in states})
+
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
     """The failure behind `states`, of which some failed or, when `timed_out_s` is given, did not end within that time."""
-    if timed_out_s is not None:
-        return _timeout(states, task, timed_out_s)
+    parted = partings({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "gone")})
     first = _first_to_fail(states)
-    subject = f"rank {first.rank} of {len(states)}"
-    where = f', at "{first.mark}"' if first.mark else ""
+    kind = _kind_of(first)
+    if parted and (kind in ("timeout", "mismatch") or first.is_effect):
+        # Who launched something else comes before who only noticed.
+        first, kind = next(state for state in states if state.rank == parted[0].rank), "mismatch"
+    if timed_out_s is not None and kind in ("timeout", "mismatch"):
+        kind = "timeout"
+        sentence = f"{_late(states, first)} did not answer within {timed_out_s:g} s; rank {first.rank}: {first.what()}"
+        sentence += first.place() + (f"; {parted[0].sentence}" if parted else "")
+    elif kind == "mismatch":
+        sentence = parted[0].sentence if parted else "the ranks launched different collectives, too long ago to tell which"
+    else:
+        sentence = f"rank {first.rank} of {len(states)} {first.what()}{first.place()}"
     return RankFailure(
-        sentence=f"{subject} {first.what()}{where} ({task})",
-        kind=first.outcome,
+        sentence=f"{sentence} ({task})",
+        kind=kind,
         rank=first.rank,
-        traceback=first.traceback,
-        others=_others(states, first),
-        stacks={s.rank: s.stack for s in states if s.stack},
-        output={s.rank: s.output for s in states if s.output},
+        states=tuple(states),
+        # After a death or an error the others launched more, or less: no news.
+        parted=tuple(one.sentence for one in parted) if kind in ("timeout", "mismatch") else (),
         error=first.error,
         error_type=first.error_type,
     )
 
 
-def _timeout(states: Sequence[RankState], task: str, limit_s: float) -> RankFailure:
-    late = [state for state in states if state.outcome == "running"]
-    # A stopped or busy rank holds up those that wait in a collective, not the other way round.
-    first = min(late, key=lambda state: ("TRS".find(state.process) % 4, state.rank))
-    who = f"{len(late)} of {len(states)} ranks" if len(late) > 1 else f"rank {first.rank} of {len(states)}"
-    return RankFailure(
-        sentence=f"{who} did not answer within {limit_s:g} s; {first.line()} ({task})",
-        kind="timeout",
-        rank=first.rank,
-        others=_others(states, first),
-        stacks={state.rank: state.stack or "(no stack: the rank did not answer)" for state in states},
-        output={s.rank: s.output for s in states if s.output},
-    )
+def _kind_of(first: RankState) -> str:
+    return {"running": "timeout", "returned": "mismatch", "gone": "died"}.get(first.outcome, first.outcome)
+
+
+def _late(states: Sequence[RankState], first: RankState) -> str:
+    late = sum(state.outcome == "running" for state in states)
+    return f"{late} of {len(states)} ranks" if late != 1 else f"rank {first.rank} of {len(states)}"
 
 
 def _first_to_fail(states: Sequence[RankState]) -> RankState:
-    failed = [state for state in states if state.outcome not in ("running", "returned")]
-    return min(failed, key=lambda state: (state.is_effect, state.at, state.rank))
+    """Failures before effects before those that are late; a stopped or busy rank holds up those that wait, not they it."""
+
+    def order(state: RankState) -> tuple[int, float, int]:
+        if state.outcome == "running":
+            return 2, "TRS".find(state.process) % 4, state.rank
+        return (3 if state.outcome == "returned" else int(state.is_effect)), state.at, state.rank
+
+    return min(states, key=order)
 
 
-def _others(states: Sequence[RankState], first: RankState) -> tuple[str, ...]:
-    return tuple(state.line() for state in states if state is not first)
-
-
-def _how_it_died(status: int | None) -> str:
+def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:
     if status is None:
         return "died"
     if status >= 0:
         return f"exited with status {status}"
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        name = signal.Signals(-status).name
     except ValueError:
-        return f"was killed by signal {-status}"
+        name = f"signal {-status}"
+    return f"was killed by {name}" + (", by the kernel for lack of memory" if is_out_of_memory else "")

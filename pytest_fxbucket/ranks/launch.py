@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks.ledger import Ledgers
 from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
+from pytest_fxbucket.ranks.room import oom_kills
 from pytest_fxbucket.ranks.server import MESSAGE_BYTES
-from pytest_fxbucket.ranks.slots import Slots
-from pytest_fxbucket.ranks.watchdog import read_from, send, threads_per_rank
+from pytest_fxbucket.ranks.watchdog import read_from, send
 
 START_LIMIT_S = 120.0
 MAX_RANKS = 64
@@ -91,22 +92,26 @@ class ForkServer:
 
 
 class Crew:
-    """The processes of one pool, forked and counted; they join their group while the caller goes on."""
+    """The processes of one pool, forked and counted; they join their group while the caller goes on.
 
-    def __init__(self, server: ForkServer, world: int) -> None:
-        self.world = world
-        self.slots = Slots(world)
+    Process number i of them is rank `ranks[i]`; there is a ledger for each rank of the world, be its process here or not.
+    """
+
+    def __init__(self, server: ForkServer, request: PoolRequest) -> None:
+        self.ranks = request.ranks
+        self.ledgers = Ledgers(request.world)
+        self.oom_kills = oom_kills()
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pairs = [socket.socketpair() for _ in range(world)]
+        pairs = [socket.socketpair() for _ in self.ranks]
         self.connections = [ours for ours, _ in pairs]
-        self.stack_files = [os.memfd_create("fxbucket-stacks", os.MFD_CLOEXEC) for _ in range(world)]
+        self.stack_files = [os.memfd_create("fxbucket-stacks", os.MFD_CLOEXEC) for _ in self.ranks]
         self.pids: tuple[int, ...] = ()
         self.pidfds: list[int] = []
-        descriptors = [control.fileno(), self.slots.fd]
+        descriptors = [control.fileno(), self.ledgers.fd]
         for (_, theirs), stacks in zip(pairs, self.stack_files, strict=True):
             descriptors += [theirs.fileno(), stacks]
         try:
-            server.fork(PoolRequest(world, threads_per_rank(world, os.environ)), descriptors)
+            server.fork(request, descriptors)
             for end in (control, *(theirs for _, theirs in pairs)):
                 end.close()
             self._receive_pids()
@@ -117,18 +122,18 @@ class Crew:
             raise
 
     def is_whole(self) -> bool:
-        """Whether every rank lives."""
+        """Whether every process lives."""
         return not _ready(self.pidfds, 0)
 
     def exit_statuses(self, expected: Sequence[int], limit_s: float = 1.0) -> dict[int, int]:
-        """Exit codes of ranks that ended (negative: a signal), waiting for those `expected`."""
+        """Exit codes of processes that ended (negative: a signal), waiting for those `expected`."""
         found: dict[int, int] = {}
         deadline = time.monotonic() + limit_s
         while not set(expected) <= set(found):
             message = receive(self.control, Exited, deadline - time.monotonic())
             if message is None:
                 break
-            found[message.rank] = message.status
+            found[message.index] = message.status
         return found
 
     def close(self) -> None:
@@ -145,14 +150,14 @@ class Crew:
         for fd in (*self.pidfds, *self.stack_files):
             os.close(fd)
         self.pidfds, self.stack_files = [], []
-        self.slots.close()
+        self.ledgers.close()
 
     def _receive_pids(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, self.world)
+        data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, len(self.ranks))
         message = pickle.loads(data) if data else Forked((), "it ended while it forked the ranks")
         self.pids, self.pidfds = message.pids, list(fds)
         if message.problem:
-            raise RankError(f"the rank server could not fork {self.world} ranks ({message.problem})")
+            raise RankError(f"the rank server could not fork {len(self.ranks)} ranks ({message.problem})")
 
 
 def receive(connection: socket.socket, kind: type[_Message], limit_s: float) -> _Message | None:

@@ -7,11 +7,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """A TCPStore that somebody serves; `prefix` keeps one group's keys apart from another's."""
+
+    host: str
+    port: int
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """Parent to server, with the descriptors of control, slots, and of each rank its socket and its stack file."""
+    """Parent to server, with the descriptors of control, ledgers, and of each rank its socket and its stack file.
+
+    `ranks` of a world of `world` are to be forked, which meet at `store`, or in memory of their own if all are here. `backend`
+    is what their default process group runs on; "": they join none. `devices`: one for each of `ranks`, "cpu" or "cuda:0".
+    """
 
     world: int
     threads: int
+    ranks: tuple[int, ...]
+    backend: str
+    devices: tuple[str, ...]
+    store: StoreAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +48,9 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """Server to pool: rank ended with `status` as os.waitstatus_to_exitcode gives it (negative: a signal)."""
+    """Server to pool: process `index` of it ended with `status` as os.waitstatus_to_exitcode gives it (negative: a signal)."""
 
-    rank: int
+    index: int
     status: int
 
 
@@ -53,8 +70,7 @@ class Reply:
     """Rank to parent, before the result's buffers.
 
     `outcome` is "ready" (the group is up), "returned", "raised" or "unpicklable"; `at` the monotonic clock in seconds;
-    `error` one line, `error_type` the exception's class name, `traceback` its text; `collectives` how many the rank has
-    launched on the default group so far.
+    `error` one line, `error_type` the exception's class name, `traceback` its text.
     """
 
     outcome: str
@@ -62,4 +78,3 @@ class Reply:
     error: str = ""
     error_type: str = ""
     traceback: str = ""
-    collectives: int = 0

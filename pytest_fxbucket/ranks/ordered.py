@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
+from pytest_fxbucket.ranks import ledger
 
 BACKEND = "ordered_gloo"
 
@@ -34,10 +35,14 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class OrderedWork(c10d.Work):
-    """Exchanges in flight; the first wait (from any thread) runs `finish`, which adds and fills the outputs."""
+    """Exchanges in flight; the first wait (from any thread) runs `finish`, which adds and fills the outputs.
 
-    def __init__(self, exchanges: Sequence[Any], finish: Callable[[], None], result: list[torch.Tensor]) -> None:
+    `token` is the launch's in the rank's ledger.
+    """
+
+    def __init__(self, token: int, exchanges: Sequence[Any], finish: Callable[[], None], result: list[torch.Tensor]) -> None:
         super().__init__()
+        self._token = token
         self._exchanges = exchanges
         self._finish = finish
         self._result = result
@@ -46,9 +51,11 @@ class OrderedWork(c10d.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True when the outputs are filled; raises RuntimeError as gloo does when a peer is gone."""
+        ledger.waits(self._token)
         for exchange in self._exchanges:
             exchange.wait() if timeout is None else exchange.wait(timeout)
         self._finish_once()
+        ledger.waited(self._token)
         return True
 
     def _finish_once(self) -> None:
@@ -87,10 +94,16 @@ class OrderedWork(c10d.Work):
 
 
 class OrderedGloo(c10d.ProcessGroup):
-    """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms."""
+    """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms.
 
-    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
+    `ranks` are the members' global ranks. Each launch and wait is entered in the rank's ledger.
+    """
+
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # only this one can be subclassed
+        self._ranks = tuple(ranks) or tuple(range(size))
+        self._handle = ledger.group(self._ranks)
+        self._peers: int | None = None
         self._gloo: Any = c10d.ProcessGroupGloo(store, rank, size, timeout)
         self._gloo._set_sequence_number_for_group()
         self._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, self._gloo)
@@ -114,7 +127,7 @@ class OrderedGloo(c10d.ProcessGroup):
             root = opts if root is None else root
             opts = _options(c10d.ReduceOptions, op)
             opts.rootRank = root or 0
-        return self._all_reduce(_listed(tensors), opts, keep=opts.rootRank == self.rank())
+        return self._all_reduce(_listed(tensors), opts, opts.rootRank == self.rank(), "reduce")
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
@@ -147,35 +160,63 @@ class OrderedGloo(c10d.ProcessGroup):
         """Gather each of `inputs` of all ranks, one after the other, into the output beside it."""
         opts = opts or c10d.AllgatherOptions()
         pairs = [pair for pair in zip(outputs, inputs, strict=True) if pair[0].numel()]
-        return OrderedWork([self._gloo._allgather_base(*pair, opts) for pair in pairs], lambda: None, outputs)
+        token = self._launch("all_gather", inputs)
+        return OrderedWork(token, [self._gloo._allgather_base(*pair, opts) for pair in pairs], lambda: None, outputs)
 
-    def allgather(self, *args: Any, **named: Any) -> c10d.Work:
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
+        """Gather `source` of all ranks, one after the other, into `output`."""
+        return self.all_gather_single_coalesced([output], [source], opts)
+
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Gather into a list of tensors."""
-        return cast(c10d.Work, self._gloo.allgather(*args, **named))
+        token = self._launch("all_gather", _listed(inputs), compared=False)
+        return self._passed(token, self._gloo.allgather(outputs, inputs, *args, **named))
 
-    def all_to_all_single(self, *args: Any, **named: Any) -> c10d.Work:
+    def all_to_all_single(  # type: ignore[override]
+        self, output: torch.Tensor, source: torch.Tensor, *args: Any, **named: Any
+    ) -> c10d.Work:
         """Exchange slices of one tensor."""
-        return cast(c10d.Work, self._gloo.alltoall_base(*args, **named))
+        token = self._launch("all_to_all", [source], compared=False)
+        return self._passed(token, self._gloo.alltoall_base(output, source, *args, **named), [output])
 
     def barrier(self, *args: Any, **named: Any) -> c10d.Work:
         """Wait for all ranks."""
-        return cast(c10d.Work, self._gloo.barrier(*args, **named))
+        return self._passed(self._launch("barrier", ()), self._gloo.barrier(*args, **named))
 
-    def broadcast(self, *args: Any, **named: Any) -> c10d.Work:
+    def broadcast(self, tensors: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Copy the root's tensors to all ranks."""
-        return cast(c10d.Work, self._gloo.broadcast(*args, **named))
+        token = self._launch("broadcast", _listed(tensors))
+        return self._passed(token, self._gloo.broadcast(tensors, *args, **named), _listed(tensors))
 
-    def send(self, *args: Any, **named: Any) -> c10d.Work:
-        """Send tensors to one rank."""
-        return cast(c10d.Work, self._gloo.send(*args, **named))
+    def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+        """Send tensors to the rank that is number `peer` of the group."""
+        token = self._launch_to_peer(f"send to rank {self._ranks[peer]}", tensors)
+        return self._passed(token, self._gloo.send(tensors, peer, *args, **named))
 
-    def recv(self, *args: Any, **named: Any) -> c10d.Work:
-        """Receive tensors from one rank."""
-        return cast(c10d.Work, self._gloo.recv(*args, **named))
+    def recv(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
+        """Receive tensors from the rank that is number `peer` of the group."""
+        token = self._launch_to_peer(f"receive from rank {self._ranks[peer]}", tensors)
+        return self._passed(token, self._gloo.recv(tensors, peer, *args, **named), _listed(tensors))
 
     # The names before torch 2.13.
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
-    alltoall_base = all_to_all_single
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def _launch(self, kind: str, tensors: Sequence[torch.Tensor], *, compared: bool = True) -> int:
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        return ledger.launch(self._handle, kind, dtype, sum(tensor.numel() for tensor in tensors), compared=compared)
+
+    def _launch_to_peer(self, kind: str, tensors: Sequence[torch.Tensor]) -> int:
+        # Two members do not do the same here, so each keeps these in a group of its own.
+        if self._peers is None:
+            self._peers = ledger.group((self._ranks[self.rank()],))
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        return ledger.launch(self._peers, kind, dtype, sum(tensor.numel() for tensor in tensors))
+
+    @staticmethod
+    def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = ()) -> c10d.Work:
+        return OrderedWork(token, [work], lambda: None, list(result))
 
     def _chunks(self, source: torch.Tensor) -> list[torch.Tensor]:
         world = self.size()
@@ -183,8 +224,9 @@ class OrderedGloo(c10d.ProcessGroup):
             raise ValueError(f"reduce_scatter of {source.numel()} elements, which {world} ranks cannot share evenly")
         return list(source.detach().contiguous().view(world, -1).unbind())
 
-    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, keep: bool = True) -> c10d.Work:
+    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, keep: bool = True, kind: str = "all_reduce") -> c10d.Work:
         operation = _operation(opts, tensors)
+        token = self._launch(f"{kind}({operation.lower()})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
 
@@ -193,7 +235,7 @@ class OrderedGloo(c10d.ProcessGroup):
                 parts = received.view(tensor.dtype).view(self.size(), -1).unbind()
                 tensor.detach().copy_(_reduced(parts, operation).view(tensor.shape))
 
-        return OrderedWork([exchange for _, _, exchange in pairs], finish, tensors)
+        return OrderedWork(token, [exchange for _, _, exchange in pairs], finish, tensors)
 
     def _gather(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         source = _as_bytes(tensor)
@@ -205,6 +247,7 @@ class OrderedGloo(c10d.ProcessGroup):
         with torch.no_grad(), c10d.without_dispatch_modes():
             for output, row in zip(outputs, rows, strict=True):
                 _require_same_size(output, row[self.rank()])
+            token = self._launch(f"reduce_scatter({operation.lower()})", [piece for row in rows for piece in row])
             sent = [(output, *self._scatter(row)) for output, row in zip(outputs, rows, strict=True)]
 
         def finish() -> None:
@@ -213,7 +256,7 @@ class OrderedGloo(c10d.ProcessGroup):
                 output.detach().copy_(_reduced(parts, operation).view(output.shape))
 
         exchanges = [exchange for _, _, exchange in sent if exchange is not None]
-        return OrderedWork(exchanges, finish, outputs)
+        return OrderedWork(token, exchanges, finish, outputs)
 
     def _scatter(self, row: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         pieces = [_as_bytes(piece) for piece in row]
@@ -229,7 +272,11 @@ class OrderedGloo(c10d.ProcessGroup):
 def register() -> None:
     """Make the backend known to torch.distributed as `ordered_gloo`; idempotent."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, OrderedGloo, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, _: object) -> OrderedGloo:
+    return OrderedGloo(options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group)
 
 
 def _reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:

@@ -4,43 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 KEPT_BYTES = 1 << 16
 
 
 class Output:
-    """`targets[rank]` is the descriptor that takes a rank's output; `sources`, if any, must be read through `take`."""
+    """Output of the processes `names`, in their order: `targets` take it; `sources`, if any, must be read through `take`.
 
-    def __init__(self, log_dir: Path | None, world: int) -> None:
+    With a folder, each has a file there, `<name>.log`, which no other user can read.
+    """
+
+    def __init__(self, log_dir: Path | None, names: Sequence[str]) -> None:
         self.sources: list[int] = []
         self.targets: list[int] = []
-        self._kept = [b""] * world
+        self._kept = [b""] * len(names)
         if log_dir is not None:
-            log_dir.mkdir(parents=True, exist_ok=True)
-        for rank in range(world):
+            log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in names:
             if log_dir is not None:
-                self.targets.append(_open(log_dir / f"rank{rank}.log"))
+                self.targets.append(_open(log_dir / f"{name}.log"))
                 continue
             source, target = os.pipe()
             os.set_blocking(source, False)
             self.sources.append(source)
             self.targets.append(target)
 
-    def take(self, rank: int) -> None:
-        """Keep what `rank` has printed so far; of everything only the last 64 KiB."""
+    def take(self, index: int) -> None:
+        """Keep what process `index` has printed so far; of everything only the last 64 KiB."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.sources[rank], KEPT_BYTES):
-                self._kept[rank] = (self._kept[rank] + data)[-KEPT_BYTES:]
+            while data := os.read(self.sources[index], KEPT_BYTES):
+                self._kept[index] = (self._kept[index] + data)[-KEPT_BYTES:]
 
-    def tail(self, rank: int) -> str:
-        """The last 64 KiB that `rank` printed, as text."""
+    def tail(self, index: int) -> str:
+        """The last 64 KiB that process `index` printed, as text."""
         if self.sources:
-            self.take(rank)
-            data = self._kept[rank]
+            self.take(index)
+            data = self._kept[index]
         else:
-            size = os.fstat(self.targets[rank]).st_size
-            data = os.pread(self.targets[rank], KEPT_BYTES, max(0, size - KEPT_BYTES))
+            size = os.fstat(self.targets[index]).st_size
+            data = os.pread(self.targets[index], KEPT_BYTES, max(0, size - KEPT_BYTES))
         return data.decode("utf-8", "replace")
 
     def close(self) -> None:
@@ -50,4 +54,4 @@ class Output:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import watchdog, wire
-from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of
+from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import MAX_RANKS, START_LIMIT_S, Crew, ForkServer, import_path
-from pytest_fxbucket.ranks.messages import Job
+from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
+from pytest_fxbucket.ranks.room import most_processes, oom_kills, threads_per_rank
+from pytest_fxbucket.ranks.stacks import NO_STACK
 from pytest_fxbucket.ranks.talk import Talk
 
 __all__ = ["Pools", "RankFailure", "RankPool"]
@@ -21,13 +24,21 @@ __all__ = ["Pools", "RankFailure", "RankPool"]
 BACKENDS = ("gloo",)
 
 
-class RankPool:
-    """`world` warm processes in one process group, whose default group reduces in rank order (see ranks/ordered.py)."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of one job: a state for each process's rank, their results as they came, and whether all was in time."""
 
-    def __init__(self, pools: Pools, world: int, backend: str) -> None:
-        self.world = world
-        self.backend = backend
-        self._pools = pools
+    states: list[RankState]
+    results: list[list[wire.Buffer]]
+    in_time: bool
+
+
+class RankPool:
+    """The processes of one world, or of a part of it, warm from job to job (see ranks/worker.py for their side)."""
+
+    def __init__(self, pools: Pools, request: PoolRequest) -> None:
+        self.world, self.backend = request.world, request.backend
+        self._pools, self._request = pools, request
         self._crew: Crew | None = None
 
     @property
@@ -49,15 +60,35 @@ class RankPool:
 
         `paths` go first on the ranks' sys.path, with this process's own path, directory and environment behind. Output goes to
         `log_dir`/rank{r}.log. `what` names the task in messages. Payloads and results are pickled; tensors become plain copies.
-        Raises RankFailure when a rank raises, dies, returns what cannot be pickled, or when not all have answered within
-        `timeout_s` seconds; RankError when ranks cannot be started. After that the next run has fresh processes.
+        Raises RankFailure when a rank raises, dies, returns what cannot be pickled, when the ranks launched different
+        collectives, or when not all have answered within `timeout_s` seconds; RankError when ranks cannot be started. After
+        that the next run has fresh processes.
         """
-        if len(payloads) != self.world:
-            raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
-        task = ", ".join(part for part in (what, f"job {job}") if part)
-        frames = self._frames(job, payloads, paths, task)
+        task = task_text(what, job)
+        attempt = self.attempt(job, payloads, timeout_s=timeout_s, paths=paths, log_dir=log_dir, task=task)
+        if not attempt.in_time or has_failed(attempt.states):
+            self.close()
+            raise failure_of(attempt.states, task=task, timed_out_s=None if attempt.in_time else timeout_s)
+        return unpack_results(attempt, task)
+
+    def attempt(
+        self,
+        job: str,
+        payloads: Sequence[object],
+        *,
+        timeout_s: float,
+        paths: Sequence[str],
+        log_dir: Path | None,
+        task: str,
+        is_over: Callable[[], bool] | None = None,
+    ) -> Attempt:
+        """As run, but says what became of the job instead of judging it. `is_over`: see Talk.run."""
+        if len(payloads) != len(self._request.ranks):
+            raise ValueError(f"{len(payloads)} payloads for {len(self._request.ranks)} ranks")
         try:
-            return self._run(frames, task, timeout_s, log_dir)
+            frames = self._frames(job, payloads, paths, task)
+            self.start()
+            return self._attempt(frames, timeout_s, log_dir, is_over)
         except BaseException:
             # Whatever happened, Ctrl-C included, ranks in the middle of something are of no more use.
             self.close()
@@ -75,7 +106,7 @@ class RankPool:
             self.close()
         if self._crew is not None:
             return
-        self._crew = self._pools.fork(self.world)
+        self._crew = self._pools.fork(self, self._request)
         try:
             self._await_ready(self._crew)
         except BaseException:
@@ -86,38 +117,36 @@ class RankPool:
         sys_path = tuple(import_path())
         order = wire.pack(Job(job, tuple(paths), sys_path, os.getcwd(), dict(os.environ)))
         packed: dict[int, list[wire.Buffer]] = {}
-        for rank, payload in enumerate(payloads):
+        for rank, payload in zip(self._request.ranks, payloads, strict=True):
             if id(payload) not in packed:
                 packed[id(payload)] = _pack_payload(payload, rank, task)
         return [_frame(order) + _frame(packed[id(payload)]) for payload in payloads]
 
-    def _run(self, frames: list[list[wire.Buffer]], task: str, timeout_s: float, log_dir: Path | None) -> list[object]:
-        self.start()
+    def _attempt(
+        self, frames: list[list[wire.Buffer]], timeout_s: float, log_dir: Path | None, is_over: Callable[[], bool] | None
+    ) -> Attempt:
         crew = self._crew
         assert crew is not None
-        output = Output(log_dir, self.world)
+        output = Output(log_dir, [f"rank{rank}" for rank in crew.ranks])
         try:
             for rank in range(self.world):
-                crew.slots.clear(rank)
-            talk = Talk(crew, frames, output)
+                crew.ledgers.clear(rank)
+            talk = Talk(crew, frames, output, is_over)
             in_time = talk.run(time.monotonic() + timeout_s)
-            if not in_time or any(state.outcome != "returned" for state in talk.states):
-                _look_at(crew, talk.states, output, stacks=not in_time)
-                raise failure_of(talk.states, task=task, timed_out_s=None if in_time else timeout_s)
-            results = _results(talk, task)
+            for state in talk.states:
+                state.where = crew.ledgers.read(state.rank)
+            if not in_time or has_failed(talk.states):
+                _look_at(crew, talk.states, output)
+            return Attempt(talk.states, talk.results, in_time)
         finally:
             output.close()
-        if len(set(talk.collectives)) > 1:
-            # A collective that only some ranks launched would meet another job's.
-            self.close()
-        return results
 
     def _await_ready(self, crew: Crew) -> None:
-        talk = Talk(crew, [()] * self.world, None)
+        talk = Talk(crew, [()] * len(crew.ranks), None)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
             return
-        _look_at(crew, talk.states, None, stacks=not in_time)
+        _look_at(crew, talk.states, None)
         limit_s = None if in_time else START_LIMIT_S
         raise failure_of(talk.states, task=f"starting {self.world} ranks over {self.backend}", timed_out_s=limit_s)
 
@@ -129,6 +158,7 @@ class Pools:
         self._owner = os.getpid()
         self._server: ForkServer | None = None
         self._pools: dict[tuple[int, str], RankPool] = {}
+        self._alive: list[RankPool] = []  # the one that was started last at the end
 
     def start(self) -> None:
         """Start the fork server, and return at once: it imports torch by itself. Call it from the main thread. Idempotent."""
@@ -147,14 +177,22 @@ class Pools:
         if not 1 <= world <= MAX_RANKS:
             raise RankError(f"a pool of {world} ranks; expected 1 to {MAX_RANKS}")
         self.start()
-        return self._pools.setdefault((world, backend), RankPool(self, world, backend))
+        if (world, backend) not in self._pools:
+            threads = threads_per_rank(world, os.environ)
+            request = PoolRequest(world, threads, tuple(range(world)), backend, ("cpu",) * world)
+            self._pools[world, backend] = RankPool(self, request)
+        return self._pools[world, backend]
 
-    def fork(self, world: int) -> Crew:
-        """New processes for a pool. Raises RankError when the server cannot start."""
+    def fork(self, pool: RankPool, request: PoolRequest) -> Crew:
+        """New processes for `pool`; where they would be too many, the pools that have waited longest end.
+
+        Raises RankError when the server cannot start.
+        """
         self.start()
         assert self._server is not None
+        self._make_room(pool, len(request.ranks))
         try:
-            return Crew(self._server, world)
+            return Crew(self._server, request)
         except RankError:
             self._end_server()
             raise
@@ -163,15 +201,28 @@ class Pools:
         """End every rank and the server, and wait for it; idempotent."""
         if os.getpid() != self._owner:
             return
-        for pool in self._pools.values():
+        for pool in self._alive:
             pool.close()
+        self._alive.clear()
         self._end_server()
         atexit.unregister(self.close)
+
+    def _make_room(self, pool: RankPool, processes: int) -> None:
+        self._alive = [one for one in self._alive if one.pids and one is not pool]
+        most = most_processes(os.environ)
+        while self._alive and processes + sum(len(one.pids) for one in self._alive) > most:
+            self._alive.pop(0).close()
+        self._alive.append(pool)
 
     def _end_server(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+
+
+def task_text(what: str, job: str) -> str:
+    """What runs, for messages."""
+    return ", ".join(part for part in (what, f"job {job}") if part)
 
 
 def _pack_payload(payload: object, rank: int, task: str) -> list[wire.Buffer]:
@@ -186,27 +237,28 @@ def _frame(buffers: list[wire.Buffer]) -> list[wire.Buffer]:
     return [wire.head(buffers), *buffers]
 
 
-def _look_at(crew: Crew, states: Sequence[RankState], output: Output | None, *, stacks: bool) -> None:
-    """Add to `states` what can be seen from outside: exit statuses, marks, the kernel's view, output, and stacks."""
-    for state in states:
-        state.process = watchdog.process_state(crew.pids[state.rank])
-        state.mark = crew.slots.read(state.rank)
-        state.output = output.tail(state.rank) if output is not None else ""
-    dead = [state.rank for state in states if state.outcome == "died"]
-    for rank, status in crew.exit_statuses(dead).items():
-        states[rank].status = status
-    for rank in dead:
-        states[rank].stack = watchdog.read_from(crew.stack_files[rank])
-    if stacks:
-        alive = [state.rank for state in states if state.outcome != "died"]
-        found = watchdog.collect_stacks([(crew.pids[r], crew.pidfds[r], crew.stack_files[r]) for r in alive])
-        for rank, stack in zip(alive, found, strict=True):
-            states[rank].stack = stack
+def _look_at(crew: Crew, states: Sequence[RankState], output: Output | None) -> None:
+    """Add to `states` what can be seen from outside: exit statuses, the kernel's view, output, and stacks."""
+    for index, state in enumerate(states):
+        state.process = watchdog.process_state(crew.pids[index])
+        state.where = crew.ledgers.read(state.rank)
+        state.output = output.tail(index) if output is not None else ""
+    dead = [index for index, state in enumerate(states) if state.outcome == "died"]
+    for index, status in crew.exit_statuses(dead).items():
+        states[index].status = status
+        states[index].is_out_of_memory = status == -9 and oom_kills() > crew.oom_kills
+    for index in dead:
+        states[index].stack = watchdog.read_from(crew.stack_files[index])
+    alive = [index for index, state in enumerate(states) if state.outcome != "died"]
+    found = watchdog.collect_stacks([(crew.pids[i], crew.pidfds[i], crew.stack_files[i]) for i in alive])
+    for index, stack in zip(alive, found, strict=True):
+        states[index].stack = stack or NO_STACK
 
 
-def _results(talk: Talk, task: str) -> list[object]:
+def unpack_results(attempt: Attempt, task: str) -> list[object]:
+    """What the processes returned, in their order. Raises RankFailure for what cannot be read."""
     results = []
-    for rank, buffers in enumerate(talk.results):
+    for rank, buffers in zip((state.rank for state in attempt.states), attempt.results, strict=True):
         try:
             results.append(wire.unpack(buffers))
         except wire.Unpicklable as error:

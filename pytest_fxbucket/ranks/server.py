@@ -36,27 +36,27 @@ _WHEN_IDLE = (
 
 @dataclass(slots=True)
 class _Brood:
-    """The ranks of one pool: their process ids and pidfds, and the socket that tells the pool of their ends."""
+    """The processes of one pool: their ids and pidfds, and the socket that tells the pool of their ends."""
 
     control: socket.socket
-    ranks: dict[int, int] = field(default_factory=dict)  # pidfd -> rank
+    processes: dict[int, int] = field(default_factory=dict)  # pidfd -> which of the pool's
     pids: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
 
     def kill(self) -> None:
-        for pidfd in self.ranks:
+        for pidfd in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         for pidfd, pid in self.pids.items():
             os.waitpid(pid, 0)
             os.close(pidfd)
-        self.ranks.clear()
+        self.processes.clear()
         self.pids.clear()
         self.control.close()
 
     def reap(self, pidfd: int) -> None:
         _, status = os.waitpid(self.pids.pop(pidfd), 0)
         os.close(pidfd)
-        message = Exited(self.ranks.pop(pidfd), os.waitstatus_to_exitcode(status))
+        message = Exited(self.processes.pop(pidfd), os.waitstatus_to_exitcode(status))
         with contextlib.suppress(OSError):
             self.control.send(pickle.dumps(message))
 
@@ -84,7 +84,7 @@ class Server:
             with contextlib.suppress(ImportError):
                 importlib.import_module(self._idle.pop(0))
         for brood in list(self._broods):
-            for pidfd in [fd for fd in brood.ranks if fd in ready]:
+            for pidfd in [fd for fd in brood.processes if fd in ready]:
                 brood.reap(pidfd)
             if brood.control.fileno() in ready:
                 brood.kill()
@@ -96,7 +96,7 @@ class Server:
         poll.register(self._connection, select.POLLIN)
         for brood in self._broods:
             poll.register(brood.control, select.POLLIN)
-            for pidfd in brood.ranks:
+            for pidfd in brood.processes:
                 poll.register(pidfd, select.POLLIN)
         return {fd for fd, _ in poll.poll(0 if self._idle else None)}
 
@@ -116,38 +116,28 @@ class Server:
         socket.send_fds(brood.control, [pickle.dumps(message)], list(brood.pids))
         return True
 
-    def _fork_all(self, brood: _Brood, request: PoolRequest, slots_fd: int, fds: list[int]) -> None:
+    def _fork_all(self, brood: _Brood, request: PoolRequest, ledgers_fd: int, fds: list[int]) -> None:
         # Opened by name in each rank, so that it vanishes with the last of them.
         store_fd = os.memfd_create("fxbucket-store", os.MFD_CLOEXEC)
         gc.collect()
         gc.freeze()
         parent = os.getpid()
-        for rank in range(request.world):
+        for index in range(len(request.ranks)):
             pid = os.fork()
             if pid == 0:
-                self._become(parent, rank, request, [slots_fd, store_fd, fds[2 * rank], fds[2 * rank + 1]])
+                self._become(parent, index, request, [ledgers_fd, store_fd, fds[2 * index], fds[2 * index + 1]])
             pidfd = os.pidfd_open(pid)
-            brood.ranks[pidfd], brood.pids[pidfd] = rank, pid
+            brood.processes[pidfd], brood.pids[pidfd] = index, pid
         os.close(store_fd)
 
-    def _become(self, parent: int, rank: int, request: PoolRequest, keep: list[int]) -> NoReturn:
+    def _become(self, parent: int, index: int, request: PoolRequest, keep: list[int]) -> NoReturn:
         try:
             die_with(parent)
             _close_all_but([0, 1, 2, *keep])
             from pytest_fxbucket.ranks.worker import Seat, serve
 
-            slots_fd, store_fd, connection, stacks_fd = keep
-            serve(
-                Seat(
-                    rank,
-                    request.world,
-                    request.threads,
-                    socket.socket(fileno=connection),
-                    slots_fd,
-                    store_fd,
-                    stacks_fd,
-                )
-            )
+            ledgers_fd, store_fd, connection, stacks_fd = keep
+            serve(Seat(request, index, socket.socket(fileno=connection), ledgers_fd, store_fd, stacks_fd))
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -8,7 +8,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from pytest_fxbucket.ranks import wire
@@ -20,6 +20,7 @@ from pytest_fxbucket.ranks.output import Output
 # After a first failure, how long the others have to show that theirs was the cause.
 GRACE_S = 0.25
 _CHUNK = 1 << 20
+_ASK_S = 0.1
 
 
 class _Reader:
@@ -62,24 +63,33 @@ class _Reader:
 
 
 class Talk:
-    """Sends each rank its frames, then collects one reply from each."""
+    """Sends each process its frames, then collects one reply from each; `index` is a process's place in the crew."""
 
-    def __init__(self, crew: Crew, frames: Sequence[Sequence[wire.Buffer]], output: Output | None) -> None:
-        self.states = [RankState(rank) for rank in range(crew.world)]
-        self.results: list[list[wire.Buffer]] = [[] for _ in range(crew.world)]
-        self.collectives: list[int] = [0] * crew.world
+    def __init__(
+        self,
+        crew: Crew,
+        frames: Sequence[Sequence[wire.Buffer]],
+        output: Output | None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> None:
+        self.states = [RankState(rank) for rank in crew.ranks]
+        self.results: list[list[wire.Buffer]] = [[] for _ in crew.ranks]
         self._crew = crew
-        self._readers = [_Reader() for _ in range(crew.world)]
+        self._readers = [_Reader() for _ in crew.ranks]
         self._unsent = [deque(memoryview(part).cast("B") for part in parts if len(part)) for parts in frames]
         self._output = output
-        self._unsent_fds: list[int | None] = [*output.targets] if output else [None] * crew.world
+        self._unsent_fds: list[int | None] = [*output.targets] if output else [None] * len(crew.ranks)
+        self._is_over = is_over
         self._selector = selectors.DefaultSelector()
 
     def run(self, deadline: float) -> bool:
-        """Until every rank answered, one failed (and the grace is over), or `deadline` (monotonic): False then."""
+        """Until every rank answered, one failed (and the grace is over), or `deadline` (monotonic): False then.
+
+        `is_over`, asked every 0.1 s, ends the waiting as a failure here would.
+        """
         with self._selector:
             self._watch()
-            while not self._has_failed():
+            while not self._has_failed() and not (self._is_over and self._is_over()):
                 if all(state.outcome != "running" for state in self.states):
                     return True
                 if not self._listen(deadline):
@@ -97,61 +107,62 @@ class Talk:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        for key, _ in sorted(self._selector.select(left), key=lambda event: event[0].data[0]):
-            _, act, rank = key.data
-            act(rank)
+        for key, _ in sorted(
+            self._selector.select(min(left, _ASK_S) if self._is_over else left), key=lambda event: event[0].data[0]
+        ):
+            _, act, index = key.data
+            act(index)
         return True
 
     def _watch(self) -> None:
-        for rank, connection in enumerate(self._crew.connections):
+        for index, connection in enumerate(self._crew.connections):
             connection.setblocking(False)
             if self._output is not None and self._output.sources:
-                self._selector.register(self._output.sources[rank], selectors.EVENT_READ, (0, self._output.take, rank))
+                self._selector.register(self._output.sources[index], selectors.EVENT_READ, (0, self._output.take, index))
             # Deaths are looked at last: a reply that was sent before counts.
-            self._selector.register(self._crew.pidfds[rank], selectors.EVENT_READ, (1, self._on_death, rank))
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent[rank] else 0)
-            self._selector.register(connection, events, (0, self._on_socket, rank))
+            self._selector.register(self._crew.pidfds[index], selectors.EVENT_READ, (1, self._on_death, index))
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent[index] else 0)
+            self._selector.register(connection, events, (0, self._on_socket, index))
 
-    def _on_socket(self, rank: int) -> None:
-        connection = self._crew.connections[rank]
+    def _on_socket(self, index: int) -> None:
+        connection = self._crew.connections[index]
         try:
-            if self._unsent[rank]:
-                self._send(rank, connection)
-            if self._readers[rank].read(connection):
+            if self._unsent[index]:
+                self._send(index, connection)
+            if self._readers[index].read(connection):
                 self._selector.unregister(connection)
-                self._take(rank, self._readers[rank].buffers)
+                self._take(index, self._readers[index].buffers)
         except ConnectionError:
             self._selector.unregister(connection)
 
-    def _send(self, rank: int, connection: socket.socket) -> None:
-        queue = self._unsent[rank]
+    def _send(self, index: int, connection: socket.socket) -> None:
+        queue = self._unsent[index]
         with contextlib.suppress(BlockingIOError):
             while queue:
-                sent = self._send_some(rank, connection, queue[0][:_CHUNK])
+                sent = self._send_some(index, connection, queue[0][:_CHUNK])
                 queue[0] = queue[0][sent:]
                 if not queue[0]:
                     queue.popleft()
         if not queue:
-            self._selector.modify(connection, selectors.EVENT_READ, (0, self._on_socket, rank))
+            self._selector.modify(connection, selectors.EVENT_READ, (0, self._on_socket, index))
 
-    def _send_some(self, rank: int, connection: socket.socket, data: memoryview) -> int:
-        fd = self._unsent_fds[rank]
+    def _send_some(self, index: int, connection: socket.socket, data: memoryview) -> int:
+        fd = self._unsent_fds[index]
         if fd is None:
             return connection.send(data)
         sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
-        self._unsent_fds[rank] = None
+        self._unsent_fds[index] = None
         return sent
 
-    def _take(self, rank: int, buffers: list[wire.Buffer]) -> None:
+    def _take(self, index: int, buffers: list[wire.Buffer]) -> None:
         reply = cast(Reply, wire.unpack(buffers[:1]))
-        state = self.states[rank]
+        state = self.states[index]
         state.outcome, state.at = reply.outcome, reply.at
         state.error, state.error_type, state.traceback = reply.error, reply.error_type, reply.traceback
-        self.results[rank] = buffers[1:]
-        self.collectives[rank] = reply.collectives
+        self.results[index] = buffers[1:]
 
-    def _on_death(self, rank: int) -> None:
-        self._selector.unregister(self._crew.pidfds[rank])
-        state = self.states[rank]
+    def _on_death(self, index: int) -> None:
+        self._selector.unregister(self._crew.pidfds[index])
+        state = self.states[index]
         if state.outcome == "running":
             state.outcome, state.at = "died", time.monotonic()

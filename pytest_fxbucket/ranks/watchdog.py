@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
@@ -74,10 +74,3 @@ def send(pidfd: int, number: signal.Signals) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
-
-
-def threads_per_rank(world: int, environ: Mapping[str, str], cores: int | None = None) -> int:
-    """Threads for each of `world` ranks such that those of all xdist workers together fit the cores; at least 1."""
-    have = cores if cores is not None else len(os.sched_getaffinity(0))
-    workers = environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
-    return max(1, have // (world * (int(workers) if workers.isdigit() and int(workers) > 0 else 1)))

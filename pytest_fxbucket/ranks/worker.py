@@ -20,9 +20,9 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks import ordered, slots, wire
+from pytest_fxbucket.ranks import ledger, ordered, wire
 from pytest_fxbucket.ranks.fresh import Workplace
-from pytest_fxbucket.ranks.messages import Job, Reply
+from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
 
 # Longer than any job: the parent is the one that looks at the clock.
 _NEVER = timedelta(days=30)
@@ -30,15 +30,24 @@ _NEVER = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a rank is given at its start: its place, and its descriptors."""
+    """What a process is given at its start: which of a pool's it is, and its descriptors."""
 
-    rank: int
-    world: int
-    threads: int
+    request: PoolRequest
+    index: int
     connection: socket.socket
-    slots_fd: int
+    ledgers_fd: int
     store_fd: int
     stacks_fd: int
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the world."""
+        return self.request.ranks[self.index]
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are, here and elsewhere."""
+        return self.request.world
 
 
 class _HungUp(Exception):
@@ -50,11 +59,14 @@ def serve(seat: Seat) -> None:
     sys.dont_write_bytecode = True
     faulthandler.enable(file=seat.stacks_fd, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=seat.stacks_fd, all_threads=True)
-    slots.adopt(seat.slots_fd, seat.rank, seat.world)
+    ledger.adopt(seat.ledgers_fd, seat.world)
+    ledger.act_as(seat.rank)
     try:
-        _join(seat)
+        if seat.request.backend:
+            _join(seat)
+        ledger.settle()
+        workplace = Workplace(seat.request.threads)
         _send(seat.connection, Reply("ready", time.monotonic()))
-        workplace = Workplace(seat.threads)
         while True:
             _one_job(seat, workplace)
     except (_HungUp, ConnectionError):
@@ -67,8 +79,15 @@ def serve(seat: Seat) -> None:
 def _join(seat: Seat) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     ordered.register()
-    store = c10d.FileStore(f"/proc/self/fd/{seat.store_fd}", seat.world)
+    store = _store(seat, seat.request.store)
     dist.init_process_group(ordered.BACKEND, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
+
+
+def _store(seat: Seat, address: StoreAddress | None) -> c10d.Store:
+    if address is None:
+        return c10d.FileStore(f"/proc/self/fd/{seat.store_fd}", seat.world)
+    store = c10d.TCPStore(address.host, address.port, is_master=False)
+    return c10d.PrefixStore(address.prefix, store)
 
 
 def _one_job(seat: Seat, workplace: Workplace) -> None:
@@ -96,7 +115,7 @@ def _run(seat: Seat, workplace: Workplace, job: Job, payload: list[wire.Buffer])
     except wire.Unpicklable as error:
         text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
         return Reply("unpicklable", time.monotonic(), error=text), []
-    return Reply("returned", time.monotonic(), collectives=_collectives()), buffers
+    return Reply("returned", time.monotonic()), buffers
 
 
 def _load(name: str) -> Callable[[int, int, object], object]:
@@ -118,11 +137,6 @@ def _without_our_frames(error: BaseException) -> BaseException:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error
-
-
-def _collectives() -> int:
-    group: Any = dist.group.WORLD
-    return int(group._get_sequence_number_for_group())
 
 
 def _send_output_to(target: int | None) -> None:

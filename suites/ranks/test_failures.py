@@ -27,14 +27,17 @@ def test_a_rank_that_raises_is_named_with_its_traceback(ranks):
     assert failure.traceback.startswith("Traceback")
     assert "in raise_on" in failure.traceback
     assert "worker.py" not in failure.traceback
-    assert failure.others[0] == 'rank 0: is still waiting, at "step 0"'
+    assert [line.split("  ")[0] for line in failure.table] == ["rank 2", "rank 0", "rank 1", "rank 3"]
+    assert failure.table[1] == (
+        'rank 0  is still waiting                      "step 0"  waits for all_reduce(sum) of 3 float32, number 1 on ranks 0-3'
+    )
 
 
 def test_the_first_lines_are_the_first_rank_that_failed(ranks):
     lines = list(fail(ranks, "raise_on", 3).lines())
     assert lines[0].startswith("rank 3 of 4 raised ValueError")
     assert lines[1] == "--- rank 3, traceback"
-    assert lines.index("ValueError: no good on rank 3") < lines.index("--- the other ranks")
+    assert lines.index("ValueError: no good on rank 3") < lines.index("--- the ranks")
 
 
 @pytest.mark.parametrize("job", ["raise_after_peer_left", "late_cause"])
@@ -42,7 +45,7 @@ def test_connection_errors_of_the_others_do_not_hide_the_cause(ranks, job):
     failure = fail(ranks, job, 3)
     assert failure.rank == 3
     assert "the cause" in failure.traceback
-    assert all("Connection closed by peer" in line for line in failure.others)
+    assert all("Connection closed by peer" in line for line in failure.table[1:])
 
 
 @pytest.mark.parametrize(
@@ -77,10 +80,15 @@ def test_a_rank_that_hangs_gives_every_ranks_stack_soon_after_the_limit(ranks, j
 
 def test_a_collective_that_one_rank_never_joins_names_those_that_wait(ranks):
     failure = fail(ranks, "never_joins", 2, timeout_s=0.5)
-    assert (failure.kind, failure.rank) == ("timeout", 0)
-    assert str(failure).startswith("3 of 4 ranks did not answer within 0.5 s; rank 0: is still waiting")
-    assert "rank 2: returned" in failure.others
+    assert (failure.kind, failure.rank) == ("timeout", 2)
+    assert str(failure).startswith(
+        "3 of 4 ranks did not answer within 0.5 s; rank 2: returned; "
+        "rank 2 never launched collective 1 of the job on ranks 0-3; "
+        "ranks 0-1, 3 launched all_reduce(sum) of 3 float32"
+    )
+    assert failure.table[0].split() == ["rank", "2", "returned"]
     assert "all_reduce" in failure.stacks[3]
+    assert failure.stacks[2].endswith("waits for its next job")
 
 
 def test_a_result_that_cannot_be_pickled_is_named(ranks):
@@ -121,8 +129,9 @@ def test_a_rank_killed_between_two_jobs_is_replaced(ranks, watched):
     assert ranks.run(JOBS + "echo", [1] * 4, timeout_s=30) == [1] * 4
 
 
-def test_a_collective_that_only_some_ranks_launched_does_not_meet_the_next_jobs(ranks):
-    ranks.run(JOBS + "only_some_reduce", [None] * 4, timeout_s=30)
+def test_a_collective_that_only_some_ranks_launched_is_a_failure_and_does_not_meet_the_next_jobs(ranks):
+    with pytest.raises(RankFailure, match=r"^ranks 1-3 never launched collective 1 of the job on ranks 0-3; rank 0 launched"):
+        ranks.run(JOBS + "only_some_reduce", [None] * 4, timeout_s=30)
     assert ranks.run(JOBS + "sum_of_ones", [None] * 4, timeout_s=30) == [[4.0] * 3] * 4
 
 

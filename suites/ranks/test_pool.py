@@ -10,7 +10,7 @@ import torch
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import mark
-from pytest_fxbucket.ranks.watchdog import threads_per_rank
+from pytest_fxbucket.ranks.room import threads_per_rank
 
 JOBS = "suites.ranks.jobs:"
 
