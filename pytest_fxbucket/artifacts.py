@@ -24,6 +24,7 @@ class Folder:
     def make(self) -> Path:
         """Create the folder, empty; its root is kept out of git."""
         self.clear()
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(parents=True)
         ignore = self._root / ".gitignore"
         if not ignore.exists():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Phase, StepGraph
     from pytest_fxbucket.checks.audit import Promise
     from pytest_fxbucket.checks.bitwise_job import Outcome, Task
+    from pytest_fxbucket.graph.reading import Reading
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.pool import Pools
@@ -254,6 +255,9 @@ class PlanRun:
                     lines += bitwise.difference_lines(outcomes, world.entry_of)
                     lines += bitwise.first_node_lines(self._run_ranks(world, phase, folder, step))
         except RankFailure as failure:
+            failure.buckets = bitwise.buckets_at_hand(
+                failure, self._launched(world, phase), world.members_of(phase), world.entry_of
+            )
             return failed("bitwise", str(failure), list(failure.lines()))
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
@@ -294,6 +298,9 @@ class PlanRun:
             where=str(plan.path),
             localise_step=localise,
         )
+
+    def _launched(self, world: World, phase: Phase) -> dict[int, tuple[Reading, Reading]]:
+        return {rank: (world.reading(rank)[phase], world.passed(rank)[phase].reading) for rank in range(world.size)}
 
     def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
         from pytest_fxbucket.graph.portable import digest

@@ -134,6 +134,12 @@ class World:
             groups = _group_ranks(graph)
         return {name: dim if ranks == everybody else f"ranks {list(ranks)}" for name, ranks in groups.items()}
 
+    def members_of(self, phase: Phase) -> dict[str, tuple[int, ...]]:
+        """Ranks of each process group that rank 0's graphs of ``phase`` name."""
+        graph = self.passed(0)[phase].bucketed.graph
+        with fake_world(0, self.size):
+            return _group_ranks(graph) | _group_ranks(self.step(0).graphs[phase].graph)
+
     def _readings(self, step: StepGraph) -> Mapping[Phase, Reading]:
         key = step.rank
         if key not in self._read:

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise_job import Difference, Outcome
+    from pytest_fxbucket.graph.reading import Bucket, Reading
+    from pytest_fxbucket.ranks.failure import RankFailure
 
 _SHOWN = 12
+RUNS = ("unbucketed", "bucketed")
+"""The first word of what a rank's mark says in a step."""
 
 
 def unusable_data(outcomes: Sequence[Outcome]) -> list[str]:
@@ -38,6 +42,35 @@ def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, str]]
         for rank, (outcome, digests) in enumerate(zip(outcomes, checked, strict=True))
         if outcome.digests != digests
     ]
+
+
+def buckets_at_hand(
+    failure: RankFailure,
+    readings: Mapping[int, tuple[Reading, Reading]],
+    members_of: Mapping[str, tuple[int, ...]],
+    entry_of: Mapping[str, str],
+) -> dict[int, str]:
+    """Rank -> the bucket of the collective that it launched or waits for; ranks that are in no step's collective are left out.
+
+    ``readings``: of each rank's unbucketed and bucketed graph, whose launches the ledger numbers from 1 in each step.
+    ``members_of``: ranks of each process group by the name that the graphs use.
+    """
+    found = {}
+    for state in failure.states:
+        where, run = state.where, state.where.mark.partition(" ")[0]
+        if where.at is None or run not in RUNS:
+            continue
+        members = where.groups[where.at.group].members
+        reading = readings[state.rank][RUNS.index(run)]
+        buckets = [bucket for bucket in reading.buckets if members_of.get(bucket.group) == members]
+        if where.at.number <= len(buckets):
+            found[state.rank] = _named(buckets[where.at.number - 1], entry_of)
+    return found
+
+
+def _named(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
+    entries = sorted({entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn})
+    return f"bucket {' and '.join(entries) or 'of no parameter'}, {bucket.direction}"
 
 
 def first_step(outcomes: Sequence[Outcome]) -> int | None:

@@ -14,6 +14,7 @@ from torch import fx
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.shard import local_shard
+from pytest_fxbucket.checks.bitwise import RUNS
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
@@ -96,7 +97,7 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             outcome.first_node = _first_difference(graphs, states, batch, task, step)
             return outcome
         results, given = [], []
-        for graph, state, name in zip(graphs, states, ("unbucketed", "bucketed"), strict=True):
+        for graph, state, name in zip(graphs, states, RUNS, strict=True):
             mark(f"{name} step {step + 1} of {task.steps}")
             torch.manual_seed(task.seed + step)
             given.append([*state, *(tensor.clone() for tensor in batch)])
@@ -229,7 +230,8 @@ def _first_difference(
 ) -> tuple[int, str, str] | None:
     """First node of the bucketed graph that the unbucketed one has too, and whose bits differ. All ranks run this together."""
     seen: list[dict[str, str]] = []
-    for graph, state in zip(graphs, states, strict=True):
+    for graph, state, name in zip(graphs, states, RUNS, strict=True):
+        mark(f"{name} step {step + 1} of {task.steps}, node by node")
         torch.manual_seed(task.seed + step)
         recorder = _Recorder(graph)
         recorder.run(*(tensor.clone() for tensor in state), *(tensor.clone() for tensor in batch))

@@ -20,3 +20,13 @@ def group_ranks(name: str) -> tuple[int, ...]:
 def group_name(group: object) -> str:
     """Name under which functional collectives find ``group``."""
     return str(group.group_name)  # type: ignore[attr-defined]
+
+
+def destroy_subgroups() -> None:
+    """End every process group of this process but the default one, with its threads and sockets; no other rank is asked."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _world
+
+    for group in list(_world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)

@@ -15,6 +15,7 @@ from pytest_fxbucket.ranks.parting import agree, partings
 # What gloo says on a rank whose peer is gone: an effect, never the cause.
 _PEER_GONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|read error|write error", re.I)
 _TAIL_LINES = 20
+_CELL = 60
 
 
 @dataclass(slots=True)
@@ -37,7 +38,9 @@ class RankState:
 
     @property
     def is_effect(self) -> bool:
-        """Whether it failed only because a peer had."""
+        """Whether it failed only because a peer had, or launched something else: then gloo raises, or aborts the process."""
+        if self.outcome == "died":
+            return self.status == -signal.SIGABRT and "gloo::" in self.output
         return self.outcome == "raised" and bool(_PEER_GONE.search(self.error))
 
     def place(self) -> str:
@@ -100,7 +103,9 @@ class RankFailure(RankError):
     def table(self) -> list[str]:
         """A line a rank, the first to fail on top: what it did, its mark, and its collective with the bucket."""
         ranks = sorted(self.states, key=lambda state: (state.rank != self.rank, state.rank))
-        rows = [(f"rank {s.rank}", s.what(), f'"{s.where.mark}"' if s.where.mark else "", self._collective(s)) for s in ranks]
+        rows = [
+            (f"rank {s.rank}", _cut(s.what()), f'"{s.where.mark}"' if s.where.mark else "", self._collective(s)) for s in ranks
+        ]
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows]
 
@@ -130,6 +135,10 @@ class RankFailure(RankError):
         return f"{state.where.text} ({bucket})" if bucket and state.where.text else state.where.text
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _CELL else text[: _CELL - 4] + " ..."
+
+
 def has_failed(states: Sequence[RankState]) -> bool:
     """Whether some rank did not return, or the ranks launched different collectives."""
     return any(s.outcome != "returned" for s in states) or not agree({s.rank: s.where.groups for s in states})
@@ -140,7 +149,7 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
     parted = partings({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "gone")})
     first = _first_to_fail(states)
     kind = _kind_of(first)
-    if parted and (kind in ("timeout", "mismatch") or first.is_effect):
+    if parted and (kind in ("timeout", "mismatch") or (first.is_effect and not parted[0].is_missing)):
         # Who launched something else comes before who only noticed.
         first, kind = next(state for state in states if state.rank == parted[0].rank), "mismatch"
     if timed_out_s is not None and kind in ("timeout", "mismatch"):
@@ -156,8 +165,8 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
         kind=kind,
         rank=first.rank,
         states=tuple(states),
-        # After a death or an error the others launched more, or less: no news.
-        parted=tuple(one.sentence for one in parted) if kind in ("timeout", "mismatch") else (),
+        # That a rank which died or raised launched less than the others is no news.
+        parted=tuple(one.sentence for one in parted if kind in ("timeout", "mismatch") or not one.is_missing),
         error=first.error,
         error_type=first.error_type,
     )

@@ -14,10 +14,14 @@ _Key = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first collective of one group that not all members launched alike. `rank`: one of those that differ from most."""
+    """The first collective of one group that not all members launched alike. `rank`: one of those that differ from most.
+
+    `is_missing`: some members did not launch it at all, as when they failed before; the others agree.
+    """
 
     rank: int
     sentence: str
+    is_missing: bool
 
 
 def agree(groups: Mapping[int, Sequence[Group]]) -> bool:
@@ -60,10 +64,11 @@ def _parting(said: Mapping[int, Launch | None], index: int, members: tuple[int, 
     told = Counter(there.values())
     whats = sorted(told, key=lambda what: (told[what], min(rank for rank, one in there.items() if one == what)))
     parts = [f"{_of(there, what)} launched {what}" for what in whats]
-    if missing:
-        return Parting(missing[0], f"{ranks_text(missing)} never launched {where}; {', '.join(parts)}")
+    if len(whats) == 1:
+        return Parting(missing[0], f"{ranks_text(missing)} never launched {where}; {parts[0]}", is_missing=True)
     first = min(rank for rank, one in there.items() if one == whats[0])
-    return Parting(first, f"the ranks part at {where}: {', '.join(parts)}")
+    parts += [f"{ranks_text(missing)} launched none"] * bool(missing)
+    return Parting(first, f"the ranks part at {where}: {', '.join(parts)}", is_missing=False)
 
 
 def _of(there: Mapping[int, str], what: str) -> str:

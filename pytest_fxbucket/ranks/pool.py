@@ -104,9 +104,10 @@ class RankPool:
         """Have the ranks up and in their group. Raises RankError when that fails."""
         if self._crew is not None and not self._crew.is_whole():
             self.close()
+        self._pools.use(self)
         if self._crew is not None:
             return
-        self._crew = self._pools.fork(self, self._request)
+        self._crew = self._pools.fork(self._request)
         try:
             self._await_ready(self._crew)
         except BaseException:
@@ -158,7 +159,7 @@ class Pools:
         self._owner = os.getpid()
         self._server: ForkServer | None = None
         self._pools: dict[tuple[int, str], RankPool] = {}
-        self._alive: list[RankPool] = []  # the one that was started last at the end
+        self._alive: list[RankPool] = []  # the one that was used last at the end
 
     def start(self) -> None:
         """Start the fork server, and return at once: it imports torch by itself. Call it from the main thread. Idempotent."""
@@ -183,14 +184,20 @@ class Pools:
             self._pools[world, backend] = RankPool(self, request)
         return self._pools[world, backend]
 
-    def fork(self, pool: RankPool, request: PoolRequest) -> Crew:
-        """New processes for `pool`; where they would be too many, the pools that have waited longest end.
+    def use(self, pool: RankPool) -> None:
+        """Note that `pool` is at work now: others make room before it does."""
+        self._alive = [*(one for one in self._alive if one.pids and one is not pool), pool]
+
+    def fork(self, request: PoolRequest) -> Crew:
+        """New processes for the pool at work; where they would be too many, the pools that have waited longest end.
 
         Raises RankError when the server cannot start.
         """
         self.start()
         assert self._server is not None
-        self._make_room(pool, len(request.ranks))
+        most = most_processes(os.environ)
+        while len(self._alive) > 1 and len(request.ranks) + sum(len(one.pids) for one in self._alive) > most:
+            self._alive.pop(0).close()
         try:
             return Crew(self._server, request)
         except RankError:
@@ -206,13 +213,6 @@ class Pools:
         self._alive.clear()
         self._end_server()
         atexit.unregister(self.close)
-
-    def _make_room(self, pool: RankPool, processes: int) -> None:
-        self._alive = [one for one in self._alive if one.pids and one is not pool]
-        most = most_processes(os.environ)
-        while self._alive and processes + sum(len(one.pids) for one in self._alive) > most:
-            self._alive.pop(0).close()
-        self._alive.append(pool)
 
     def _end_server(self) -> None:
         server, self._server = self._server, None

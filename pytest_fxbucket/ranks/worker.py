@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
+from pytest_fxbucket.compat.groups import destroy_subgroups
 from pytest_fxbucket.ranks import ledger, ordered, wire
 from pytest_fxbucket.ranks.fresh import Workplace
 from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
@@ -94,6 +95,8 @@ def _one_job(seat: Seat, workplace: Workplace) -> None:
     buffers, output = _receive(seat.connection)
     payload, _ = _receive(seat.connection)
     job = cast(Job, wire.unpack(buffers))
+    # Only now is it sure that every rank is through with them.
+    destroy_subgroups()
     _send_output_to(output)
     reply, result = _run(seat, workplace, job, payload)
     _send_output_to(None)

@@ -12,6 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from pytest_fxbucket.ranks import mark
 
@@ -178,3 +179,15 @@ def mark_at_length(rank, world, text):
 
 def sized(rank, world, megabytes):
     return torch.full((megabytes << 18,), float(rank))
+
+
+def make_groups(rank, world, payload):
+    """A 2 x 2 mesh and a group more: six process groups in all."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    dist.all_reduce(torch.ones(3), group=mesh.get_group("a"))
+    dist.all_reduce(torch.ones(3), group=dist.new_group([0, 1, 2, 3]))
+
+
+def holdings(rank, world, payload):
+    """How many descriptors and threads this rank has."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))

@@ -10,7 +10,6 @@ import torch
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import mark
-from pytest_fxbucket.ranks.room import threads_per_rank
 
 JOBS = "suites.ranks.jobs:"
 
@@ -124,11 +123,14 @@ def test_ctrl_c_does_not_reach_the_ranks(ranks):
     assert ranks.run(JOBS + "sigint_is_ignored", [None] * 4, timeout_s=30) == ["still here"] * 4
 
 
-@pytest.mark.parametrize(("workers", "expected"), [("1", 4), ("2", 2), ("8", 1), ("", 4), ("0", 4)])
-def test_xdist_workers_share_the_cores(workers, expected):
-    assert threads_per_rank(4, {"PYTEST_XDIST_WORKER_COUNT": workers}, cores=16) == expected
-
-
 def test_ranks_hold_none_of_each_others_sockets(ranks):
     held = ranks.run(JOBS + "sockets", [None] * 4, timeout_s=30)
     assert sum(len(one) for one in held) == len(set().union(*held))
+
+
+def test_process_groups_of_one_job_are_gone_in_the_next(ranks):
+    ranks.run(JOBS + "make_groups", [None] * 4, timeout_s=60)
+    before = ranks.run(JOBS + "holdings", [None] * 4, timeout_s=60)
+    for _ in range(3):
+        ranks.run(JOBS + "make_groups", [None] * 4, timeout_s=60)
+    assert ranks.run(JOBS + "holdings", [None] * 4, timeout_s=60) == before

@@ -1,0 +1,104 @@
+"""Where ranks part is found from their ledgers alone."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from pytest_fxbucket.ranks.ledger import Group, Launch, Whereabouts
+from pytest_fxbucket.ranks.parting import agree, partings
+from pytest_fxbucket.ranks.pool import RankFailure
+
+ALL = (0, 1, 2, 3)
+
+
+def where(*groups, kept=256):
+    """A ledger: for each group its members and what was launched; the last `kept` launches are still in it."""
+    launches, told = [], []
+    for index, (members, kinds) in enumerate(groups):
+        checksum = 0
+        for number, kind in enumerate(kinds):
+            checksum = zlib.crc32(kind.encode(), checksum)
+            launches.append(Launch(index, number, number + 1, True, kind, "", 0))
+        told.append(Group(members, len(kinds), checksum))
+    return Whereabouts(groups=tuple(told), launches=tuple(launches[-kept:]))
+
+
+def sentences(places):
+    assert agree({rank: one.groups for rank, one in places.items()}) == (not partings(places))
+    return [parting.sentence for parting in partings(places)]
+
+
+def test_ranks_that_launched_the_same_agree():
+    assert sentences({rank: where((ALL, ["gather", "reduce"])) for rank in ALL}) == []
+
+
+def test_the_odd_rank_is_named_first():
+    places = {rank: where((ALL, ["gather", "reduce" if rank == 2 else "gather"])) for rank in ALL}
+    assert sentences(places) == [
+        "the ranks part at collective 2 of the job on ranks 0-3: rank 2 launched reduce, ranks 0-1, 3 launched gather"
+    ]
+    assert partings(places)[0].rank == 2
+
+
+def test_a_rank_that_left_one_out_is_named():
+    places = {rank: where((ALL, ["gather"] * (rank != 1))) for rank in ALL}
+    assert sentences(places) == ["rank 1 never launched collective 1 of the job on ranks 0-3; ranks 0, 2-3 launched gather"]
+    assert [(parting.rank, parting.is_missing) for parting in partings(places)] == [(1, True)]
+
+
+def test_a_size_counts_where_it_must_agree_and_not_elsewhere():
+    def one(numel, compared):
+        launch = Launch(0, 0, 1, compared, "all_to_all", "float32", numel)
+        said = launch.agreed.encode()
+        return Whereabouts(groups=(Group((0, 1), 1, zlib.crc32(said)),), launches=(launch,))
+
+    assert sentences({0: one(4, True), 1: one(5, True)})[0].endswith(
+        "rank 0 launched all_to_all of 4 float32, rank 1 launched all_to_all of 5 float32"
+    )
+    assert sentences({0: one(4, False), 1: one(5, False)}) == []
+
+
+def test_groups_are_compared_among_their_members_only():
+    places = {0: where(((0, 1), ["a"])), 1: where(((0, 1), ["a"])), 2: where(((2, 3), [])), 3: where(((2, 3), []))}
+    assert sentences(places) == []
+
+
+def test_two_groups_of_the_same_members_are_two():
+    places = {0: where(((0, 1), ["a"]), ((0, 1), ["b"])), 1: where(((0, 1), ["b"]), ((0, 1), ["a"]))}
+    assert len(sentences(places)) == 2
+
+
+def test_a_group_that_a_member_never_made_is_missed_once_something_was_launched():
+    assert sentences({0: where(((0, 1), [])), 1: where()}) == []
+    assert sentences({0: where(((0, 1), ["a"])), 1: where()}) == [
+        "rank 1 never launched collective 1 of the job on ranks 0-1; rank 0 launched a"
+    ]
+
+
+def test_a_member_that_left_no_ledger_is_not_missed():
+    assert sentences({rank: where((ALL, ["gather"])) for rank in (0, 1, 3)}) == []
+
+
+def test_what_the_ledgers_forgot_is_not_compared():
+    kinds = ["a", *["gather"] * 9]
+    places = {0: where(((0, 1), kinds), kept=5), 1: where(((0, 1), [*kinds[:-1], "reduce"]), kept=3)}
+    assert "collective 10 of the job" in sentences(places)[0]
+
+
+def test_real_ranks_that_launch_something_else_have_failed(ranks):
+    with pytest.raises(RankFailure) as caught:
+        ranks.run("suites.ranks.ledger_jobs:other_kind", [1] * 4, timeout_s=60)
+    assert caught.value.kind == "mismatch"
+    assert "rank 1 launched all_gather of 2 float32, ranks 0, 2-3 launched all_reduce(sum) of 2 float32" in str(caught.value)
+
+
+def test_another_order_on_two_groups_is_no_parting_on_either(ranks):
+    # Nothing hangs under gloo here; the check `collectives` looks for circles over several groups in graphs.
+    ranks.run("suites.ranks.ledger_jobs:other_order_on_two_groups", [1] * 4, timeout_s=60)
+
+
+def test_subgroups_of_real_ranks_are_their_own_business(ranks):
+    told = ranks.run("suites.ranks.ledger_jobs:on_half_the_ranks", [None] * 4, timeout_s=60)
+    assert [len(one) for one in told] == [1, 1, 2, 2]

@@ -1,0 +1,47 @@
+"""Stacks as faulthandler writes them, for people."""
+
+from __future__ import annotations
+
+from pytest_fxbucket.ranks.stacks import folded, readable
+
+RAW = """Thread 0x00007f01 (most recent call first):
+  File "/lib/threading.py", line 5 in wait
+
+Current thread 0x00007f02 (most recent call first):
+  File "/home/me/job.py", line 7 in inner
+  File "/home/me/job.py", line 3 in job
+  File "/site/pytest_fxbucket/ranks/worker.py", line 110 in _run
+  File "/site/pytest_fxbucket/ranks/worker.py", line 80 in _one_job
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+IDLE = """Current thread 0x00007f02 (most recent call first):
+  File "/site/pytest_fxbucket/ranks/worker.py", line 150 in _receive
+  File "/site/pytest_fxbucket/ranks/worker.py", line 80 in _one_job
+"""
+
+
+def test_a_stack_ends_where_the_job_begins_and_has_no_addresses():
+    assert readable(RAW).splitlines() == [
+        "thread, innermost frame first:",
+        '  File "/lib/threading.py", line 5 in wait',
+        "thread, innermost frame first:",
+        '  File "/home/me/job.py", line 7 in inner',
+        '  File "/home/me/job.py", line 3 in job',
+    ]
+
+
+def test_a_rank_between_jobs_says_so():
+    assert readable(IDLE).splitlines() == ["thread, innermost frame first:", "  waits for its next job"]
+
+
+def test_what_is_no_dump_stays_as_it_is():
+    assert readable("Fatal Python error: Aborted\n\n" + IDLE).startswith("Fatal Python error: Aborted\nthread")
+
+
+def test_equal_stacks_are_shown_once():
+    assert list(folded({0: "a", 1: "b", 2: "a", 3: "a"})) == [
+        "--- ranks 0, 2-3, Python stacks",
+        "a",
+        "--- rank 1, Python stacks",
+        "b",
+    ]
