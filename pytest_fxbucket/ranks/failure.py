@@ -104,7 +104,13 @@ class RankFailure(RankError):
         """A line a rank, the first to fail on top: what it did, its mark, and its collective with the bucket."""
         ranks = sorted(self.states, key=lambda state: (state.rank != self.rank, state.rank))
         rows = [
-            (f"rank {s.rank}", _cut(s.what()), f'"{s.where.mark}"' if s.where.mark else "", self._collective(s)) for s in ranks
+            (
+                f"rank {s.rank}",
+                _cut("lost the connection to a peer" if s.is_effect and s.outcome == "raised" else s.what()),
+                f'"{s.where.mark}"' if s.where.mark else "",
+                self._collective(s),
+            )
+            for s in ranks
         ]
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows]
@@ -135,7 +141,8 @@ class RankFailure(RankError):
         return f"{state.where.text} ({bucket})" if bucket and state.where.text else state.where.text
 
 
-def _cut(text: str) -> str:
+def _briefly(state: RankState) -> str:
+    text = "lost the connection to a peer" if state.is_effect and state.outcome == "raised" else state.what()
     return text if len(text) <= _CELL else text[: _CELL - 4] + " ..."
 
 

@@ -19,6 +19,7 @@ _RING = 256
 
 _HEAD = struct.Struct("<H200sIIIB")  # length and bytes of the mark; groups; launches; the launch at hand, and what it is about
 _GROUPS_AT, _LAUNCHES_AT, _DOING_AT, _KEPT_AT = 202, 206, 210, 215
+_ACTING_AT = 220  # in the first ledger: one more than the rank that wrote act_as last
 _COUNT = struct.Struct("<I")
 _DOING = struct.Struct("<IB")
 _GROUP = struct.Struct("<III80s")  # launches, checksum, launches at the mark, members as text
@@ -113,6 +114,11 @@ class Ledgers:
             found.append(Group(_members(members), launches, checksum))
         return tuple(found)
 
+    def acting(self) -> int | None:
+        """Of a world whose ranks are all in one process: the rank that it plays, or played last; None before the first."""
+        (number,) = _COUNT.unpack_from(self._map, _ACTING_AT)
+        return int(number) - 1 if number else None
+
     def clear(self, rank: int) -> None:
         """Forget the mark, all launches, and the process groups that came after `settle`."""
         start = rank * _LEDGER_BYTES
@@ -156,6 +162,7 @@ def act_as(rank: int) -> None:
     """Write into the ledger of `rank` from now on: a process may play several ranks, one at a time."""
     if _own is not None:
         _own.start = rank * _LEDGER_BYTES
+        _COUNT.pack_into(_own.memory, _ACTING_AT, rank + 1)
 
 
 def settle() -> None:

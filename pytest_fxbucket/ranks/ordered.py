@@ -19,19 +19,9 @@ import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import ledger
+from pytest_fxbucket.ranks.arithmetic import even_chunks, listed, operation_of, options, reduced, require_same_size
 
 BACKEND = "ordered_gloo"
-
-_COMBINE: dict[str, Callable[..., torch.Tensor]] = {
-    "SUM": torch.add,
-    "AVG": torch.add,
-    "PRODUCT": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-}
 
 
 class OrderedWork(c10d.Work):
@@ -113,11 +103,11 @@ class OrderedGloo(c10d.ProcessGroup):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> c10d.Work:
         """Reduce each of `tensors` in place over all ranks; `opts` are AllreduceOptions or an operation."""
-        return self._all_reduce(_listed(tensors), _options(c10d.AllreduceOptions, opts or op))
+        return self._all_reduce(listed(tensors), options(c10d.AllreduceOptions, opts or op))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> c10d.Work:
         """Reduce each of `tensors` in place over all ranks."""
-        return self._all_reduce(list(tensors), _options(c10d.AllreduceCoalescedOptions, opts))
+        return self._all_reduce(list(tensors), options(c10d.AllreduceCoalescedOptions, opts))
 
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
@@ -125,26 +115,26 @@ class OrderedGloo(c10d.ProcessGroup):
         """Reduce each of `tensors` over all ranks into the root's; `opts` are ReduceOptions or the root."""
         if opts is None or isinstance(opts, int):
             root = opts if root is None else root
-            opts = _options(c10d.ReduceOptions, op)
+            opts = options(c10d.ReduceOptions, op)
             opts.rootRank = root or 0
-        return self._all_reduce(_listed(tensors), opts, opts.rootRank == self.rank(), "reduce")
+        return self._all_reduce(listed(tensors), opts, opts.rootRank == self.rank(), "reduce")
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> c10d.Work:
         """Reduce `inputs[i][r]` (any sizes) over all ranks into rank r's `outputs[i]`."""
         rows = [inputs] if isinstance(outputs, torch.Tensor) else inputs
-        return self._reduce_scatter(_listed(outputs), [list(row) for row in rows], opts or op)
+        return self._reduce_scatter(listed(outputs), [list(row) for row in rows], opts or op)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
         """Reduce the r-th of equal chunks of `source` over all ranks into rank r's `output`."""
-        return self._reduce_scatter([output], [self._chunks(source)], opts)
+        return self._reduce_scatter([output], [even_chunks(source, self.size())], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> c10d.Work:
         """As reduce_scatter_single for each pair."""
-        return self._reduce_scatter(list(outputs), [self._chunks(source) for source in inputs], opts)
+        return self._reduce_scatter(list(outputs), [even_chunks(source, self.size()) for source in inputs], opts)
 
     # The names before torch 2.13.
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -169,7 +159,7 @@ class OrderedGloo(c10d.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Gather into a list of tensors."""
-        token = self._launch("all_gather", _listed(inputs), compared=False)
+        token = self._launch("all_gather", listed(inputs), compared=False)
         return self._passed(token, self._gloo.allgather(outputs, inputs, *args, **named))
 
     def all_to_all_single(  # type: ignore[override]
@@ -185,8 +175,8 @@ class OrderedGloo(c10d.ProcessGroup):
 
     def broadcast(self, tensors: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Copy the root's tensors to all ranks."""
-        token = self._launch("broadcast", _listed(tensors))
-        return self._passed(token, self._gloo.broadcast(tensors, *args, **named), _listed(tensors))
+        token = self._launch("broadcast", listed(tensors))
+        return self._passed(token, self._gloo.broadcast(tensors, *args, **named), listed(tensors))
 
     def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Send tensors to the rank that is number `peer` of the group."""
@@ -196,7 +186,7 @@ class OrderedGloo(c10d.ProcessGroup):
     def recv(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Receive tensors from the rank that is number `peer` of the group."""
         token = self._launch_to_peer(f"receive from rank {self._ranks[peer]}", tensors)
-        return self._passed(token, self._gloo.recv(tensors, peer, *args, **named), _listed(tensors))
+        return self._passed(token, self._gloo.recv(tensors, peer, *args, **named), listed(tensors))
 
     # The names before torch 2.13.
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -218,14 +208,8 @@ class OrderedGloo(c10d.ProcessGroup):
     def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = ()) -> c10d.Work:
         return OrderedWork(token, [work], lambda: None, list(result))
 
-    def _chunks(self, source: torch.Tensor) -> list[torch.Tensor]:
-        world = self.size()
-        if source.numel() % world:
-            raise ValueError(f"reduce_scatter of {source.numel()} elements, which {world} ranks cannot share evenly")
-        return list(source.detach().contiguous().view(world, -1).unbind())
-
     def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, keep: bool = True, kind: str = "all_reduce") -> c10d.Work:
-        operation = _operation(opts, tensors)
+        operation = operation_of(opts, tensors)
         token = self._launch(f"{kind}({operation.lower()})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
@@ -233,7 +217,7 @@ class OrderedGloo(c10d.ProcessGroup):
         def finish() -> None:
             for tensor, received, _ in pairs if keep else ():
                 parts = received.view(tensor.dtype).view(self.size(), -1).unbind()
-                tensor.detach().copy_(_reduced(parts, operation).view(tensor.shape))
+                tensor.detach().copy_(reduced(parts, operation).view(tensor.shape))
 
         return OrderedWork(token, [exchange for _, _, exchange in pairs], finish, tensors)
 
@@ -243,17 +227,17 @@ class OrderedGloo(c10d.ProcessGroup):
         return received, self._gloo._allgather_base(received, source, c10d.AllgatherOptions())
 
     def _reduce_scatter(self, outputs: list[torch.Tensor], rows: list[list[torch.Tensor]], opts: Any) -> c10d.Work:
-        operation = _operation(_options(c10d.ReduceScatterOptions, opts), outputs)
+        operation = operation_of(options(c10d.ReduceScatterOptions, opts), outputs)
         with torch.no_grad(), c10d.without_dispatch_modes():
             for output, row in zip(outputs, rows, strict=True):
-                _require_same_size(output, row[self.rank()])
+                require_same_size(output, row[self.rank()])
             token = self._launch(f"reduce_scatter({operation.lower()})", [piece for row in rows for piece in row])
             sent = [(output, *self._scatter(row)) for output, row in zip(outputs, rows, strict=True)]
 
         def finish() -> None:
             for output, received, _ in sent:
                 parts = received.view(output.dtype).view(self.size(), -1).unbind()
-                output.detach().copy_(_reduced(parts, operation).view(output.shape))
+                output.detach().copy_(reduced(parts, operation).view(output.shape))
 
         exchanges = [exchange for _, _, exchange in sent if exchange is not None]
         return OrderedWork(token, exchanges, finish, outputs)
@@ -279,42 +263,5 @@ def _create(options: Any, _: object) -> OrderedGloo:
     return OrderedGloo(options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group)
 
 
-def _reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    total, combine = parts[0], _COMBINE[operation]
-    for part in parts[1:]:
-        combine(total, part, out=total)
-    return total.div_(len(parts)) if operation == "AVG" else total
-
-
-def _operation(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
-    name = str(opts.reduceOp.op.name)
-    if name not in _COMBINE:
-        raise ValueError(f"reductions in rank order have no {name}; expected one of {', '.join(_COMBINE)}")
-    for tensor in tensors:
-        if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"an average of {tensor.dtype}; expected a floating dtype")
-    return name
-
-
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _options(kind: Callable[[], Any], given: Any) -> Any:
-    """`given` as options: they may be options already, a bare operation, or None."""
-    if hasattr(given, "reduceOp"):
-        return given
-    opts = kind()
-    if given is not None:
-        opts.reduceOp = given
-    return opts
-
-
-def _listed(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _require_same_size(output: torch.Tensor, piece: torch.Tensor) -> None:
-    if output.numel() != piece.numel() or output.dtype != piece.dtype:
-        have, want = f"{output.numel()} {output.dtype}", f"{piece.numel()} {piece.dtype}"
-        raise ValueError(f"reduce_scatter into an output of {have}, where {want} are due")

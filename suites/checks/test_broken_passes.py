@@ -155,7 +155,9 @@ BITWISE = {
         r"first node whose bits differ: \w+ \(aten\S+\), node \d+ of the bucketed graph, on rank 0, 1, 2, 3",
     ],
     "other_compute": [r"gradient tok_embeddings\.weight \(bucket tok_embeddings\)", r"first node whose bits differ: \w+ \("],
-    "extra_launch_on_last_rank": [r"rank \d of 4 "],
+    "extra_launch_on_last_rank": [
+        r"the ranks part at collective \d+ of the job on ranks 0-3: rank 3 launched all_reduce\(sum\) of 1,024 float32"
+    ],
 }
 
 
