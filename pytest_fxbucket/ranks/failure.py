@@ -106,7 +106,7 @@ class RankFailure(RankError):
         rows = [
             (
                 f"rank {s.rank}",
-                _cut("lost the connection to a peer" if s.is_effect and s.outcome == "raised" else s.what()),
+                _briefly(s),
                 f'"{s.where.mark}"' if s.where.mark else "",
                 self._collective(s),
             )
