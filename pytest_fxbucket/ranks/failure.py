@@ -116,14 +116,16 @@ class RankFailure(RankError):
         return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows]
 
     def lines(self) -> Iterator[str]:
-        """What a person reads: the sentence, that rank's traceback, all ranks, where they part, what to try, stacks, output."""
+        """What a person reads: the sentence, all ranks, tracebacks, where the ranks part, what to try, stacks, output."""
         yield self.sentence
-        if self.traceback:
-            yield f"--- rank {self.rank}, traceback"
-            yield from self.traceback.rstrip().splitlines()
+        raised = list(self._raised())
+        for state in raised[:1]:
+            yield from _traceback_of(state)
         if len(self.states) > 1:
             yield "--- the ranks"
             yield from self.table
+        for state in raised[1:]:
+            yield from _traceback_of(state)
         yield from (line for line in self.parted if line not in self.sentence)
         yield from (f"try: {line}" for line in advice.lines(self.kind, self._first))
         yield from stacks.folded(self.stacks)
@@ -136,9 +138,23 @@ class RankFailure(RankError):
     def _first(self) -> RankState | None:
         return next((state for state in self.states if state.rank == self.rank), None)
 
+    def _raised(self) -> Iterator[RankState]:
+        """Who raised, the first to fail first; of ranks that raised at the same place only one, and none that only lost a peer."""
+        seen = set()
+        for state in sorted(self.states, key=lambda state: (state.rank != self.rank, state.at)):
+            place = (state.error_type, *(line for line in state.traceback.splitlines() if line.startswith("  File ")))
+            if state.traceback and place not in seen and (state.rank == self.rank or not state.is_effect):
+                yield state
+            seen.add(place)
+
     def _collective(self, state: RankState) -> str:
         bucket = self.buckets.get(state.rank, "")
         return f"{state.where.text} ({bucket})" if bucket and state.where.text else state.where.text
+
+
+def _traceback_of(state: RankState) -> Iterator[str]:
+    yield f"--- rank {state.rank}, traceback"
+    yield from state.traceback.rstrip().splitlines()
 
 
 def _briefly(state: RankState) -> str:

@@ -93,6 +93,12 @@ def die_on(rank, world, payload):
     dist.all_reduce(torch.ones(3))
 
 
+def raise_here_and_there(rank, world, payload):
+    if rank % 2:
+        raise ValueError("odd")
+    raise KeyError("even")
+
+
 def raise_after_peer_left(rank, world, culprit):
     if rank == culprit:
         dist.group.WORLD._gloo = None

@@ -40,6 +40,13 @@ def test_the_first_lines_are_the_first_rank_that_failed(ranks):
     assert lines.index("ValueError: no good on rank 3") < lines.index("--- the ranks")
 
 
+def test_ranks_that_raise_at_different_places_show_each_place_once(ranks):
+    failure = fail(ranks, "raise_here_and_there", None)
+    shown = [line for line in failure.lines() if line.startswith("--- rank ") and line.endswith("traceback")]
+    assert len(shown) == 2
+    assert {"KeyError: 'even'", "ValueError: odd"} <= set(failure.lines())
+
+
 @pytest.mark.parametrize("job", ["raise_after_peer_left", "late_cause"])
 def test_connection_errors_of_the_others_do_not_hide_the_cause(ranks, job):
     failure = fail(ranks, job, 3)
