@@ -139,7 +139,7 @@ class RankFailure(RankError):
         return next((state for state in self.states if state.rank == self.rank), None)
 
     def _raised(self) -> Iterator[RankState]:
-        """Who raised, the first to fail first; of ranks that raised at the same place only one, and none that only lost a peer."""
+        """Who raised, the first to fail first; of those that raised at one place only one, and none that only lost a peer."""
         seen = set()
         for state in sorted(self.states, key=lambda state: (state.rank != self.rank, state.at)):
             place = (state.error_type, *(line for line in state.traceback.splitlines() if line.startswith("  File ")))
