@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fxbucket.body.item import is_marked
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.options import fx_session
 from pytest_fxbucket.session import key_of
@@ -152,7 +153,7 @@ def needs_ranks(item: pytest.Item) -> bool:
     """Say whether an item will run functions on ranks."""
     if isinstance(item, PlanItem):
         return item.check in CHECKS_WITH_RANKS
-    return not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))
+    return is_marked(item) or not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def is_last_of_plan(item: pytest.Item, following: pytest.Item | None) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fxbucket.body import item as body
 from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.options import (
@@ -54,6 +55,7 @@ def pytest_load_initial_conftests(
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options; without positional arguments the plans alone are run."""
     config.addinivalue_line("markers", MARKER)
+    config.addinivalue_line("markers", body.MARKER)
     options = read_options(config)
     config.stash[STATE] = FxSession(options)
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
@@ -103,6 +105,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         fx_session(session.config).pools.start()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test that is marked for ranks and cannot run there."""
+    body.check(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the body of a test that is marked for ranks there."""
+    __tracebackhide__ = True
+    if not body.is_marked(pyfuncitem):
+        return None
+    body.run_body(pyfuncitem)
+    return True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Let go of a plan's graphs after its last item, so that memory stays flat."""
@@ -118,6 +136,8 @@ def pytest_runtest_makereport(
     report = yield
     fx = fx_session(item.config)
     told: dict[str, Any] = {"goldens": goldens} if (goldens := fx.accepted.drain()) else {}
+    if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
+        report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, PlanItem) and call.when == "call":
         told |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
         if report.skipped and isinstance(report.longrepr, tuple):
@@ -191,6 +211,18 @@ def fxbucket_check(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Cal
 def fxbucket_ranks(request: pytest.FixtureRequest) -> Callable[..., RankPool]:
     """A function `(world, backend="gloo")` that returns the session's warm RankPool of that size."""
     return fx_session(request.config).pools.get
+
+
+@pytest.fixture
+def fxbucket_rank(request: pytest.FixtureRequest) -> object:
+    """In a test marked `fxbucket_ranks`: the number of the rank that runs the body, an int."""
+    return body.per_rank(request, "rank")
+
+
+@pytest.fixture
+def fxbucket_mesh(request: pytest.FixtureRequest) -> object:
+    """In a test marked `fxbucket_ranks`: a DeviceMesh over all ranks, of one dimension `dp_shard` or as the marker says."""
+    return body.per_rank(request, "mesh")
 
 
 @contextmanager

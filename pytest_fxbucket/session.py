@@ -55,7 +55,7 @@ class FxSession:
         if self._pools is None:
             from pytest_fxbucket.ranks.pool import Pools
 
-            self._pools = Pools()
+            self._pools = Pools(warm=["pytest_fxbucket.body.job"])
         return self._pools
 
     def run_of(self, plan: Plan) -> PlanRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_fxbucket.ranks.backend import device
 from pytest_fxbucket.ranks.ledger import mark
 
-__all__ = ["mark"]
+__all__ = ["device", "mark"]

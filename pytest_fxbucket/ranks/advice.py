@@ -44,5 +44,5 @@ def _ended(first: RankState) -> Iterator[str]:
         yield "look for os._exit or a library that ends the process; what the rank printed last is below"
     elif first.outcome == "gone":
         yield "look at that machine: its pytest ended, was killed, or lost the network"
-    else:
+    elif first.error_type != "AssertionError":
         yield "run the same with backend local: all ranks in one process, one at a time, and nothing that can hang"

@@ -43,6 +43,11 @@ class RankState:
             return self.status == -signal.SIGABRT and "gloo::" in self.output
         return self.outcome == "raised" and bool(_PEER_GONE.search(self.error))
 
+    @property
+    def raised_at(self) -> tuple[str, ...]:
+        """What it raised, and the lines that led there."""
+        return (self.error_type, *(line for line in self.traceback.splitlines() if line.startswith("  File ")))
+
     def place(self) -> str:
         """Its mark, as a part of a sentence."""
         return f', at "{self.where.mark}"' if self.where.mark and self.outcome != "returned" else ""
@@ -115,7 +120,7 @@ class RankFailure(RankError):
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows]
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, *, with_output: bool = True) -> Iterator[str]:
         """What a person reads: the sentence, all ranks, tracebacks, where the ranks part, what to try, stacks, output."""
         yield self.sentence
         raised = list(self._raised())
@@ -130,7 +135,7 @@ class RankFailure(RankError):
         yield from (f"try: {line}" for line in advice.lines(self.kind, self._first))
         yield from stacks.folded(self.stacks)
         tail = self.output.get(self.rank, "").rstrip().splitlines()[-_TAIL_LINES:]
-        if tail:
+        if tail and with_output:
             yield f"--- rank {self.rank}, end of its output"
             yield from tail
 
@@ -142,10 +147,9 @@ class RankFailure(RankError):
         """Who raised, the first to fail first; of those that raised at one place only one, and none that only lost a peer."""
         seen = set()
         for state in sorted(self.states, key=lambda state: (state.rank != self.rank, state.at)):
-            place = (state.error_type, *(line for line in state.traceback.splitlines() if line.startswith("  File ")))
-            if state.traceback and place not in seen and (state.rank == self.rank or not state.is_effect):
+            if state.traceback and state.raised_at not in seen and (state.rank == self.rank or not state.is_effect):
                 yield state
-            seen.add(place)
+            seen.add(state.raised_at)
 
     def _collective(self, state: RankState) -> str:
         bucket = self.buckets.get(state.rank, "")
@@ -212,7 +216,10 @@ def _first_to_fail(states: Sequence[RankState]) -> RankState:
             return 2, "TRS".find(state.process) % 4, state.rank
         return (3 if state.outcome == "returned" else int(state.is_effect)), state.at, state.rank
 
-    return min(states, key=order)
+    first = min(states, key=order)
+    # Of ranks that raised the same at the same place the lowest stands for all: which was quickest is chance.
+    alike = [state for state in states if state.outcome == "raised" and state.raised_at == first.raised_at]
+    return alike[0] if first.outcome == "raised" and not first.is_effect else first
 
 
 def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:

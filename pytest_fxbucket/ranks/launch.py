@@ -31,15 +31,15 @@ _Message = TypeVar("_Message")
 
 
 class ForkServer:
-    """The server process, started at once; it imports torch while the parent does other things."""
+    """The server process, started at once; it imports torch, then the modules `warm`, while the parent does other things."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = os.memfd_create("fxbucket-server", os.MFD_CLOEXEC)
         self._connection, self._ready = ours, False
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pytest_fxbucket.ranks.server", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "pytest_fxbucket.ranks.server", str(theirs.fileno()), str(os.getpid()), *warm],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

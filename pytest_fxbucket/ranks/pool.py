@@ -55,17 +55,20 @@ class RankPool:
         paths: Sequence[str] = (),
         log_dir: Path | None = None,
         what: str = "",
+        on_output: Callable[[int, str], None] | None = None,
     ) -> list[object]:
         """Call `job` ("package.module:function") as function(rank, world, payloads[rank]) on every rank; results in rank order.
 
         `paths` go first on the ranks' sys.path, with this process's own path, directory and environment behind. Output goes to
-        `log_dir`/rank{r}.log. `what` names the task in messages. Payloads and results are pickled; tensors become plain copies.
+        `log_dir`/rank{r}.log, and its last 64 KiB go to `on_output`(rank, text), for each rank that printed something, before
+        this returns or raises. `what` names the task in messages. Payloads and results are pickled; tensors become copies.
         Raises RankFailure when a rank raises, dies, returns what cannot be pickled, when the ranks launched different
         collectives, or when not all have answered within `timeout_s` seconds; RankError when ranks cannot be started. After
         that the next run has fresh processes.
         """
         task = task_text(what, job)
         attempt = self.attempt(job, payloads, timeout_s=timeout_s, paths=paths, log_dir=log_dir, task=task)
+        tell_output(attempt.states, on_output)
         if not attempt.in_time or has_failed(attempt.states):
             self.close()
             raise failure_of(attempt.states, task=task, timed_out_s=None if attempt.in_time else timeout_s)
@@ -134,8 +137,8 @@ class RankPool:
                 crew.ledgers.clear(rank)
             talk = Talk(crew, frames, output, is_over)
             in_time = talk.run(time.monotonic() + timeout_s)
-            for state in talk.states:
-                state.where = crew.ledgers.read(state.rank)
+            for index, state in enumerate(talk.states):
+                state.where, state.output = crew.ledgers.read(state.rank), output.tail(index)
             if not in_time or has_failed(talk.states):
                 _look_at(crew, talk.states, output)
             return Attempt(talk.states, talk.results, in_time)
@@ -153,10 +156,11 @@ class RankPool:
 
 
 class Pools:
-    """The rank pools of one pytest session, and the fork server behind them."""
+    """The rank pools of one pytest session, and the fork server behind them, which imports the modules `warm` for the ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: Sequence[str] = ()) -> None:
         self._owner = os.getpid()
+        self._warm = tuple(warm)
         self._server: ForkServer | None = None
         self._pools: dict[tuple[int, str], RankPool] = {}
         self._alive: list[RankPool] = []  # the one that was used last at the end
@@ -169,7 +173,7 @@ class Pools:
             self._server.close()
         else:
             atexit.register(self.close)
-        self._server = ForkServer()
+        self._server = ForkServer(self._warm)
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of `world` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
@@ -220,8 +224,17 @@ class Pools:
             server.close()
 
 
+def tell_output(states: Sequence[RankState], on_output: Callable[[int, str], None] | None) -> None:
+    """Hand on what each rank printed, if it did and somebody asks."""
+    for state in states:
+        if state.output and on_output is not None:
+            on_output(state.rank, state.output)
+
+
 def task_text(what: str, job: str) -> str:
-    """What runs, for messages."""
+    """What runs, for messages; a job of ours says nothing that `what` does not."""
+    if what and job.startswith("pytest_fxbucket."):
+        return what
     return ", ".join(part for part in (what, f"job {job}") if part)
 
 

@@ -1,4 +1,4 @@
-"""The fork server, `python -m pytest_fxbucket.ranks.server FD PPID`: imports torch once and forks ranks from itself.
+"""The fork server, `python -m pytest_fxbucket.ranks.server FD PPID [MODULE ...]`: imports torch once and forks ranks.
 
 It has one thread, for ever, and forks only then: an OpenMP region before a fork would hang the ranks. It ends, and its ranks
 with it, when the parent hangs up or dies.
@@ -62,12 +62,12 @@ class _Brood:
 
 
 class Server:
-    """Forks pools of ranks for the parent at the other end of `connection` (SOCK_SEQPACKET)."""
+    """Forks pools of ranks for the parent at the other end of `connection` (SOCK_SEQPACKET); imports `warm` when idle."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, warm: list[str]) -> None:
         self._connection = connection
         self._broods: list[_Brood] = []
-        self._idle = list(_WHEN_IDLE)
+        self._idle = [*warm, *_WHEN_IDLE]
 
     def serve(self) -> None:
         """Answer until the parent hangs up; then kill all ranks."""
@@ -172,7 +172,7 @@ def _import_torch() -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve over the inherited SOCK_SEQPACKET descriptor arguments[0] for the process arguments[1]."""
+    """Serve over the inherited SOCK_SEQPACKET descriptor arguments[0] for the process arguments[1]; the rest are modules."""
     ignore_interrupts()
     die_with(int(arguments[1]))
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
@@ -181,7 +181,7 @@ def main(arguments: list[str]) -> None:
     with contextlib.suppress(BrokenPipeError):
         connection.send(pickle.dumps(ServerReady(problem)))
         if not problem:
-            Server(connection).serve()
+            Server(connection, arguments[2:]).serve()
 
 
 if __name__ == "__main__":

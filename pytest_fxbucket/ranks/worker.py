@@ -136,8 +136,11 @@ def _raised(error: BaseException) -> Reply:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
+    """From the job on; what a job puts around a user's function hides itself, as pytest's own frames do."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__ or trace.tb_frame.f_locals.get("__tracebackhide__") is True
+    ):
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error
 

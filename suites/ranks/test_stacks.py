@@ -31,11 +31,16 @@ def test_a_stack_ends_where_the_job_begins_and_has_no_addresses():
 
 
 def test_a_rank_between_jobs_says_so():
-    assert readable(IDLE).splitlines() == ["thread, innermost frame first:", "  waits for its next job"]
+    assert readable(IDLE).splitlines() == ["thread, innermost frame first:", "  has no job"]
 
 
 def test_what_is_no_dump_stays_as_it_is():
     assert readable("Fatal Python error: Aborted\n\n" + IDLE).startswith("Fatal Python error: Aborted\nthread")
+
+
+def test_ranks_that_are_all_through_with_the_job_show_nothing():
+    assert list(folded({0: readable(IDLE), 1: readable(IDLE)})) == []
+    assert len(list(folded({0: readable(IDLE), 1: "a"}))) == 5
 
 
 def test_equal_stacks_are_shown_once():
