@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: plans test lint suites bench clean
+.PHONY: plans test lint suites bench soak clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans
@@ -20,6 +20,10 @@ suites: $(READY)
 
 bench: $(READY)  ## the figures that README quotes
 	$(BIN)/python suites/benchmarks/main_path.py
+	$(BIN)/python -m suites.benchmarks.ranks
+
+soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times; CI runs a tenth as a test
+	$(BIN)/python -m suites.soak.run $(SOAK)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'

@@ -15,24 +15,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from pytest_fxbucket.golden.accept import MODES
+from pytest_fxbucket.ranks.backend import CHOICES
 
 if TYPE_CHECKING:
     from pytest_fxbucket.session import FxSession
 
 PASSES = ("manual", "torch")
-BACKENDS = ("auto", "gloo", "fake")
-BACKENDS_TO_COME = ("local", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One option: `--fxbucket-<name>` and its ini twin `fxbucket_<name>`; without `metavar` the ini stands alone."""
+    """One option: `--fxbucket-<name>` and its ini twin `fxbucket_<name>`.
+
+    Without `metavar` a switch, which takes no value, if the ini is a bool; else the ini stands alone.
+    """
 
     name: str
     help: str
     metavar: str | None = None
-    ini_type: Literal["string", "linelist"] = "string"
-    ini_default: str | tuple[str, ...] = ""
+    ini_type: Literal["string", "linelist", "bool"] = "string"
+    ini_default: str | tuple[str, ...] | bool = ""
 
     @property
     def flag(self) -> str:
@@ -42,14 +44,20 @@ class Row:
     @property
     def dest(self) -> str:
         """Return the ini name, which is the attribute on config.option too."""
-        return f"fxbucket_{self.name}"
+        return f"fxbucket_{self.name.replace('-', '_')}"
 
 
 TABLE = (
     Row("plans", "bucket plans to run: files, folders (every *.toml below), globs", "PATH[,PATH..]", "linelist", ()),
     Row("pass", "the pass to check: manual, torch, or module:callable", "PASS", ini_default="manual"),
     Row("accept", "write goldens: new, changed or all; the ini says what the bare flag means", "MODE", ini_default="all"),
-    Row("backend", "process group backend instead of the plan's: auto, gloo or fake", "BACKEND"),
+    Row("backend", f"process group backend instead of the plan's: {', '.join(CHOICES)}", "BACKEND"),
+    Row(
+        "require-gpus",
+        "too few GPUs for backend nccl or gloo:cuda, or for auto to be nccl, fail instead of being skipped or passed over",
+        ini_type="bool",
+        ini_default=False,
+    ),
     Row("golden", "folder of the goldens, below rootdir", ini_default="golden"),
 )
 
@@ -66,6 +74,8 @@ class Options:
     """new, changed or all; None: goldens are only read"""
     backend: str | None = None
     """None: the plan's own"""
+    require_gpus: bool = False
+    """too few GPUs are a failure"""
     golden_dir: Path = Path("golden")
 
     def shown(self, path: Path) -> str:
@@ -88,6 +98,8 @@ def add_options(parser: pytest.Parser) -> None:
         if row.metavar:
             bare = {"nargs": "?", "const": ""} if row.name == "accept" else {}
             group.addoption(row.flag, dest=row.dest, metavar=row.metavar, default=None, help=row.help, **bare)
+        elif row.ini_type == "bool":
+            group.addoption(row.flag, dest=row.dest, action="store_true", default=None, help=row.help)
         parser.addini(row.dest, row.help, type=row.ini_type, default=row.ini_default)
 
 
@@ -129,6 +141,7 @@ def read_options(config: pytest.Config) -> Options:
         pass_name=pass_name,
         accept=accept,
         backend=_backend(*_value(config, "backend")),
+        require_gpus=_switch(config, "require_gpus"),
         golden_dir=_golden_dir(config),
     )
 
@@ -139,6 +152,13 @@ def _value(config: pytest.Config, name: str) -> tuple[str, str]:
     if given is not None:
         return str(given), f"--fxbucket-{name}"
     return str(config.getini(f"fxbucket_{name}")), f"ini fxbucket_{name}"
+
+
+def _switch(config: pytest.Config, name: str) -> bool:
+    try:
+        return bool(config.getoption(f"fxbucket_{name}") or config.getini(f"fxbucket_{name}"))
+    except (ValueError, pytest.UsageError) as error:
+        raise pytest.UsageError(f"ini fxbucket_{name}: {error}; expected true or false") from error
 
 
 def _pass_name(text: str, where: str) -> str:
@@ -158,11 +178,9 @@ def _accept(config: pytest.Config) -> str | None:
 
 
 def _backend(text: str, where: str) -> str | None:
-    if text in BACKENDS_TO_COME:
-        raise pytest.UsageError(f"{where}: backend {text!r} is not built yet; use gloo")
-    if text and text not in BACKENDS:
-        known = ", ".join(BACKENDS[:-1]) + f" or {BACKENDS[-1]}"
-        raise pytest.UsageError(f"{where}: {text!r} is no backend; expected {known}{_nearest(text, BACKENDS)}")
+    if text and text not in CHOICES:
+        known = ", ".join(CHOICES[:-1]) + f" or {CHOICES[-1]}"
+        raise pytest.UsageError(f"{where}: {text!r} is no backend; expected {known}{_nearest(text, CHOICES)}")
     return text or None
 
 

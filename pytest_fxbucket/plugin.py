@@ -22,6 +22,7 @@ from pytest_fxbucket.options import (
     reparse,
 )
 from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.ranks.member import member_of
 from pytest_fxbucket.session import FxSession, key_of
 from pytest_fxbucket.terminal import Controller, error_text, header_lines, wait_printer
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.pool import RankPool
     from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.torchrun import Torchrun
 
 MARKER = "fxbucket_plan(path, id=None): the plan file, from rootdir, that the fxbucket fixtures of this test use"
 
@@ -57,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.addinivalue_line("markers", body.MARKER)
     options = read_options(config)
-    config.stash[STATE] = FxSession(options)
+    config.stash[STATE] = FxSession(options, torchrun=_torchrun(config))
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(path) for path in options.plans]
         config.args_source = pytest.Config.ArgsSource.ARGS
@@ -105,9 +107,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         fx_session(session.config).pools.start()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a test that is marked for ranks and cannot run there."""
+    """Refuse a test that is marked for ranks and cannot run there; after pytest's own hook for skips, before any fixture."""
     body.check(item)
 
 
@@ -123,7 +124,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Let go of a plan's graphs after its last item, so that memory stays flat."""
+    """Let go of a plan's graphs after its last item, so that memory stays flat; and of GPUs that another run waits for."""
+    fx_session(item.config).give_back_gpus()
     if isinstance(item, PlanItem) and is_last_of_plan(item, nextitem):
         fx_session(item.config).release(key_of(item.plan))
 
@@ -232,6 +234,21 @@ def _sentences() -> Iterator[None]:
         yield
     except FxbucketError as error:
         raise pytest.fail.Exception(error_text(error), pytrace=False) from None
+
+
+def _torchrun(config: pytest.Config) -> Torchrun | None:
+    """Return the hooks of one of torchrun's processes, registered; None where it did not start this one."""
+    try:
+        member = member_of()
+    except FxbucketError as error:
+        raise pytest.UsageError(str(error)) from None
+    if member is None:
+        return None
+    from pytest_fxbucket.torchrun import Torchrun
+
+    hooks = Torchrun(config, member)
+    config.pluginmanager.register(hooks, "fxbucket-torchrun")
+    return hooks
 
 
 def _named_plans(config: pytest.Config) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
-from pytest_fxbucket.errors import CaptureError, GoldenError, UsageError
+from pytest_fxbucket.errors import CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
 from pytest_fxbucket.plan.factories import first_on_path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Reading
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.ranks.pool import Pools
     from pytest_fxbucket.world import Passed, World
 
@@ -41,8 +42,12 @@ class RunSettings:
     pass_name: str = "manual"
     backend: str | None = None
     """Instead of the plan's; None: the plan's."""
+    require_gpus: bool = False
+    """Whether it is an error when GPUs are too few for the back end, and not a skip, or gloo for auto."""
     accept: str | None = None
     """new, changed, all: which goldens may be written; None: none."""
+    log_of: str | None = None
+    """Name of this process's log, if that is all that it leaves below `artifacts`; None: it leaves everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ class PlanRun:
         checks = {"audit": self._audit, "golden": self._golden, "collectives": self._collectives, "bitwise": self._bitwise}
         if name not in checks:
             raise UsageError(f"there is no check {name!r}; known are {', '.join(checks)}")
-        folder = Folder(self._settings.artifacts, self.name, name)
+        folder = Folder(self._settings.artifacts, self.name, name, self._settings.log_of)
         folder.clear()
         with self._paths():
             verdict = checks[name](folder)
@@ -237,23 +242,23 @@ class PlanRun:
         return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
 
     def _bitwise(self, folder: Folder) -> Verdict:
-        backend = self._settings.backend or self.plan.run.backend
-        if backend == "fake":
-            return skipped("bitwise", "back end fake holds no values to compare")
+        choice = self._backend()
+        if choice.backend is None:
+            return skipped("bitwise", choice.lacking)
         from pytest_fxbucket.checks import bitwise
         from pytest_fxbucket.ranks.failure import RankFailure
 
         world, lines, largest = self._run_world, list[str](), 0
         try:
             for phase in world.step(0).graphs:
-                outcomes = self._run_ranks(world, phase, folder, None)
+                outcomes = self._run_ranks(world, phase, folder, choice.backend)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += bitwise.wrong_graphs(outcomes, self._digests(world, phase))
                 lines += bitwise.unusable_data(outcomes)
                 step = bitwise.first_step(outcomes)
                 if step is not None:
                     lines += bitwise.difference_lines(outcomes, world.entry_of)
-                    lines += bitwise.first_node_lines(self._run_ranks(world, phase, folder, step))
+                    lines += bitwise.first_node_lines(self._run_ranks(world, phase, folder, choice.backend, step))
         except RankFailure as failure:
             failure.buckets = bitwise.buckets_at_hand(
                 failure, self._launched(world, phase), world.members_of(phase), world.entry_of
@@ -261,18 +266,44 @@ class PlanRun:
             return failed("bitwise", str(failure), list(failure.lines()))
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
-        return passed("bitwise", f"{self._equal(world)}; largest rank {largest >> 20} MiB")
+        verdict = passed("bitwise", f"{self._equal(world, choice)}; largest rank {largest >> 20} MiB")
+        return replace(verdict, lines=outcomes[0].ran_on)
 
-    def _equal(self, world: World) -> str:
+    def _backend(self) -> Choice:
+        """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""
+        from pytest_fxbucket.checks.placing import cannot_run_on
+        from pytest_fxbucket.ranks.backend import ON_GPUS, Choice, choose, this_machine
+
+        asked = self._settings.backend or self.plan.run.backend
+        if asked == "fake":
+            return Choice(None, "back end fake holds no values to compare")
+        if asked == "auto" and not (self._pools.has_gpus or self._settings.require_gpus):
+            return Choice("gloo")
+        machine = this_machine()
+        choice = choose(asked, self.plan.run_world, machine)
+        if choice.lacking and self._settings.require_gpus:
+            raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
+        if choice.backend not in ON_GPUS:
+            # That a machine without GPUs does not use them is no news.
+            return choice if machine.gpus or choice.backend is None else Choice(choice.backend)
+        problem = next(filter(None, (cannot_run_on("cuda", one) for one in self._run_world.step(0).graphs.values())), "")
+        if problem and (asked != "auto" or self._settings.require_gpus):
+            raise CaptureError(f'{self.name}: {problem}; let the model call what all devices have, or use run.backend = "gloo"')
+        return Choice("gloo", problem) if problem else choice
+
+    def _equal(self, world: World, choice: Choice) -> str:
         outputs = [value for values in world.step(0).outputs.values() for value in values]
         gradients = sum(value.role == "grad" for value in outputs)
         what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
-        return f"{what} equal bit for bit on {world.size} ranks in {self.plan.run.steps} steps"
+        over = f"{choice.backend} ({choice.lacking})" if choice.lacking else choice.backend
+        return f"{what} equal bit for bit on {world.size} ranks in {self.plan.run.steps} steps over {over}"
 
-    def _run_ranks(self, world: World, phase: Phase, folder: Folder, localise: int | None) -> list[Outcome]:
-        tasks = [self._task(world, phase, rank, localise) for rank in range(world.size)]
+    def _run_ranks(
+        self, world: World, phase: Phase, folder: Folder, backend: str, localise: int | None = None
+    ) -> list[Outcome]:
+        tasks = [self._task(world, phase, rank, backend, localise) for rank in range(world.size)]
         self._say(f"waiting for {world.size} ranks to run {self.plan.run.steps} steps twice")
-        results = self._pools.get(world.size, "gloo").run(
+        results = self._pools.get(world.size, backend).run(
             "pytest_fxbucket.checks.bitwise_job:run",
             tasks,
             timeout_s=self.plan.run.timeout_s,
@@ -280,9 +311,13 @@ class PlanRun:
             log_dir=folder.make(),
             what=f"bitwise of {self.name}",
         )
-        return cast("list[Outcome]", results)
+        outcomes = cast("list[Outcome]", results)
+        settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
+        if settings:
+            folder.write("settings.txt", "\n".join(settings))
+        return outcomes
 
-    def _task(self, world: World, phase: Phase, rank: int, localise: int | None) -> Task:
+    def _task(self, world: World, phase: Phase, rank: int, backend: str, localise: int | None) -> Task:
         from pytest_fxbucket.checks.bitwise_job import Task
 
         step, plan = world.step(rank), self.plan
@@ -296,6 +331,7 @@ class PlanRun:
             seed=plan.run.seed,
             steps=plan.run.steps,
             where=str(plan.path),
+            backend=backend,
             localise_step=localise,
         )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.pool import Pools
     from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.torchrun import Torchrun
 
 PlanKey = tuple[Path, str | None]
 
@@ -46,6 +47,8 @@ class FxSession:
     """what reports brought to the process that writes"""
     results: dict[str, PlanResult] = field(default_factory=dict)
     written: Written = field(default_factory=Written)
+    torchrun: Torchrun | None = None
+    """set where torchrun started this process as one of several"""
     _pools: Pools | None = None
     _runs: dict[PlanKey, PlanRun] = field(default_factory=dict)
 
@@ -55,7 +58,9 @@ class FxSession:
         if self._pools is None:
             from pytest_fxbucket.ranks.pool import Pools
 
-            self._pools = Pools(warm=["pytest_fxbucket.body.job"])
+            warm = ["pytest_fxbucket.body.job"]
+            self._pools = Pools(warm=warm) if self.torchrun is None else self.torchrun.pools(warm)
+            self._pools.say = self.progress.say
         return self._pools
 
     def run_of(self, plan: Plan) -> PlanRun:
@@ -68,9 +73,11 @@ class FxSession:
                 rootdir=options.rootdir,
                 pass_name=options.pass_name,
                 backend=options.backend,
+                require_gpus=options.require_gpus,
                 golden_dir=options.golden_dir,
                 accept=options.accept,
                 artifacts=options.rootdir / ".fxbucket",
+                log_of=self.torchrun.log_name if self.torchrun is not None else None,
             )
             self._runs[key] = PlanRun(
                 plan, settings, self.pools, on_progress=self.progress.say, accept_golden=self.accepted.add
@@ -82,6 +89,11 @@ class FxSession:
         run = self._runs.get(key_of(plan))
         summary = run.summary() if run else None
         return asdict(summary) if summary else None
+
+    def give_back_gpus(self) -> None:
+        """End pools whose GPUs another run waits for; between tests, when no pool is at work."""
+        if self._pools is not None:
+            self._pools.give_back()
 
     def release(self, key: PlanKey) -> None:
         """Forget a plan's run, so that its graphs can go."""

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+import bdb
+import contextlib
+import importlib
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import pytest
 
-from pytest_fxbucket.compat.pytest_rewrite import comparisons_explained, rewritten
+from pytest_fxbucket.body.modules import Finder, Origin
+from pytest_fxbucket.body.per_rank import made
+from pytest_fxbucket.compat.pytest_outcomes import filter_warnings
+from pytest_fxbucket.compat.pytest_rewrite import explain_comparisons
+from pytest_fxbucket.ranks import wire
 
 Kind = Literal["passed", "skipped", "xfailed"]
 
+_finder = Finder()
+_xfail = pytest.xfail
+_filters = contextlib.ExitStack()
+_filtered = 0  # bodies that run with them
+
+
+class NoTerminal(Exception):
+    """A debugger was started on a rank."""
+
 
 @dataclass(frozen=True, slots=True)
-class PerRank:
-    """Stands for a value that each rank makes itself: its rank, its mesh, or its folder below `path`."""
+class Manner:
+    """How pytest was asked to run tests, as far as a body can tell."""
 
-    kind: Literal["rank", "mesh", "folder"]
-    path: Path | None = None
+    verbosity: int
+    """of assertions"""
+    ini: Mapping[str, Any]
+    """what explains a comparison looks up"""
+    warning_filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    """of the ini file, the command line, and the test's marks"""
+    runs_xfail: bool
+    """--runxfail"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +51,18 @@ class Body:
     """What a rank needs to run a test's body."""
 
     module: str
-    file: Path
-    function: str
-    owner: str
-    """Class of the test as a dotted name; "" for a function."""
-    state: Mapping[str, Any]
-    """Attributes that set-up gave to the test's instance."""
-    values: Mapping[str, Any]
-    """Fixtures and parameters by name."""
+    names: tuple[str, ...]
+    """from the module on: a function, or classes and a method"""
+    origins: Mapping[str, Origin]
+    sys_path: tuple[str, ...]
+    given: list[pickle.PickleBuffer]
+    """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
+
+    Apart, since they may be of classes in the test's own module, which must be imported by `origins`.
+    """
     mesh: Mapping[str, int]
-    """Size of each mesh dimension by name."""
-    verbosity: int
-    ini: Mapping[str, Any] = field(default_factory=dict)
+    """size of each mesh dimension by name"""
+    manner: Manner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +76,54 @@ class Ending:
 def run(rank: int, world: int, body: Body) -> Ending:
     """Run the body; an assertion or any other error is the job's."""
     __tracebackhide__ = True
-    function = _function(body)
-    values = {name: _made(value, rank, body) for name, value in body.values.items()}
+    sys.path[:] = body.sys_path
+    _finder.tell(body.origins)
+    module = importlib.import_module(body.module)
+    values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack(cast("list[wire.Buffer]", body.given)))
+    function = _function(module, body.names, state)
+    arguments = {name: made(value, rank, body.mesh) for name, value in values.items()}
+    explain_comparisons(body.manner.verbosity, body.manner.ini)
+    setattr(pytest, "xfail", _not_at_all if body.manner.runs_xfail else _xfail)  # noqa: B010
     try:
-        with comparisons_explained(body.verbosity, body.ini):
-            function(**values)
+        with _warnings_filtered(body.manner):
+            function(**arguments)
     except pytest.skip.Exception as skip:
         return Ending("skipped", str(skip))
-    except pytest.xfail.Exception as xfail:
+    except _xfail.Exception as xfail:
         return Ending("xfailed", str(xfail))
+    except bdb.BdbQuit as quit:
+        text = "a debugger was started on a rank, where there is no terminal; print instead, or run the body without the marker"
+        raise NoTerminal(text).with_traceback(quit.__traceback__) from None
     return Ending("passed")
 
 
-def _function(body: Body) -> Any:
-    __tracebackhide__ = True
-    found: Any = rewritten(body.module, body.file)
-    if not body.owner:
-        return getattr(found, body.function)
-    for name in body.owner.split("."):
+def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
+    for name in names[:-1]:
         found = getattr(found, name)
-    instance = found()
-    vars(instance).update(body.state)
-    return getattr(instance, body.function)
+    if len(names) > 1:
+        found = found()
+        vars(found).update(state)
+    return getattr(found, names[-1])
 
 
-def _made(value: Any, rank: int, body: Body) -> Any:
-    if not isinstance(value, PerRank):
-        return value
-    if value.kind == "rank":
-        return rank
-    if value.path is not None:
-        folder = value.path / f"rank{rank}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
-    return _mesh(body.mesh)
+def _not_at_all(*_: object, **__: object) -> None:
+    """In place of pytest.xfail under --runxfail, as within pytest's own process."""
 
 
-def _mesh(sizes: Mapping[str, int]) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
+_not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]
 
-    from pytest_fxbucket.ranks import device
 
-    kind = device().partition(":")[0]
-    return init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+@contextlib.contextmanager
+def _warnings_filtered(manner: Manner) -> Iterator[None]:
+    """With the filters that pytest applies; ranks that share a process share them, until the last has ended."""
+    global _filtered
+    if _filtered == 0:
+        _filters.enter_context(warnings.catch_warnings())
+        filter_warnings(*manner.warning_filters)
+    _filtered += 1
+    try:
+        yield
+    finally:
+        _filtered -= 1
+        if _filtered == 0:
+            _filters.close()

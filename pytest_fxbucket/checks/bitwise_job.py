@@ -15,11 +15,13 @@ from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.shard import local_shard
 from pytest_fxbucket.checks.bitwise import RUNS
+from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes
-from pytest_fxbucket.ranks import mark
+from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.ranks.nccl import record
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Value
@@ -44,6 +46,8 @@ class Task:
     steps: int
     where: str
     """Plan file, for errors."""
+    backend: str = "gloo"
+    """What its ranks run on; says which settings are to be recorded."""
     localise_step: int | None = None
     """Step to compare node by node; None: compare results only."""
 
@@ -79,7 +83,9 @@ class Outcome:
     first_node: tuple[int, str, str] | None = None
     """(position in the bucketed graph, node name, operator) of the first node whose bits differ."""
     peak_bytes: int = 0
-    """Largest resident size of the rank's process so far."""
+    """Largest resident size of the rank's process so far; on a GPU, most memory of it that the rank's tensors took."""
+    ran_on: tuple[str, ...] = ()
+    """Settings that sums on GPUs depend on, ``name=value`` each."""
 
 
 def run(rank: int, world: int, task: Task) -> Outcome:
@@ -87,11 +93,14 @@ def run(rank: int, world: int, task: Task) -> Outcome:
     with collector.paused():
         graphs = decode(task.unbucketed), decode(task.bucketed)
         outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
+    for graph in graphs:
+        place(graph, device())
+    outcome.ran_on = record(task.backend)
     start, batches = _start(rank, world, task)
-    states = [[tensor.clone() for tensor in start] for _ in graphs]
+    states = [[tensor.to(device(), copy=True) for tensor in start] for _ in graphs]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}
     for step in range(task.steps):
-        batch = batches(step)
+        batch = [tensor.to(device()) for tensor in batches(step)]
         outcome.batches.append(_bits_digest(batch))
         if step == task.localise_step:
             outcome.first_node = _first_difference(graphs, states, batch, task, step)
@@ -111,8 +120,14 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
-    outcome.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    outcome.peak_bytes = _peak_bytes()
     return outcome
+
+
+def _peak_bytes() -> int:
+    if device() == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.cuda.max_memory_allocated()
 
 
 def _start(rank: int, world: int, task: Task) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:

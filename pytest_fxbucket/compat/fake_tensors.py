@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
-__all__ = ["FakeTensorMode"]
+__all__ = ["FakeTensor", "FakeTensorMode"]

@@ -1,54 +1,57 @@
-"""Assertion rewriting outside of a pytest session (`_pytest.assertion`, as it is in pytest 8.4 and 9)."""
+"""Assertion rewriting outside of a pytest session (`_pytest.assertion`, the same in pytest 8.4 and 9)."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import importlib.util
-import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import CodeType, ModuleType
+from collections.abc import Generator, Mapping
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
+import _pytest.assertion as plugin
+from _pytest.assertion.rewrite import AssertionRewritingHook, rewrite_asserts
+
 INI_NAMES = ("truncation_limit_lines", "truncation_limit_chars", "assertion_text_diff_style")
-"""What a comparison's explanation looks up, where this pytest has it."""
+"""What the explanation of a comparison looks up, where this pytest has it."""
+
+_explaining: Generator[None, object, object] | None = None
 
 
-class _Loader:
-    """Runs code that was compiled already."""
-
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-
-    def create_module(self, spec: object) -> None:
-        """Leave it to importlib."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(self.code, vars(module))
+def is_rewritten(module: ModuleType) -> bool:
+    """Whether pytest rewrote the asserts of a module of this process."""
+    return isinstance(getattr(module.__spec__, "loader", None), AssertionRewritingHook)
 
 
-def rewritten(name: str, file: Path) -> ModuleType:
-    """The module `name` of `file` with its asserts rewritten, as pytest would import it; the same one until it is forgotten."""
-    from _pytest.assertion.rewrite import rewrite_asserts
+class RewritingLoader(SourceFileLoader):
+    """Loads one source file with its asserts rewritten; no cache, since Python's own has the file as it is."""
 
-    module = sys.modules.get(name)
-    if module is not None and isinstance(getattr(module.__spec__, "loader", None), _Loader):
-        return module
-    source = file.read_bytes()
-    tree = ast.parse(source, filename=str(file))
-    rewrite_asserts(tree, source, str(file), None)
-    loader = _Loader(compile(tree, str(file), "exec", dont_inherit=True))
-    spec = importlib.util.spec_from_file_location(name, file, loader=loader)  # type: ignore[arg-type]
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    return module
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file as it is now."""
+        path = self.get_filename(fullname)
+        source = self.get_data(path)
+        tree = ast.parse(source, filename=path)
+        rewrite_asserts(tree, source, path)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+
+def explain_comparisons(verbosity: int, ini: Mapping[str, Any]) -> None:
+    """From now on failed comparisons in rewritten asserts say how the two sides differ, as within pytest's own process."""
+    global _explaining
+    if _explaining is not None:
+        _explaining.close()
+    config = _Config(verbosity, ini)
+
+    def compared(config: Any, op: str, left: object, right: object) -> list[list[str] | None]:
+        try:
+            return [plugin.pytest_assertrepr_compare(config, op, left, right)]
+        except Exception:  # an explanation is a courtesy: without it the assert still says both sides
+            return []
+
+    hooks = SimpleNamespace(pytest_assertrepr_compare=compared, pytest_assertion_pass=SimpleNamespace(get_hookimpls=lambda: ()))
+    # pytest's own wrapper of each item, which explains for as long as it stands at its yield
+    item: Any = SimpleNamespace(config=config, ihook=hooks)
+    _explaining = plugin.pytest_runtest_protocol(item)
+    next(_explaining)
 
 
 class _Config:
@@ -67,34 +70,11 @@ class _Config:
     def getini(self, name: str) -> Any:
         return self._ini.get(name)
 
-    def getoption(self, name: str, default: Any = None) -> Any:
-        return self._verbosity if name == "verbose" else default
+    def getvalue(self, name: str) -> str:
+        return {"assertmode": "rewrite"}[name]
 
     def get_terminal_writer(self) -> _Config:
         return self
 
     def _highlight(self, source: str, lexer: str = "") -> str:
         return source
-
-
-@contextlib.contextmanager
-def comparisons_explained(verbosity: int, ini: Mapping[str, Any]) -> Iterator[None]:
-    """Let failed comparisons in rewritten asserts say how the two sides differ, as in a pytest session."""
-    from _pytest.assertion import pytest_assertrepr_compare, truncate, util
-
-    config: Any = _Config(verbosity, ini)
-
-    def explain(op: str, left: object, right: object) -> str | None:
-        try:
-            lines = pytest_assertrepr_compare(config, op, left, right)
-            if lines and hasattr(truncate, "materialize_with_truncation"):
-                lines = truncate.materialize_with_truncation(lines, config)
-        except Exception:  # an explanation is a courtesy: without it the assert still says both sides
-            return None
-        return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%") if lines else None
-
-    before, util._reprcompare = util._reprcompare, explain
-    try:
-        yield
-    finally:
-        util._reprcompare = before

@@ -136,7 +136,7 @@ class Run:
     """``[run]``: how ranks are run."""
 
     backend: str = field(
-        default="auto", metadata=one_of("process group back end", "auto", "gloo", "fake", unbuilt=("nccl", "local"))
+        default="auto", metadata=one_of("process group back end", "auto", "gloo", "gloo:cuda", "nccl", "local", "fake")
     )
     world: Mapping[str, int] = field(
         default_factory=dict, metadata=degrees("a smaller mesh for the checks that run; left out: [parallel]'s")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|MemoryError|cannot allocate", re.I)
 
 
-def lines(kind: str, first: RankState | None) -> Iterator[str]:
-    """Sentences for a failure of `kind` whose first rank is `first`."""
+def lines(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
+    """Sentences for a failure of `kind` whose first rank is `first`; `has_processes`: each rank was one."""
     if kind in ("mismatch", "deadlock"):
         yield "make every rank launch the same collectives in the same order (in a plan's graphs the check `collectives` looks)"
     elif kind == "timeout":
@@ -21,7 +21,7 @@ def lines(kind: str, first: RankState | None) -> Iterator[str]:
     elif kind == "unpicklable":
         yield "give and return tensors, numbers, strings, and plain containers of them"
     elif first is not None:
-        yield from _ended(first)
+        yield from _ended(first, has_processes)
 
 
 def _late(first: RankState | None) -> Iterator[str]:
@@ -33,7 +33,7 @@ def _late(first: RankState | None) -> Iterator[str]:
         yield "see below where each rank stands; the one that is not in the others' collective is the one to look at"
 
 
-def _ended(first: RankState) -> Iterator[str]:
+def _ended(first: RankState, has_processes: bool) -> Iterator[str]:
     if first.is_out_of_memory or _NO_MEMORY.search(f"{first.error_type} {first.error}"):
         yield "use fewer ranks or a smaller model here (run.world of a plan), or a machine with more memory"
     elif first.outcome == "died" and first.status == -9:
@@ -44,5 +44,5 @@ def _ended(first: RankState) -> Iterator[str]:
         yield "look for os._exit or a library that ends the process; what the rank printed last is below"
     elif first.outcome == "gone":
         yield "look at that machine: its pytest ended, was killed, or lost the network"
-    elif first.error_type != "AssertionError":
+    elif has_processes and first.error_type != "AssertionError":
         yield "run the same with backend local: all ranks in one process, one at a time, and nothing that can hang"

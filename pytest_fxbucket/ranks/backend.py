@@ -14,6 +14,7 @@ BACKENDS = ("gloo", "gloo:cuda", "nccl", "local", "fake")
 local: all ranks in one process. fake: no values."""
 CHOICES = ("auto", *BACKENDS)
 ON_GPUS = frozenset({"gloo:cuda", "nccl"})
+IN_ONE_PROCESS = frozenset({"local", "fake"})
 
 _SMI_LIMIT_S = 30.0
 _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)\s]+)\)")

@@ -64,7 +64,7 @@ class RankState:
             case "running":
                 return {"T": "is stopped", "R": "is still running"}.get(self.process, "is still waiting")
             case "gone":
-                return "is gone: its machine does not answer"
+                return f"is gone: {self.error or 'its machine does not answer'}"
         return self.outcome
 
 
@@ -85,6 +85,8 @@ class RankFailure(RankError):
     error: str = ""
     error_type: str = ""
     buckets: Mapping[int, str] = field(default_factory=dict)
+    has_processes: bool = True
+    """Whether each rank was a process, and not all of them one."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -132,7 +134,7 @@ class RankFailure(RankError):
         for state in raised[1:]:
             yield from _traceback_of(state)
         yield from (line for line in self.parted if line not in self.sentence)
-        yield from (f"try: {line}" for line in advice.lines(self.kind, self._first))
+        yield from (f"try: {line}" for line in advice.lines(self.kind, self._first, self.has_processes))
         yield from stacks.folded(self.stacks)
         tail = self.output.get(self.rank, "").rstrip().splitlines()[-_TAIL_LINES:]
         if tail and with_output:

@@ -6,11 +6,12 @@ import importlib
 import os
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from pytest_fxbucket.ranks import nccl
 from pytest_fxbucket.ranks.messages import Job
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -20,8 +21,11 @@ _OURS = __name__.partition(".")[0]
 class Workplace:
     """One rank's surroundings: what they are between jobs, and which modules of the user's are loaded."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(
+        self, threads: int, is_at_home: bool = True, backend: str = "gloo", settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._backend, self._settings = backend, settings or {}
+        self._threads, self._is_at_home = threads, is_at_home
         self._first = frozenset(sys.modules)
         self._roots: tuple[str, ...] = ()
         self._seen: set[str] = set()
@@ -31,7 +35,9 @@ class Workplace:
         """Take on the job's directory, environment, import path and fresh state."""
         os.environ.clear()
         os.environ.update(job.environ)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        if self._is_at_home:
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ.update(self._settings)
         os.chdir(job.cwd)
         roots = tuple(os.path.realpath(path) for path in job.paths)
         sys.path[:] = [*job.paths, *job.sys_path]
@@ -40,6 +46,7 @@ class Workplace:
         self._roots = roots
         importlib.invalidate_caches()
         _reset_torch(self._threads)
+        nccl.apply(self._backend)
         _reset_random()
 
     def leave(self) -> None:

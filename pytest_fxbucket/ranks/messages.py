@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A TCPStore that somebody serves; `prefix` keeps one group's keys apart from another's."""
+    """A TCPStore that somebody serves; `prefix` keeps one group's keys apart from another's.
+
+    `is_at_home`: all ranks are on this machine, and shall talk over loopback alone.
+    """
 
     host: str
     port: int
     prefix: str
+    is_at_home: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class PoolRequest:
 
     `ranks` of a world of `world` are to be forked, which meet at `store`, or in memory of their own if all are here. `backend`
     is what their default process group runs on; "": they join none. `devices`: one for each of `ranks`, "cpu" or "cuda:0".
+    `gpus`: on GPUs, the UUID of the one that each of `ranks` sees.
     """
 
     world: int
@@ -29,6 +34,7 @@ class PoolRequest:
     backend: str
     devices: tuple[str, ...]
     store: StoreAddress | None = None
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

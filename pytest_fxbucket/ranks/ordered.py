@@ -3,7 +3,7 @@
 Gloo reduces in segments of a ring: the order in which an element is summed depends on its offset and on the size of the
 message, so from three ranks on a bucketed reduction differs from separate ones. Here the ranks exchange their addends as bytes,
 and each adds rank 0's, rank 1's, ... in the tensor's own dtype; an average is that sum divided by the number of ranks. What
-does not reduce goes to gloo as it is.
+does not reduce goes to gloo as it is. Tensors on a GPU are copied to the CPU first, summed there, and copied back by the wait.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks import ledger
+from pytest_fxbucket.ranks import device, ledger
 from pytest_fxbucket.ranks.arithmetic import even_chunks, listed, operation_of, options, reduced, require_same_size
+from pytest_fxbucket.ranks.staging import bring_back, on_cpu, room_for
 
 BACKEND = "ordered_gloo"
 
@@ -93,10 +94,12 @@ class OrderedGloo(c10d.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # only this one can be subclassed
         self._ranks = tuple(ranks) or tuple(range(size))
         self._handle = ledger.group(self._ranks)
-        self._peers: int | None = None
+        # Two members do not do the same when they talk to one another, so each keeps that in a group of its own.
+        self._peers = ledger.group((self._ranks[rank],))
         self._gloo: Any = c10d.ProcessGroupGloo(store, rank, size, timeout)
         self._gloo._set_sequence_number_for_group()
-        self._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, self._gloo)
+        for kind in {"cpu", torch.device(device()).type}:
+            self._register_backend(torch.device(kind), c10d.ProcessGroup.BackendType.GLOO, self._gloo)
         self._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
 
     def allreduce(  # type: ignore[override]  # one signature for torch's overloads, here and below
@@ -149,9 +152,11 @@ class OrderedGloo(c10d.ProcessGroup):
     ) -> c10d.Work:
         """Gather each of `inputs` of all ranks, one after the other, into the output beside it."""
         opts = opts or c10d.AllgatherOptions()
-        pairs = [pair for pair in zip(outputs, inputs, strict=True) if pair[0].numel()]
         token = self._launch("all_gather", inputs)
-        return OrderedWork(token, [self._gloo._allgather_base(*pair, opts) for pair in pairs], lambda: None, outputs)
+        ours = room_for(outputs)
+        pairs = [pair for pair in zip(ours, on_cpu(inputs), strict=True) if pair[0].numel()]
+        work = [self._gloo._allgather_base(*pair, opts) for pair in pairs]
+        return OrderedWork(token, work, partial(bring_back, outputs, ours), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
         """Gather `source` of all ranks, one after the other, into `output`."""
@@ -160,14 +165,17 @@ class OrderedGloo(c10d.ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Gather into a list of tensors."""
         token = self._launch("all_gather", listed(inputs), compared=False)
-        return self._passed(token, self._gloo.allgather(outputs, inputs, *args, **named))
+        ours = room_for(outputs)
+        return self._passed(token, self._gloo.allgather(ours, on_cpu(inputs), *args, **named), back=(outputs, ours))
 
     def all_to_all_single(  # type: ignore[override]
         self, output: torch.Tensor, source: torch.Tensor, *args: Any, **named: Any
     ) -> c10d.Work:
         """Exchange slices of one tensor."""
         token = self._launch("all_to_all", [source], compared=False)
-        return self._passed(token, self._gloo.alltoall_base(output, source, *args, **named), [output])
+        ours = room_for(output)
+        work = self._gloo.alltoall_base(ours, on_cpu(source), *args, **named)
+        return self._passed(token, work, [output], (output, ours))
 
     def barrier(self, *args: Any, **named: Any) -> c10d.Work:
         """Wait for all ranks."""
@@ -176,17 +184,19 @@ class OrderedGloo(c10d.ProcessGroup):
     def broadcast(self, tensors: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Copy the root's tensors to all ranks."""
         token = self._launch("broadcast", listed(tensors))
-        return self._passed(token, self._gloo.broadcast(tensors, *args, **named), listed(tensors))
+        ours = on_cpu(tensors)
+        return self._passed(token, self._gloo.broadcast(ours, *args, **named), listed(tensors), (tensors, ours))
 
     def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Send tensors to the rank that is number `peer` of the group."""
         token = self._launch_to_peer(f"send to rank {self._ranks[peer]}", tensors)
-        return self._passed(token, self._gloo.send(tensors, peer, *args, **named))
+        return self._passed(token, self._gloo.send(on_cpu(tensors), peer, *args, **named))
 
     def recv(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Receive tensors from the rank that is number `peer` of the group."""
         token = self._launch_to_peer(f"receive from rank {self._ranks[peer]}", tensors)
-        return self._passed(token, self._gloo.recv(tensors, peer, *args, **named), listed(tensors))
+        ours = room_for(tensors)
+        return self._passed(token, self._gloo.recv(ours, peer, *args, **named), listed(tensors), (tensors, ours))
 
     # The names before torch 2.13.
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -198,15 +208,12 @@ class OrderedGloo(c10d.ProcessGroup):
         return ledger.launch(self._handle, kind, dtype, sum(tensor.numel() for tensor in tensors), compared=compared)
 
     def _launch_to_peer(self, kind: str, tensors: Sequence[torch.Tensor]) -> int:
-        # Two members do not do the same here, so each keeps these in a group of its own.
-        if self._peers is None:
-            self._peers = ledger.group((self._ranks[self.rank()],))
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         return ledger.launch(self._peers, kind, dtype, sum(tensor.numel() for tensor in tensors))
 
     @staticmethod
-    def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = ()) -> c10d.Work:
-        return OrderedWork(token, [work], lambda: None, list(result))
+    def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = (), back: tuple[Any, Any] = ((), ())) -> c10d.Work:
+        return OrderedWork(token, [work], partial(bring_back, *back), list(result))
 
     def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, keep: bool = True, kind: str = "all_reduce") -> c10d.Work:
         operation = operation_of(opts, tensors)
@@ -256,7 +263,7 @@ class OrderedGloo(c10d.ProcessGroup):
 def register() -> None:
     """Make the backend known to torch.distributed as `ordered_gloo`; idempotent."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(options: Any, _: object) -> OrderedGloo:
@@ -264,4 +271,5 @@ def _create(options: Any, _: object) -> OrderedGloo:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    ours: torch.Tensor = on_cpu(tensor.detach())
+    return ours.contiguous().view(-1).view(torch.uint8)

@@ -6,13 +6,15 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import watchdog, wire
+from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, ON_GPUS, Machine, choose, gpus, gpus_to_lease, spread
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import MAX_RANKS, START_LIMIT_S, Crew, ForkServer, import_path
+from pytest_fxbucket.ranks.lease import Lease, take
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
 from pytest_fxbucket.ranks.room import most_processes, oom_kills, threads_per_rank
@@ -21,7 +23,8 @@ from pytest_fxbucket.ranks.talk import Talk
 
 __all__ = ["Pools", "RankFailure", "RankPool"]
 
-BACKENDS = ("gloo",)
+# A run waits this long for GPUs that others hold.
+LEASE_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,19 @@ class RankPool:
     def __init__(self, pools: Pools, request: PoolRequest) -> None:
         self.world, self.backend = request.world, request.backend
         self._pools, self._request = pools, request
+        self._log_name = "rank{}"
         self._crew: Crew | None = None
+        self._lease: Lease | None = None
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether this pool keeps GPUs."""
+        return self._lease is not None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another run waits for GPUs that this pool keeps."""
+        return self._lease is not None and self._lease.is_wanted()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -90,7 +105,7 @@ class RankPool:
             raise ValueError(f"{len(payloads)} payloads for {len(self._request.ranks)} ranks")
         try:
             frames = self._frames(job, payloads, paths, task)
-            self.start()
+            self.start(is_over)
             return self._attempt(frames, timeout_s, log_dir, is_over)
         except BaseException:
             # Whatever happened, Ctrl-C included, ranks in the middle of something are of no more use.
@@ -100,22 +115,32 @@ class RankPool:
     def close(self) -> None:
         """Kill the ranks; the next run starts new ones. Idempotent."""
         crew, self._crew = self._crew, None
+        lease, self._lease = self._lease, None
         if crew is not None:
             crew.close()
+        if lease is not None:
+            lease.release()
 
-    def start(self) -> None:
-        """Have the ranks up and in their group. Raises RankError when that fails."""
+    def start(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Have the ranks up and in their group. Raises RankError when that fails, or is over (see Talk.run) before."""
         if self._crew is not None and not self._crew.is_whole():
             self.close()
         self._pools.use(self)
         if self._crew is not None:
             return
-        self._crew = self._pools.fork(self._request)
         try:
-            self._await_ready(self._crew)
+            self._crew = self._pools.fork(self._on_its_gpus())
+            self._await_ready(self._crew, is_over)
         except BaseException:
             self.close()
             raise
+
+    def _on_its_gpus(self) -> PoolRequest:
+        if self.backend not in ON_GPUS:
+            return self._request
+        self._lease = self._pools.lease(self.world, self.backend)
+        count = len(self._request.ranks)
+        return replace(self._request, devices=("cuda:0",) * count, gpus=spread(self._lease.gpus, count))
 
     def _frames(self, job: str, payloads: Sequence[object], paths: Sequence[str], task: str) -> list[list[wire.Buffer]]:
         sys_path = tuple(import_path())
@@ -131,7 +156,7 @@ class RankPool:
     ) -> Attempt:
         crew = self._crew
         assert crew is not None
-        output = Output(log_dir, [f"rank{rank}" for rank in crew.ranks])
+        output = Output(log_dir, [self._log_name.format(rank) for rank in crew.ranks])
         try:
             for rank in range(self.world):
                 crew.ledgers.clear(rank)
@@ -145,8 +170,8 @@ class RankPool:
         finally:
             output.close()
 
-    def _await_ready(self, crew: Crew) -> None:
-        talk = Talk(crew, [()] * len(crew.ranks), None)
+    def _await_ready(self, crew: Crew, is_over: Callable[[], bool] | None) -> None:
+        talk = Talk(crew, [()] * len(crew.ranks), None, is_over)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
             return
@@ -158,12 +183,17 @@ class RankPool:
 class Pools:
     """The rank pools of one pytest session, and the fork server behind them, which imports the modules `warm` for the ranks."""
 
+    has_gpus = True
+    """Whether its ranks may use GPUs, where there are some."""
+
     def __init__(self, warm: Sequence[str] = ()) -> None:
         self._owner = os.getpid()
         self._warm = tuple(warm)
         self._server: ForkServer | None = None
         self._pools: dict[tuple[int, str], RankPool] = {}
         self._alive: list[RankPool] = []  # the one that was used last at the end
+        self.say: Callable[[str], None] = lambda _: None
+        """Told what is waited for."""
 
     def start(self) -> None:
         """Start the fork server, and return at once: it imports torch by itself. Call it from the main thread. Idempotent."""
@@ -177,8 +207,10 @@ class Pools:
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of `world` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
+        if backend in IN_ONE_PROCESS:
+            return self._together(world, backend)
         if backend not in BACKENDS:
-            raise RankError(f'no ranks for backend "{backend}"; expected {" or ".join(BACKENDS)}')
+            raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(BACKENDS)}')
         if not 1 <= world <= MAX_RANKS:
             raise RankError(f"a pool of {world} ranks; expected 1 to {MAX_RANKS}")
         self.start()
@@ -186,6 +218,14 @@ class Pools:
             threads = threads_per_rank(world, os.environ)
             request = PoolRequest(world, threads, tuple(range(world)), backend, ("cpu",) * world)
             self._pools[world, backend] = RankPool(self, request)
+        return self._pools[world, backend]
+
+    def _together(self, world: int, backend: str) -> RankPool:
+        from pytest_fxbucket.ranks.together import TogetherPool
+
+        self.start()
+        if (world, backend) not in self._pools:
+            self._pools[world, backend] = TogetherPool(self, world, backend)
         return self._pools[world, backend]
 
     def use(self, pool: RankPool) -> None:
@@ -207,6 +247,28 @@ class Pools:
         except RankError:
             self._end_server()
             raise
+
+    def lease(self, world: int, backend: str) -> Lease:
+        """GPUs for the pool at work. Raises RankError where there are too few, or others keep them for too long."""
+        there = gpus()
+        lacking = choose(backend, world, Machine(there, has_cuda=True, has_nccl=True)).lacking
+        if lacking:
+            raise RankError(lacking)
+        count, shared = gpus_to_lease(backend, world, len(there)), backend != "nccl"
+        try:
+            return take(count, there, shared=shared, limit_s=0)
+        except RankError:
+            # Who waits must keep none, or two runs could wait for each other.
+            for pool in self._alive[:-1]:
+                if pool.has_gpus:
+                    pool.close()
+        return take(count, there, shared=shared, limit_s=LEASE_LIMIT_S, say=self.say)
+
+    def give_back(self) -> None:
+        """End the pools whose GPUs another run waits for. Call it where no pool is at work, as between tests."""
+        for pool in self._alive:
+            if pool.is_wanted:
+                pool.close()
 
     def close(self) -> None:
         """End every rank and the server, and wait for it; idempotent."""

@@ -33,7 +33,7 @@ class _Pickler(pickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return NotImplemented
-        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+        if value.layout != torch.strided or value.device.type not in ("cpu", "cuda") or value.is_quantized:
             return NotImplemented
         return _reduce_tensor(value)
 
@@ -71,7 +71,7 @@ def lengths(data: Buffer) -> tuple[int, ...]:
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., object], tuple[object, ...]]:
     import torch
 
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()  # what was on a GPU arrives on the CPU
     if not _is_dense(plain):
         plain = plain.contiguous()
     buffer = pickle.PickleBuffer(_bytes_of(plain))

@@ -21,7 +21,9 @@ import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.groups import destroy_subgroups
-from pytest_fxbucket.ranks import ledger, ordered, wire
+from pytest_fxbucket.ranks import ledger, nccl, ordered, wire
+from pytest_fxbucket.ranks.backend import use_device
+from pytest_fxbucket.ranks.entered import Entered
 from pytest_fxbucket.ranks.fresh import Workplace
 from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
 
@@ -50,6 +52,17 @@ class Seat:
         """How many ranks there are, here and elsewhere."""
         return self.request.world
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What its environment holds whatever a job's says."""
+        gpus = self.request.gpus
+        return nccl.settings(self.request.backend, gpus[self.index] if gpus else "")
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.request.store is None or self.request.store.is_at_home
+
 
 class _HungUp(Exception):
     """The parent closed the connection."""
@@ -62,11 +75,13 @@ def serve(seat: Seat) -> None:
     faulthandler.register(signal.SIGUSR1, file=seat.stacks_fd, all_threads=True)
     ledger.adopt(seat.ledgers_fd, seat.world)
     ledger.act_as(seat.rank)
+    use_device(seat.request.devices[seat.index])
+    os.environ.update(seat.settings)
     try:
         if seat.request.backend:
             _join(seat)
         ledger.settle()
-        workplace = Workplace(seat.request.threads)
+        workplace = Workplace(seat.request.threads, seat.is_at_home, seat.request.backend, seat.settings)
         _send(seat.connection, Reply("ready", time.monotonic()))
         while True:
             _one_job(seat, workplace)
@@ -78,9 +93,13 @@ def serve(seat: Seat) -> None:
 
 
 def _join(seat: Seat) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ordered.register()
+    if seat.is_at_home:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = _store(seat, seat.request.store)
+    if seat.request.backend == "nccl":
+        nccl.join(store, seat.rank, seat.world, _NEVER)
+        return
+    ordered.register()
     dist.init_process_group(ordered.BACKEND, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
 
 
@@ -107,7 +126,8 @@ def _run(seat: Seat, workplace: Workplace, job: Job, payload: list[wire.Buffer])
     try:
         workplace.enter(job)
         function = _load(job.function)
-        value = function(seat.rank, seat.world, wire.unpack(payload))
+        with Entered(seat.rank) if seat.request.backend == "nccl" else contextlib.nullcontext():
+            value = function(seat.rank, seat.world, wire.unpack(payload))
         workplace.leave()
     except wire.Unpicklable as error:
         return Reply("unpicklable", time.monotonic(), error=f"its payload cannot be read ({error})"), []

@@ -30,7 +30,8 @@ class TestBadValues:
             (["--fxbucket-pass=a.b"], "--fxbucket-pass: 'a.b' is no pass; expected manual, torch or module:callable"),
             (["--fxbucket-accept=chnged"], "--fxbucket-accept: 'chnged' is no mode; expected *; did you mean changed?"),
             (["--fxbucket-backend=glo"], "--fxbucket-backend: 'glo' is no backend; expected *; did you mean gloo?"),
-            (["--fxbucket-backend=nccl"], "--fxbucket-backend: backend 'nccl' is not built yet; use gloo"),
+            (["--fxbucket-backend=nccl:cuda"], "--fxbucket-backend: 'nccl:cuda' is no backend; expected *"),
+            (["-o", "fxbucket_require_gpus=maybe"], "ini fxbucket_require_gpus: *'maybe'; expected true or false"),
             (["-o", "fxbucket_backend=glo"], "ini fxbucket_backend: 'glo' is no backend*"),
             (["-o", "fxbucket_pass=manul"], "ini fxbucket_pass: 'manul' is no pass*"),
             (["-o", "fxbucket_plans=plnas"], "ini fxbucket_plans: plnas is not there*"),
@@ -60,13 +61,14 @@ class TestTwins:
     def test_ini_values_are_used_where_no_option_is_given(self, project: pytest.Pytester) -> None:
         project.makeini(
             "[pytest]\nfxbucket_plans = plans/good.toml\nfxbucket_pass = torch\n"
-            "fxbucket_backend = fake\nfxbucket_golden = reviewed\n"
+            "fxbucket_backend = fake\nfxbucket_golden = reviewed\nfxbucket_require_gpus = true\n"
         )
         assert options_of(project) == Options(
             rootdir=project.path,
             plans=(project.path / "plans" / "good.toml",),
             pass_name="torch",
             backend="fake",
+            require_gpus=True,
             golden_dir=project.path / "reviewed",
         )
 
@@ -79,6 +81,16 @@ class TestTwins:
             "a.b:c",
             "gloo",
         )
+
+    @pytest.mark.parametrize("backend", ["auto", "gloo", "gloo:cuda", "nccl", "local", "fake"])
+    def test_every_back_end_can_be_named(self, project: pytest.Pytester, backend: str) -> None:
+        assert options_of(project, f"--fxbucket-backend={backend}").backend == backend
+
+    @pytest.mark.parametrize(("args", "required"), [((), False), (("--fxbucket-require-gpus", "plans/good.toml"), True)])
+    def test_a_switch_takes_no_value(self, project: pytest.Pytester, args: tuple[str, ...], required: bool) -> None:
+        config = project.parseconfigure(*args)
+        assert fx_session(config).options.require_gpus is required
+        assert not required or config.args == ["plans/good.toml"]
 
 
 class TestPlans:

@@ -1,0 +1,67 @@
+"""Reductions in rank order, on any back end of ours: rank 0's addend, rank 1's, ... in the tensor's own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_COMBINE: dict[str, Callable[..., torch.Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+def reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    """All `parts`, in their order, combined into the first, which is returned; an average is the sum by their number."""
+    total, combine = parts[0], _COMBINE[operation]
+    for part in parts[1:]:
+        combine(total, part, out=total)
+    return total.div_(len(parts)) if operation == "AVG" else total
+
+
+def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
+    """The name of the operation in `opts`; ValueError if there is none in rank order, or none for the dtype of `tensors`."""
+    name = str(opts.reduceOp.op.name)
+    if name not in _COMBINE:
+        raise ValueError(f"reductions in rank order have no {name}; expected one of {', '.join(_COMBINE)}")
+    for tensor in tensors:
+        if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"an average of {tensor.dtype}; expected a floating dtype")
+    return name
+
+
+def options(kind: Callable[[], Any], given: Any) -> Any:
+    """`given` as options: they may be options already, a bare operation, or None."""
+    if hasattr(given, "reduceOp"):
+        return given
+    opts = kind()
+    if given is not None:
+        opts.reduceOp = given
+    return opts
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    """One tensor or several, as a list."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def even_chunks(source: torch.Tensor, world: int) -> list[torch.Tensor]:
+    """`world` equal chunks of `source`, flat; ValueError if they are not equal."""
+    if source.numel() % world:
+        raise ValueError(f"reduce_scatter of {source.numel()} elements, which {world} ranks cannot share evenly")
+    return list(source.detach().contiguous().view(world, -1).unbind())
+
+
+def require_same_size(output: torch.Tensor, piece: torch.Tensor) -> None:
+    """ValueError if `output` cannot take `piece`."""
+    if output.numel() != piece.numel() or output.dtype != piece.dtype:
+        have, want = f"{output.numel()} {output.dtype}", f"{piece.numel()} {piece.dtype}"
+        raise ValueError(f"reduce_scatter into an output of {have}, where {want} are due")

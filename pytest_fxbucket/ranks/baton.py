@@ -1,0 +1,99 @@
+"""Several ranks in one process, one at a time: a baton that goes round in rank order, whenever a rank waits or ends.
+
+So a run is the same each time, and a deadlock is plain at once: nobody is left who could take the baton.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+
+_Ready = Callable[[], bool]
+
+
+class Stuck(BaseException):
+    """Raised in a rank that waits for what cannot come: every rank that has not ended waits."""
+
+
+class Baton:
+    """`on_switch(old, new)` is called between two ranks' turns; `stacks` has those of ranks that were stuck."""
+
+    def __init__(self, world: int, on_switch: Callable[[int, int], None]) -> None:
+        self.holder = 0
+        self.stacks: dict[int, str] = {}
+        self._on_switch = on_switch
+        # Each is locked but for the holder's: a lock is the quickest way to wake one certain thread.
+        self._turns = [threading.Lock() for _ in range(world)]
+        self._waiting: dict[int, _Ready] = {}
+        self._left = set(range(world))
+        self._is_stuck = False
+
+    def play(self, parts: Sequence[Callable[[], None]]) -> None:
+        """Run `parts[rank]` in a thread for each rank, rank 0 first; returns when all have ended. They must not raise."""
+        for turn in self._turns:
+            turn.acquire()
+        threads = [threading.Thread(target=self._named(rank, part), daemon=True) for rank, part in enumerate(parts)]
+        for thread in threads:
+            thread.start()
+        self._turns[0].release()
+        for thread in threads:
+            thread.join()
+
+    def wait_until(self, rank: int, ready: _Ready) -> None:
+        """Let the others go on until `ready()`; called by `rank`, whose turn it is. Raises Stuck when no rank can go on."""
+        while not ready():
+            if self._is_stuck:
+                self.stacks[rank] = _stack()
+                raise Stuck
+            self._stand_back(rank, ready)
+
+    def pause(self, rank: int) -> None:
+        """Let the next that can go on have its turn, if there is one; for a rank that looks for something in a loop."""
+        self._stand_back(rank, lambda: True)
+
+    def _stand_back(self, rank: int, ready: _Ready) -> None:
+        if rank != self.holder or rank in self._waiting:
+            raise RuntimeError(f"rank {rank} waits in several threads; with all ranks in one process each may wait in one")
+        self._waiting[rank] = ready
+        self._pass_on(rank)
+        self._turns[rank].acquire()
+        del self._waiting[rank]
+
+    def _named(self, rank: int, part: Callable[[], None]) -> Callable[[], None]:
+        def play() -> None:
+            self._turns[rank].acquire()
+            part()
+            self._left.discard(rank)
+            self._pass_on(rank)
+
+        # A dump of all threads has no names but those of functions.
+        code = play.__code__.replace(co_name=f"rank_{rank}")
+        return types.FunctionType(code, play.__globals__, code.co_name, closure=play.__closure__)
+
+    def _pass_on(self, rank: int) -> None:
+        world = len(self._turns)
+        order = [(rank + step) % world for step in range(1, world + 1)]
+        left = [one for one in order if one in self._left]
+        if not left:
+            return
+        able = next((one for one in left if one not in self._waiting or self._waiting[one]()), None)
+        if able is None:
+            # They raise one after the other, the lowest first.
+            self._is_stuck = True
+            able = min(left)
+        if able != self.holder:
+            self._on_switch(self.holder, able)
+            self.holder = able
+        self._turns[able].release()
+
+
+def _stack() -> str:
+    """This thread's frames, the innermost first, as faulthandler writes them."""
+    lines = ["Thread 0x0 (most recent call first):"]
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"

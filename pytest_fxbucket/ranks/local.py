@@ -1,0 +1,116 @@
+"""Back end `local`: all ranks in one process, one at a time, so that runs are alike and nothing can hang for ever."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_fxbucket.compat.threads import Groups, let_python_groups_gather_into_given_tensors
+from pytest_fxbucket.ranks import ledger
+from pytest_fxbucket.ranks.answers import Answer, Order, answer, load, raised
+from pytest_fxbucket.ranks.baton import Baton
+from pytest_fxbucket.ranks.exchange import Tables
+from pytest_fxbucket.ranks.local_group import LocalGroup
+from pytest_fxbucket.ranks.local_store import LocalStore
+from pytest_fxbucket.ranks.outlets import Outlets
+from pytest_fxbucket.ranks.surroundings import Surroundings
+
+BACKEND = "fxbucket_local"
+
+
+class _Stage:
+    """What the ranks of one job share."""
+
+    def __init__(self, world: int, outlets: Outlets) -> None:
+        self.world = world
+        self.baton = Baton(world, self._switch)
+        self.tables = Tables()
+        self.store = LocalStore(self.baton)
+        self._outlets = outlets
+        self.start = Surroundings.take()
+        # Each rank begins as a fresh process would, but for the groups, which are its own to make.
+        self._of_rank = [replace(self.start, groups=Groups()) for _ in range(world)]
+
+    def enter(self, rank: int) -> None:
+        """Let this process be `rank`."""
+        self._of_rank[rank].put_back()
+        ledger.act_as(rank)
+        self._outlets.lead_to(rank)
+
+    def leave(self) -> None:
+        """Let this process be nobody again; forgets all groups."""
+        self.start.put_back()
+        ledger.act_as(0)
+
+    def group(self, name: str, ranks: tuple[int, ...], member: int) -> LocalGroup:
+        """This rank's end of a new group; no `ranks`: the default group, of all."""
+        table = self.tables.sit_down(name, ranks or tuple(range(self.world)), member)
+        return LocalGroup(name, table, member, self.baton)
+
+    def _switch(self, old: int, new: int) -> None:
+        self._of_rank[old] = Surroundings.take()
+        self.enter(new)
+
+
+_stage: _Stage | None = None
+
+
+def run(rank: int, world: int, order: Order) -> list[Answer]:
+    """Call the order's function once as each rank; their answers, in rank order."""
+    global _stage
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    let_python_groups_gather_into_given_tensors()
+    # What the module does to the process when it is imported must not stay with the rank that comes first. Where this fails, it
+    # fails again in each rank, which says so.
+    with contextlib.suppress(Exception):
+        load(order.function)
+    world = len(order.payloads)
+    with Outlets(world, order.log_dir) as outlets:
+        _stage = stage = _Stage(world, outlets)
+        try:
+            answers = _play(stage, order)
+        finally:
+            stage.leave()
+            _stage = None
+        return [replace(one, output=outlets.tail(rank)) for rank, one in enumerate(answers)]
+
+
+def _play(stage: _Stage, order: Order) -> list[Answer]:
+    answers = [Answer("running")] * stage.world
+    threads = torch.get_num_threads()
+
+    def part(rank: int) -> Callable[[], None]:
+        def play() -> None:
+            answers[rank] = _answer(stage, order, rank, threads)
+
+        return play
+
+    stage.enter(0)
+    stage.baton.play([part(rank) for rank in range(stage.world)])
+    stacks = stage.baton.stacks
+    # Whatever such a rank made of it: it was stuck.
+    return [Answer("running", stack=stacks[rank]) if rank in stacks else one for rank, one in enumerate(answers)]
+
+
+def _answer(stage: _Stage, order: Order, rank: int, threads: int) -> Answer:
+    try:
+        torch.set_num_threads(threads)
+        # Backward passes stay on this thread, also those of a GPU: another could not tell for which rank it waits.
+        torch.autograd.set_multithreading_enabled(False)
+        dist.init_process_group(BACKEND, store=stage.store, rank=rank, world_size=stage.world)
+    except Exception as error:
+        return raised(error)
+    return answer(order, rank)
+
+
+def _create(options: Any, _: object) -> LocalGroup:
+    if _stage is None:
+        raise RuntimeError(f"back end {BACKEND} has no ranks but in a job of its own")
+    ranks: Sequence[int] = options.global_ranks_in_group
+    return _stage.group(options.group_id, tuple(ranks), options.group_rank)

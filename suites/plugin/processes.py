@@ -1,0 +1,59 @@
+"""Processes that a run of pytest within a test has started, found by what its environment says."""
+
+from __future__ import annotations
+
+import os
+import select
+import uuid
+from pathlib import Path
+
+import pytest
+
+
+class Trace:
+    """Marks the environment and the temporary folder of what is started from now on, and tells what is left of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._setting = f"FXBUCKET_SUITE={uuid.uuid4()}"
+        self._temporary = folder / "temporary"
+        self._temporary.mkdir()
+        self._shared = shared_memory()
+        monkeypatch.setenv(*self._setting.split("="))
+        monkeypatch.setenv("TMPDIR", str(self._temporary))
+
+    def processes(self) -> list[int]:
+        """Those that live now, but for this one."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                try:
+                    environment = (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if self._setting.encode() in environment.split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def left(self, pids: list[int]) -> list[str]:
+        """What does not end or vanish by itself: processes, temporary files, and shared memory that names one of `pids`."""
+        processes = [f"process {pid}" for pid in {*pids, *self.processes()} if not ends(pid)]
+        # torch makes an empty folder for its compiler's cache, once for each user of a machine.
+        files = [str(path) for path in self._temporary.rglob("*") if not path.name.startswith("torchinductor_")]
+        shared = [name for name in shared_memory() - self._shared if any(str(pid) in name for pid in pids)]
+        return processes + files + shared
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def ends(pid: int, limit_s: float = 10) -> bool:
+    """Say whether a process ends by itself; one that was told to may take a moment."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], limit_s)[0])
+    finally:
+        os.close(handle)

@@ -1,0 +1,182 @@
+"""A rank that goes wrong is one failed item that tells all, and the next item is well; however pytest ends, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suites.plugin.processes import Trace
+from suites.ranks.fault_jobs import FAULTS
+
+ROOT = str(Path(__file__).resolve().parents[2])
+WORLD = 4
+
+# A batch is made on each rank before each step; the harness makes those of step 0 in its own process too, to trace.
+BATCHES = """
+import os, signal
+from tiny import batch as sound, build, loss
+
+def wrong(rank, step, act):
+    if (rank, step) == (2, 1):
+        act()
+    return sound(rank, step)
+
+def refuse():
+    raise ValueError("no batch today")
+
+def announce():
+    with open(os.environ["FIFO"], "wb", buffering=0) as file:
+        file.write(b"x")
+    signal.pause()
+
+def raises(rank, step): return wrong(rank, step, refuse)
+def killed(rank, step): return wrong(rank, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+def stops(rank, step): return wrong(rank, step, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+def waits(rank, step): return wrong(rank, step, announce)
+"""
+SAID = {
+    "killed": 'rank 2 of 4 was killed by SIGKILL, at "bucketed step 1 of 3" (bitwise of plans/killed.toml, *',
+    "raises": 'rank 2 of 4 raised ValueError: no batch today, at "bucketed step 1 of 3" (bitwise of plans/raises.toml, *',
+    "stops": '4 of 4 ranks did not answer within 5 s; rank 2: is stopped, at "bucketed step 1 of 3"; *',
+}
+
+# One of each kind: suites/ranks/test_faults.py has them all.
+SOME = ("raise_before", "exit_well", "crash", "hold_the_lock", "leave_out_the_last", "unpicklable", "memory_limit")
+
+USERS = f"""
+import pytest
+from suites.ranks.fault_jobs import FAULTS
+
+FAULTS = [fault for fault in FAULTS if fault.job in {SOME}]
+PLACE = dict(paths=[{ROOT!r}])
+
+TURNS = [pytest.param(i, turn, id=f"{{f.job}}-{{turn}}") for i, f in enumerate(FAULTS) for turn in ("wrong", "well")]
+
+@pytest.mark.parametrize(("number", "turn"), TURNS)
+def test_ranks(fxbucket_ranks, number, turn):
+    ranks, fault = fxbucket_ranks({WORLD}), FAULTS[number]
+    if turn == "wrong":
+        ranks.start()
+        job, culprit = "suites.ranks.fault_jobs:" + fault.job, number % {WORLD}
+        ranks.run(job, [culprit] * {WORLD}, timeout_s=1.5 if fault.is_late else 60, **PLACE)
+    else:
+        results = ranks.run("suites.ranks.fault_jobs:healthy", [None] * {WORLD}, timeout_s=60, **PLACE)
+        assert results == [[{WORLD}.0] * 3] * {WORLD}
+"""
+
+
+@pytest.fixture
+def trace(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    return Trace(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def plans(project):
+    """A plan for each way to go wrong, and plain.toml."""
+    Path("wrong.py").write_text(BATCHES)
+    plain = (
+        Path("plans/plain.toml")
+        .read_text()
+        .replace("dp_shard = 2", f"dp_shard = {WORLD}")
+        .replace("timeout_s = 30", "timeout_s = 60")
+    )
+    Path("plans/plain.toml").write_text(plain)
+    for name in (*SAID, "waits"):
+        text = plain.replace("tiny:batch", f"wrong:{name}")
+        Path(f"plans/{name}.toml").write_text(text.replace("timeout_s = 60", "timeout_s = 5") if name == "stops" else text)
+    return project
+
+
+def test_a_rank_that_goes_wrong_in_a_plan_is_one_failed_item_and_the_next_is_well(plans, trace):
+    names = [name for fault in SAID for name in (fault, "plain")]
+    items = []
+    for turn, name in enumerate(names):
+        # A plan of its own each time, so that pytest keeps this order.
+        path = Path(f"plans/{turn}-{name}.toml")
+        path.write_text(Path(f"plans/{name}.toml").read_text())
+        items.append(f"{path}::bitwise")
+    result = plans.runpytest_subprocess(*items, "-v")
+    result.assert_outcomes(failed=len(SAID), passed=len(SAID))
+    text = result.stdout.str()
+    for turn, name in enumerate(names):
+        assert re.search(rf"^{re.escape(items[turn])} {'PASSED' if name == 'plain' else 'FAILED'}", text, re.M)
+    for fault in SAID:
+        result.stdout.fnmatch_lines([SAID[fault].replace(f"plans/{fault}", f"plans/*-{fault}")])
+    for title in re.findall(r"^_+ (plans/\S+): bitwise _+$", text, re.M):
+        told = text.partition(f" {title}: bitwise __")[2].partition("\n____")[0].splitlines()
+        table = told[told.index("--- the ranks") + 1 :][:WORLD]
+        assert [row.split("  ")[0] for row in table] == ["rank 2", "rank 0", "rank 1", "rank 3"]
+        assert all(
+            re.search(r'"unbucketed step 2 of 3"  waits for all_gather of .*, number 1 on ranks 0-3 \(bucket ', row)
+            for row in table[1:]
+        )
+        assert any(line.startswith("try: ") for line in told)
+    assert trace.left([]) == []
+    self_only(Path(".fxbucket"))
+
+
+def self_only(root: Path) -> None:
+    """No other user reads what was left to look at: its root is closed, and each log for itself."""
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    logs = list(root.rglob("*.log"))
+    assert len(logs) == len(SAID) * WORLD
+    assert {stat.S_IMODE(path.stat().st_mode) for path in logs} == {0o600}
+
+
+def test_a_fault_in_a_users_test_is_one_failed_item_and_the_next_is_well(pytester, trace):
+    pytester.makepyfile(test_users=USERS)
+    result = pytester.runpytest_subprocess("-v")
+    result.assert_outcomes(failed=len(SOME), passed=len(SOME))
+    text = result.stdout.str()
+    faults = [fault for fault in FAULTS if fault.job in SOME]
+    for number, fault in enumerate(faults):
+        names = f"{fault.job}-wrong", f"{fault.job}-well"
+        assert re.search(rf"{names[0]}\] FAILED.*\n.*{names[1]}\] PASSED", text)
+        told = re.search(rf"^_+ test_ranks\[{names[0]}\] _+\n(.*?)^(____|====)", text, re.M | re.S)
+        assert told is not None
+        lines = told.group(1).splitlines()
+        assert any(line.startswith("E ") and fault.said in line and f"rank {number % WORLD}" in line for line in lines)
+        # The user's own line, none of ours; below it what the ranks did.
+        assert [line for line in lines if line.startswith(">")] == [
+            line for line in lines if "> " in line and "ranks.run(" in line
+        ]
+        table = lines[lines.index("--- the ranks") + 1 :][:WORLD]
+        assert {row.split("  ")[0] for row in table} == {f"rank {rank}" for rank in range(WORLD)}
+        assert table[0].startswith(f"rank {number % WORLD} ")
+        assert any(line.startswith("try: ") for line in lines)
+    assert trace.left([]) == []
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    """A real pytest, in a process group of its own."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+def test_nothing_is_left_when_pytest_ends_in_the_middle_of_a_plan(plans, trace, monkeypatch, how):
+    os.mkfifo("fifo")
+    monkeypatch.setenv("FIFO", str(Path("fifo").resolve()))
+    announced = os.open("fifo", os.O_RDWR)
+    process = start("plans/waits.toml::bitwise", "plans/plain.toml::bitwise")
+    os.read(announced, 1)
+    pids = trace.processes()
+    assert len(pids) == 1 + 1 + WORLD  # pytest, the server, the ranks
+    if how == "ctrl-c":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    else:
+        process.kill()
+    output, _ = process.communicate(timeout=60)
+    os.close(announced)
+    assert process.returncode == (pytest.ExitCode.INTERRUPTED if how == "ctrl-c" else -signal.SIGKILL), output
+    assert trace.left(pids) == []
+    if how == "ctrl-c":
+        assert "KeyboardInterrupt" in output

@@ -1,0 +1,240 @@
+"""Jobs in which one rank goes wrong, and what a failure says of each: for the tests, and for the soak that repeats them.
+
+The payload is the culprit. All jobs begin with a step that goes well, so that marks and numbers of collectives mean something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pytest_fxbucket.ranks import mark
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind` of the failure; `said` in its sentence of the culprit; whether it takes the whole time limit to be noticed."""
+
+    job: str
+    kind: str
+    said: str
+    is_late: bool = False
+
+
+FAULTS = (
+    Fault("raise_before", "raised", "raised ValueError: before it"),
+    Fault("raise_within", "raised", "raised ValueError: an average of torch.int64"),
+    Fault("raise_between_launch_and_wait", "raised", "raised ValueError: before the wait"),
+    Fault("raise_after", "raised", "raised ValueError: after it"),
+    Fault("exit_at_once", "died", "exited with status 3"),
+    Fault("exit_well", "died", "exited with status 0"),
+    Fault("kill", "died", "was killed by SIGKILL"),
+    Fault("crash", "died", "was killed by SIGSEGV"),
+    Fault("stop", "timeout", "is stopped", is_late=True),
+    Fault("loop", "timeout", "is still running", is_late=True),
+    Fault("hold_the_lock", "timeout", "is still", is_late=True),
+    Fault("skip_one", "timeout", "never launched collective 4 of the job on ranks 0-3", is_late=True),
+    Fault("swap_two", "timeout", "the ranks part at collective 2 of the job on ranks 0-3", is_late=True),
+    Fault("other_size", "mismatch", "the ranks part at collective 2 of the job on ranks 0-3"),
+    Fault("leave_out_the_last", "mismatch", "never launched collective 2 of the job on ranks 0-3"),
+    Fault("unpicklable", "unpicklable", "its result, of type function, cannot be pickled"),
+    Fault("too_much_memory", "raised", "memory"),
+    Fault("memory_limit", "raised", "memory"),
+)
+
+
+def healthy(rank, world, payload):
+    ones = torch.ones(3)
+    dist.all_reduce(ones)
+    return ones.tolist()
+
+
+def begin(rank):
+    mark("step 0")
+    dist.all_reduce(torch.ones(5))
+    mark(f"step 1 of {rank}")
+
+
+def raise_before(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        raise ValueError("before it")
+    dist.all_reduce(torch.ones(3))
+
+
+def raise_within(rank, world, culprit):
+    begin(rank)
+    # An average of integers is refused inside of the call.
+    dist.all_reduce(torch.ones(3, dtype=torch.int64), op=dist.ReduceOp.AVG if rank == culprit else dist.ReduceOp.SUM)
+
+
+def raise_between_launch_and_wait(rank, world, culprit):
+    begin(rank)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    if rank == culprit:
+        raise ValueError("before the wait")
+    work.wait()
+    dist.barrier()
+
+
+def raise_after(rank, world, culprit):
+    begin(rank)
+    dist.all_reduce(torch.ones(3))
+    if rank == culprit:
+        raise ValueError("after it")
+
+
+def raise_differently(rank, world, culprits):
+    begin(rank)
+    dist.barrier()
+    if rank == culprits[0]:
+        raise KeyError("one cause")
+    if rank == culprits[1]:
+        raise ZeroDivisionError("another")
+    dist.all_reduce(torch.ones(3))
+
+
+def exit_at_once(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        os._exit(3)
+    dist.all_reduce(torch.ones(3))
+
+
+def exit_well(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        os._exit(0)
+    dist.all_reduce(torch.ones(3))
+
+
+def kill(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3))
+
+
+def crash(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        ctypes.string_at(0)
+    dist.all_reduce(torch.ones(3))
+
+
+def stop(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(3))
+
+
+def loop(rank, world, culprit):
+    begin(rank)
+    while rank == culprit:
+        pass
+    dist.all_reduce(torch.ones(3))
+
+
+def hold_the_lock(rank, world, culprit):
+    """A call in C that never returns, signals or not, and that holds the interpreter lock."""
+    begin(rank)
+    if rank == culprit:
+        mutex = ctypes.create_string_buffer(64)
+        lock = ctypes.PyDLL(None).pthread_mutex_lock
+        lock(mutex)
+        lock(mutex)
+    dist.all_reduce(torch.ones(3))
+
+
+def skip_one(rank, world, culprit):
+    begin(rank)
+    for turn in range(3):
+        if rank != culprit or turn != 1:
+            dist.all_reduce(torch.ones(3))
+
+
+def swap_two(rank, world, culprit):
+    begin(rank)
+
+    def gather():
+        return dist.all_gather_into_tensor(torch.empty(2 * world), torch.ones(2), async_op=True)
+
+    def scatter():
+        return dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * world), async_op=True)
+
+    for launch in [scatter, gather] if rank == culprit else [gather, scatter]:
+        launch().wait()
+
+
+def other_size(rank, world, culprit):
+    begin(rank)
+    dist.reduce_scatter_tensor(torch.empty(2 + (rank == culprit)), torch.ones((2 + (rank == culprit)) * world))
+
+
+def leave_out_the_last(rank, world, culprit):
+    begin(rank)
+    if rank != culprit:
+        dist.all_reduce(torch.ones(3), async_op=True)
+
+
+def unpicklable(rank, world, culprit):
+    begin(rank)
+    return (lambda: None) if rank == culprit else rank
+
+
+def too_much_memory(rank, world, culprit):
+    begin(rank)
+    dist.all_reduce(torch.ones(1 << 48 if rank == culprit else 3))
+
+
+def memory_limit(rank, world, culprit):
+    begin(rank)
+    if rank == culprit:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+        torch.zeros(256 << 20)
+    dist.all_reduce(torch.ones(3))
+
+
+def raise_on_all(rank, world, payload):
+    raise ValueError(f"{rank} of {world}")
+
+
+def announce_and_hang(rank, world, fifo):
+    with open(fifo, "wb", buffering=0) as file:
+        file.write(b"x")
+    dist.barrier()
+    signal.pause()
+
+
+def opened(rank, world, payload):
+    """Everything that this process has open or mapped, by name."""
+    begin(rank)
+    names = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.add(os.readlink(f"/proc/self/fd/{name}"))
+    with open("/proc/self/maps") as maps:
+        return names | {line.split(maxsplit=5)[5].strip() for line in maps if len(line.split(maxsplit=5)) > 5}
+
+
+def listening(rank, world, payload):
+    """Local addresses, as the kernel writes them, on which this process listens."""
+    links = [name for name in opened(rank, world, payload) if name.startswith("socket:")]
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links}
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[9] in inodes and (words[3] == "0A" or table.startswith("udp")):
+                found.append(words[1].partition(":")[0])
+    return found

@@ -1,0 +1,196 @@
+"""Processes that agree over a store: all read the same, nobody waits for one who will not come."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from pytest_fxbucket.errors import RankError, UsageError
+from pytest_fxbucket.ranks.agenda import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
+from pytest_fxbucket.ranks.board import Board
+from pytest_fxbucket.ranks.meeting import Lost, Meeting, Round
+from pytest_fxbucket.ranks.member import Member, member_of
+
+WORLD = 3
+LONG_S = 100.0
+
+
+def member(rank: int, port: int, run: str) -> Member:
+    return Member(rank, WORLD, rank // 2, 2, rank % 2, 2, "127.0.0.1", port, False, run)
+
+
+@pytest.fixture(scope="module")
+def port():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(64)
+    number = listener.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    yield number
+    del store
+
+
+@pytest.fixture
+def together():
+    """together(function) -> results of function(rank), which all ranks run at once, in threads."""
+    with ThreadPoolExecutor(WORLD) as threads:
+        yield lambda function: [one.result(60) for one in [threads.submit(function, rank) for rank in range(WORLD)]]
+
+
+@pytest.fixture
+def meetings(port: int, together: Callable[..., list[Meeting]], request: pytest.FixtureRequest):
+    made = together(lambda rank: Meeting(member(rank, port, f"{request.node.name}/0")))
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_all_read_the_same(meetings: list[Meeting], together: Callable[..., list[Round]]) -> None:
+    said = together(lambda rank: meetings[rank].exchange("1", {"rank": rank}, limit_s=LONG_S))
+    assert said[0] == Round({rank: {"rank": rank} for rank in range(WORLD)}, {})
+    assert said[1:] == said[:1] * 2
+
+
+def test_who_is_named_with_its_node(meetings: list[Meeting]) -> None:
+    assert [meetings[0].who(rank) for rank in range(WORLD)] == ["rank 0 (node 0)", "rank 1 (node 0)", "rank 2 (node 1)"]
+
+
+def test_a_value_larger_than_the_store_takes_travels_whole(
+    meetings: list[Meeting], together: Callable[..., list[Round]]
+) -> None:
+    size = (9 << 20) + 1
+    said = together(lambda rank: meetings[rank].exchange("1", bytes([rank]) * size, limit_s=LONG_S))
+    assert all(one.entries == {rank: bytes([rank]) * size for rank in range(WORLD)} for one in said)
+
+
+def test_who_is_late_is_named_to_all_and_learns_what_was_said(
+    meetings: list[Meeting], together: Callable[..., list[Round]]
+) -> None:
+    over = threading.Event()
+
+    def say(rank: int) -> Round:
+        if rank == 2:
+            over.wait(60)
+        told = meetings[rank].exchange("1", rank, limit_s=0.3 if rank == 0 else LONG_S)
+        over.set()
+        return told
+
+    said = together(say)
+    assert said == [Round({0: 0, 1: 1}, {2: "did not come within 0.3 s"})] * WORLD
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_nobody_waits_for_one_who_is_further_on(
+    meetings: list[Meeting], together: Callable[..., list[Round]], ahead: int
+) -> None:
+    """The one who went on is at a later topic, where it waits for the others."""
+
+    def say(rank: int) -> list[Round]:
+        first = [] if rank == ahead else [meetings[rank].exchange("1", rank, limit_s=LONG_S)]
+        return [*first, meetings[rank].exchange("2", rank, limit_s=LONG_S)]
+
+    said = together(say)
+    assert all(one[0].missing == {ahead: "went on without it"} for rank, one in enumerate(said) if rank != ahead)
+    assert all(one[-1] == Round({0: 0, 1: 1, 2: 2}, {}) for one in said)
+
+
+def test_who_has_left_says_why(meetings: list[Meeting], together: Callable[..., list[Round | None]]) -> None:
+    def say(rank: int) -> Round | None:
+        return meetings[rank].leave("is tired") if rank == 1 else meetings[rank].exchange("1", rank, limit_s=LONG_S)
+
+    assert together(say)[0] == Round({0: 0, 2: 2}, {1: "is tired"})
+
+
+def test_who_works_learns_that_another_has_failed(meetings: list[Meeting]) -> None:
+    assert not meetings[0].is_alarmed("1")
+    meetings[2].alarm("1")
+    assert meetings[0].is_alarmed("1")
+    assert not meetings[0].is_alarmed("2")
+
+
+def test_what_must_end_waits_no_more(meetings: list[Meeting]) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(meetings[0].exchange, "1", 0, limit_s=LONG_S)
+        meetings[0].end("told to end")
+        with pytest.raises(Lost, match="told to end"):
+            waits.result(60)
+    with pytest.raises(Lost, match="told to end"):
+        meetings[0].exchange("2", 0, limit_s=LONG_S)
+
+
+def test_old_words_are_forgotten(port: int, meetings: list[Meeting], together: Callable[..., None]) -> None:
+    def say(rank: int) -> None:
+        for topic in range(50):
+            meetings[rank].exchange(f"{topic:03d}", rank, limit_s=LONG_S)
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    before = store.num_keys()
+    together(say)
+    assert store.num_keys() - before < 50
+
+
+def test_a_killed_process_is_gone_for_all(port: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("meeting_rank.py"))]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), "3", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for rank in range(3)
+    ]
+    try:
+        assert [process.stdout.readline() for process in processes] == ["here\n"] * 3
+        for process in processes[:2]:
+            process.stdin.write("1\n")
+        processes[2].kill()
+        processes[2].wait()
+        told = [process.stdout.readline() for process in processes[:2]]
+        assert told == ['[[0, 1], {"2": "is gone: its process has ended"}]\n'] * 2
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_store_that_is_gone_is_an_error_in_one_sentence() -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4)
+    port = listener.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    board = Board(member(0, port, "gone/0"))
+    del store
+    with pytest.raises(RankError, match=rf"torchrun's store at 127.0.0.1:{port} does not answer \(.*\): the node") as caught:
+        # The first may still leave through a socket that is closing.
+        any(board.has("at/0") for _ in range(100))
+    assert "\n" not in str(caught.value)
+
+
+def test_moments_grow() -> None:
+    agenda, moments = Agenda(), [HELLO, ITEMS, DIFFERENCES]
+    for _ in range(12):
+        agenda.next_item()
+        for phase in (0, 1, 1, 2, 0, 1, 2):  # a plugin that runs an item again
+            agenda.enter(phase)
+            moments += [agenda.run(), f"{agenda.run()}.done", agenda.report(), agenda.run(), agenda.report()]
+    moments += [END, LEFT]
+    assert moments == sorted(set(moments))
+
+
+def test_who_torchrun_started_reads_its_place() -> None:
+    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+    environ |= {"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "there", "MASTER_PORT": "77", "TORCHELASTIC_RUN_ID": "x"}
+    assert member_of({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"}) == Member(5, 8, 1, 2, 1, 4, "there", 77, False, "x/0")
+    first = member_of({**environ, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"})
+    assert first is not None
+    assert first.serves_store
+    assert member_of({"RANK": "0"}) is None
+    with pytest.raises(UsageError, match="LOCAL_RANK is 'x'"):
+        member_of({**environ, "LOCAL_RANK": "x"})

@@ -1,0 +1,45 @@
+"""Runs ranks for long and kills them often; ``make soak``. What is well says `N of M`, and the seed that repeats the rest.
+
+``python -m suites.soak.run --part 0.1``: a tenth of everything. Ends with 1 if anything was not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+
+from suites.soak.parts import faults, items, verdicts
+
+ITEMS, VERDICTS, FAULTS = 1000, 200, 20
+
+
+def main() -> int:
+    """Run all three parts; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=float, default=1.0, help="how much of it, 0.1: a tenth")
+    parser.add_argument("--seed", type=int, default=None, help="which ranks are killed when")
+    given = parser.parse_args()
+    seed = random.randrange(10**6) if given.seed is None else given.seed
+    print(f"soak: part {given.part:g}, seed {seed}, {os.cpu_count()} cores", flush=True)
+    problems = soak(given.part, seed)
+    for problem in problems:
+        print(f"NOT WELL: {problem}", flush=True)
+    print(f"soak: {'all well' if not problems else f'{len(problems)} not well'}; seed {seed}", flush=True)
+    return min(1, len(problems))
+
+
+def soak(part: float, seed: int) -> list[str]:
+    """What was not as it should be in `part` of everything."""
+    begin = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - begin:7.1f} s  {line}", flush=True)
+
+    problems = [*items(round(ITEMS * part), say), *verdicts(round(VERDICTS * part), say)]
+    return [*problems, *faults(round(FAULTS * part), seed, say)]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
