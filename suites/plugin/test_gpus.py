@@ -40,5 +40,5 @@ def test_a_marked_test_is_skipped_or_failed_alike(project: pytest.Pytester) -> N
     project.makepyfile(test_marked=BODY)
     result = project.runpytest_subprocess("test_marked.py", "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*fxbucket_ranks: nccl needs 2 GPUs, this machine has 0"])
+    result.stdout.fnmatch_lines(["SKIPPED*nccl needs 2 GPUs, this machine has 0"])
     project.runpytest_subprocess("test_marked.py", "--fxbucket-require-gpus").assert_outcomes(failed=1)

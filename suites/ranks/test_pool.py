@@ -40,7 +40,7 @@ def test_too_few_payloads_are_refused(ranks):
 
 
 def test_an_unknown_backend_is_named(pools):
-    with pytest.raises(RankError, match='no ranks for backend "ncl"; expected gloo'):
+    with pytest.raises(RankError, match='no ranks for backend "ncl"; expected one of gloo, gloo:cuda, nccl, local, fake'):
         pools.get(4, "ncl")
 
 
