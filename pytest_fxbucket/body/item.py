@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
@@ -137,21 +136,21 @@ def _ini(config: pytest.Config, name: str) -> Any:
         return None
 
 
-def _given(item: pytest.Function) -> list[pickle.PickleBuffer]:
+def _given(item: pytest.Function) -> bytes:
     """Arguments and the instance's attributes, packed; fails the test for one that cannot be sent, by name."""
-    from pytest_fxbucket.ranks.wire import Unpicklable, pack
+    from pytest_fxbucket.ranks.wire import Unpicklable, pack_whole
 
     values = {name: _argument(name, item) for name in inspect.signature(item.obj).parameters if name in item.funcargs}
     state = dict(vars(item.instance)) if item.cls is not None else {}
     for name, value in (*values.items(), *((f"self.{name}", value) for name, value in state.items())):
         try:
-            pack(value)
+            pack_whole(value)
         except Unpicklable as error:
             told = f"{item.nodeid}: the value of {name} cannot be sent to the ranks ({error})"
         else:
             continue
         _fail(f"{told}; make it in the body, or give what it is made of")
-    return [pickle.PickleBuffer(part) for part in pack((values, state))]
+    return pack_whole((values, state))
 
 
 def _argument(name: str, item: pytest.Function) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bdb
 import contextlib
 import importlib
-import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -55,7 +54,7 @@ class Body:
     """from the module on: a function, or classes and a method"""
     origins: Mapping[str, Origin]
     sys_path: tuple[str, ...]
-    given: list[pickle.PickleBuffer]
+    given: bytes
     """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
 
     Apart, since they may be of classes in the test's own module, which must be imported by `origins`.
@@ -79,7 +78,7 @@ def run(rank: int, world: int, body: Body) -> Ending:
     sys.path[:] = body.sys_path
     _finder.tell(body.origins)
     module = importlib.import_module(body.module)
-    values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack(cast("list[wire.Buffer]", body.given)))
+    values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.given]))
     function = _function(module, body.names, state)
     arguments = {name: made(value, rank, body.mesh) for name, value in values.items()}
     explain_comparisons(body.manner.verbosity, body.manner.ini)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,12 +19,12 @@ _OURS = os.path.dirname(__file__)
 class Order:
     """Parent to process: call `function` ("package.module:function") as every rank.
 
-    `payloads` has one packed payload a rank: apart, or ranks would share the tensors. `log_dir` takes the ranks' output; "":
+    `payloads` has one packed payload a rank: each its own, or ranks would share the tensors. `log_dir` takes their output; "":
     it stays in memory.
     """
 
     function: str
-    payloads: tuple[tuple[wire.Buffer | pickle.PickleBuffer, ...], ...]
+    payloads: tuple[bytes, ...]
     log_dir: str
 
 
@@ -40,30 +39,20 @@ class Answer:
     traceback: str = ""
     stack: str = ""
     output: str = ""
-    result: tuple[wire.Buffer | pickle.PickleBuffer, ...] = ()
-
-
-def apart(value: object) -> tuple[pickle.PickleBuffer, ...]:
-    """`value`, packed so that it can be part of another packed value without a copy. Raises Unpicklable."""
-    return tuple(pickle.PickleBuffer(buffer) for buffer in wire.pack(value))
-
-
-def together(parts: Sequence[wire.Buffer | pickle.PickleBuffer]) -> object:
-    """The value behind `apart`. Raises Unpicklable."""
-    return wire.unpack([part.raw() if isinstance(part, pickle.PickleBuffer) else part for part in parts])
+    result: bytes = b""
 
 
 def answer(order: Order, rank: int) -> Answer:
     """Call the function as `rank`, and say what it did."""
     try:
         function = load(order.function)
-        value = function(rank, len(order.payloads), together(order.payloads[rank]))
+        value = function(rank, len(order.payloads), wire.unpack([order.payloads[rank]]))
     except wire.Unpicklable as error:
         return Answer("unpicklable", time.monotonic(), f"its payload cannot be read ({error})")
     except BaseException as error:  # SystemExit from a user's code is a failure like any other
         return raised(error)
     try:
-        return Answer("returned", time.monotonic(), result=apart(value))
+        return Answer("returned", time.monotonic(), result=wire.pack_whole(value))
     except wire.Unpicklable as error:
         text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
         return Answer("unpicklable", time.monotonic(), text)

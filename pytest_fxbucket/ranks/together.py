@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.answers import Answer, Order, apart, together
+from pytest_fxbucket.ranks.answers import Answer, Order
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.ledger import Whereabouts, ranks_text
 from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.parting import partings
-from pytest_fxbucket.ranks.pool import RankPool, task_text, unpack_results
+from pytest_fxbucket.ranks.pool import RankPool, task_text, tell_output, unpack_results
 from pytest_fxbucket.ranks.room import threads_per_rank
 from pytest_fxbucket.ranks.watchdog import process_state
 
@@ -73,9 +72,11 @@ class TogetherPool(RankPool):
         (process,) = attempt.states
         if process.outcome != "returned":
             states = self._states_of_process(process)
+            tell_output(states, on_output)
             raise self._failed(failure_of(states, task=task, timed_out_s=None if attempt.in_time else timeout_s))
         answers = cast("list[Answer]", unpack_results(attempt, task)[0])
         states = [_state(rank, one, self._where(rank)) for rank, one in enumerate(answers)]
+        tell_output(states, on_output)
         if has_failed(states):
             raise self._failed(_failure(states, task))
         return _results(answers, task)
@@ -109,11 +110,11 @@ class TogetherPool(RankPool):
         return rank < acting if self.backend == "fake" else bool(where.groups) and where.does != "waits for"
 
 
-def _packed(payloads: Sequence[object], task: str) -> tuple[tuple[pickle.PickleBuffer, ...], ...]:
+def _packed(payloads: Sequence[object], task: str) -> tuple[bytes, ...]:
     packed = []
     for rank, payload in enumerate(payloads):
         try:
-            packed.append(apart(payload))
+            packed.append(wire.pack_whole(payload))
         except wire.Unpicklable as error:
             text = f"the payload for rank {rank} cannot be pickled: {error} ({task})"
             raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
@@ -184,7 +185,7 @@ def _results(answers: Sequence[Answer], task: str) -> list[object]:
     results = []
     for rank, one in enumerate(answers):
         try:
-            results.append(together(one.result))
+            results.append(wire.unpack([one.result]))
         except wire.Unpicklable as error:
             text = f"the result of rank {rank} cannot be read: {error} ({task})"
             raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error

@@ -58,6 +58,19 @@ def unpack(buffers: Sequence[Buffer]) -> object:
         raise Unpicklable(f"{type(error).__name__}: {error}") from error
 
 
+def pack_whole(value: object) -> bytes:
+    """`value` as one pickle, tensors copied into it: to be part of another value. Raises Unpicklable.
+
+    Not as PickleBuffers of `pack`'s memoryviews: CPython crashes when it collects garbage that has both.
+    """
+    out = io.BytesIO()
+    try:
+        _Pickler(out, protocol=5).dump(value)
+    except Exception as error:
+        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+    return out.getvalue()
+
+
 def head(buffers: Sequence[Buffer]) -> bytes:
     """The count and the lengths that go before `buffers`."""
     return COUNT.pack(len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)

@@ -30,6 +30,11 @@ def dies(rank, world, payload):
         os.kill(os.getpid(), signal.SIGKILL)
     return total(rank, world, payload)
 
+def raises(rank, world, payload):
+    if rank == 2:
+        raise ValueError("at once")
+    return total(rank, world, payload)
+
 def kills(rank, world, pid):
     if rank == 3:
         os.kill(pid, signal.SIGKILL)  # of the process that sent this
@@ -75,6 +80,9 @@ def test_rank_0_never_comes(fxbucket_ranks):
 
 def test_killed_child(fxbucket_ranks):
     totals(fxbucket_ranks, job="jobs:dies")
+
+def test_raising_child(fxbucket_ranks):
+    totals(fxbucket_ranks, job="jobs:raises", timeout_s=10_000)  # nobody waits for that
 
 def test_hanging_child(fxbucket_ranks):
     totals(fxbucket_ranks, job="jobs:hangs", timeout_s=2)
