@@ -137,6 +137,10 @@ def pytest_runtest_makereport(
     """Attach what the controller needs, as plain data: it is all that survives a worker that dies."""
     report = yield
     fx = fx_session(item.config)
+    if call.excinfo is not None and report.failed and isinstance(call.excinfo.value, FxbucketError):
+        # In a user's test, which saw the error itself: its sentence is shown there, and here the rest of what it has to say.
+        text = error_text(call.excinfo.value)
+        report.sections += [("what the ranks did", text)] if "\n" in text else []
     told: dict[str, Any] = {"goldens": goldens} if (goldens := fx.accepted.drain()) else {}
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])

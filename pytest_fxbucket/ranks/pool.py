@@ -81,6 +81,7 @@ class RankPool:
         collectives, or when not all have answered within `timeout_s` seconds; RankError when ranks cannot be started. After
         that the next run has fresh processes.
         """
+        __tracebackhide__ = True  # the line that asked for the run is what helps
         task = task_text(what, job)
         attempt = self.attempt(job, payloads, timeout_s=timeout_s, paths=paths, log_dir=log_dir, task=task)
         tell_output(attempt.states, on_output)

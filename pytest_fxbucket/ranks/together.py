@@ -57,6 +57,7 @@ class TogetherPool(RankPool):
 
         Under `fake` the ranks run one after the other, up to the first that fails, and all output is rank 0's.
         """
+        __tracebackhide__ = True  # the line that asked for the run is what helps
         if len(payloads) != self.world:
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         task = task_text(what, job)

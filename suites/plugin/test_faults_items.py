@@ -42,8 +42,8 @@ def stops(rank, step): return wrong(rank, step, lambda: os.kill(os.getpid(), sig
 def waits(rank, step): return wrong(rank, step, announce)
 """
 SAID = {
-    "killed": 'rank 2 of 4 was killed by SIGKILL, at "bucketed step 1 of 3" (bitwise of plans/killed.toml, *',
-    "raises": 'rank 2 of 4 raised ValueError: no batch today, at "bucketed step 1 of 3" (bitwise of plans/raises.toml, *',
+    "killed": 'rank 2 of 4 was killed by SIGKILL, at "bucketed step 1 of 3" (bitwise of plans/killed.toml)',
+    "raises": 'rank 2 of 4 raised ValueError: no batch today, at "bucketed step 1 of 3" (bitwise of plans/raises.toml)',
     "stops": '4 of 4 ranks did not answer within 5 s; rank 2: is stopped, at "bucketed step 1 of 3"; *',
 }
 
