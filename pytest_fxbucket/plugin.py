@@ -22,7 +22,7 @@ from pytest_fxbucket.options import (
     reparse,
 )
 from pytest_fxbucket.progress import Progress
-from pytest_fxbucket.ranks.member import member_of
+from pytest_fxbucket.ranks.seats.member import member_of
 from pytest_fxbucket.session import FxSession, key_of
 from pytest_fxbucket.terminal import Controller, error_text, header_lines, wait_printer
 

@@ -14,12 +14,12 @@ import pytest
 
 from pytest_fxbucket.agreed import Agreed, Outcome, agree
 from pytest_fxbucket.compat.pytest_terminal import silence
-from pytest_fxbucket.ranks.agenda import DIFFERENCES, END, ITEMS, Agenda
+from pytest_fxbucket.ranks.seats.agenda import DIFFERENCES, END, ITEMS, Agenda
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.ranks.meeting import Meeting, Round
-    from pytest_fxbucket.ranks.member import Member
     from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.ranks.seats.meeting import Meeting, Round
+    from pytest_fxbucket.ranks.seats.member import Member
 
 _COLLECT_LIMIT_S = 600.0
 _END_LIMIT_S = 60.0
@@ -61,7 +61,7 @@ class Torchrun:
 
     def pools(self, warm: Sequence[str]) -> Pools:
         """Pools of which this process holds one rank; `warm`: see Pools."""
-        from pytest_fxbucket.ranks.seat import SeatPools
+        from pytest_fxbucket.ranks.seats.seat import SeatPools
 
         return SeatPools(self.meeting, self._agenda, warm)
 
@@ -80,7 +80,7 @@ class Torchrun:
     def pytest_sessionstart(self) -> None:
         """Meet the others, and be quiet on all but rank 0."""
         from pytest_fxbucket.errors import RankError
-        from pytest_fxbucket.ranks.meeting import Meeting
+        from pytest_fxbucket.ranks.seats.meeting import Meeting
 
         if not self._is_first:
             self._be_quiet()
@@ -239,7 +239,7 @@ class Torchrun:
     def _report(self, mine: Outcome) -> tuple[dict[int, Outcome], list[str]]:
         """How this phase ended in each process, and a sentence for each that does not say."""
         from pytest_fxbucket.errors import RankError
-        from pytest_fxbucket.ranks.meeting import PATIENCE_S
+        from pytest_fxbucket.ranks.seats.meeting import PATIENCE_S
 
         try:
             said = self.meeting.exchange(self._agenda.report(), mine.cut(), limit_s=PATIENCE_S)
@@ -271,7 +271,7 @@ class Torchrun:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         __tracebackhide__ = True
-        from pytest_fxbucket.ranks.meeting import Lost
+        from pytest_fxbucket.ranks.seats.meeting import Lost
 
         meeting = self.meeting
         if meeting.over:

@@ -21,7 +21,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes
 from pytest_fxbucket.ranks import device, mark
-from pytest_fxbucket.ranks.nccl import record
+from pytest_fxbucket.ranks.gpus.nccl import record
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Value

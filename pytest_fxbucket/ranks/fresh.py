@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pytest_fxbucket.ranks import nccl
+from pytest_fxbucket.ranks.gpus import nccl
 from pytest_fxbucket.ranks.messages import Job
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import device, ledger
 from pytest_fxbucket.ranks.arithmetic import even_chunks, listed, operation_of, options, reduced, require_same_size
-from pytest_fxbucket.ranks.staging import bring_back, on_cpu, room_for
+from pytest_fxbucket.ranks.gpus.staging import bring_back, on_cpu, room_for
 
 BACKEND = "ordered_gloo"
 

@@ -13,8 +13,8 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import watchdog, wire
 from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, ON_GPUS, Machine, choose, gpus, gpus_to_lease, spread
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
+from pytest_fxbucket.ranks.gpus.lease import Lease, take
 from pytest_fxbucket.ranks.launch import MAX_RANKS, START_LIMIT_S, Crew, ForkServer, import_path
-from pytest_fxbucket.ranks.lease import Lease, take
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
 from pytest_fxbucket.ranks.room import most_processes, oom_kills, threads_per_rank
@@ -222,7 +222,7 @@ class Pools:
         return self._pools[world, backend]
 
     def _together(self, world: int, backend: str) -> RankPool:
-        from pytest_fxbucket.ranks.together import TogetherPool
+        from pytest_fxbucket.ranks.one_process.together import TogetherPool
 
         self.start()
         if (world, backend) not in self._pools:

@@ -21,10 +21,11 @@ import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.groups import destroy_subgroups
-from pytest_fxbucket.ranks import ledger, nccl, ordered, wire
+from pytest_fxbucket.ranks import ledger, ordered, wire
 from pytest_fxbucket.ranks.backend import use_device
-from pytest_fxbucket.ranks.entered import Entered
 from pytest_fxbucket.ranks.fresh import Workplace
+from pytest_fxbucket.ranks.gpus import nccl
+from pytest_fxbucket.ranks.gpus.entered import Entered
 from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
 
 # Longer than any job: the parent is the one that looks at the clock.

@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from pytest_fxbucket.ranks.baton import Baton
+from pytest_fxbucket.ranks.one_process.baton import Baton
+from pytest_fxbucket.ranks.one_process.together import TogetherPool
 from pytest_fxbucket.ranks.pool import RankFailure
-from pytest_fxbucket.ranks.together import TogetherPool
 
 JOBS = "suites.ranks.local_jobs:"
 ORDERED = "suites.ranks.ordered_jobs:"

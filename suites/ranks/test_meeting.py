@@ -14,10 +14,10 @@ import pytest
 import torch.distributed as dist
 
 from pytest_fxbucket.errors import RankError, UsageError
-from pytest_fxbucket.ranks.agenda import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
-from pytest_fxbucket.ranks.board import Board
-from pytest_fxbucket.ranks.meeting import Lost, Meeting, Round
-from pytest_fxbucket.ranks.member import Member, member_of
+from pytest_fxbucket.ranks.seats.agenda import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
+from pytest_fxbucket.ranks.seats.board import Board
+from pytest_fxbucket.ranks.seats.meeting import Lost, Meeting, Round
+from pytest_fxbucket.ranks.seats.member import Member, member_of
 
 WORLD = 3
 LONG_S = 100.0

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.ranks import ledger, nccl, staging
-from pytest_fxbucket.ranks.entered import Entered
+from pytest_fxbucket.ranks import ledger
+from pytest_fxbucket.ranks.gpus import nccl, staging
+from pytest_fxbucket.ranks.gpus.entered import Entered
 
 PINNED = {
     "NCCL_ALGO": "Ring",
@@ -27,7 +28,7 @@ PINNED = {
 }
 APPLIED = """
 import torch
-from pytest_fxbucket.ranks import nccl
+from pytest_fxbucket.ranks.gpus import nccl
 torch.set_float32_matmul_precision("medium")
 torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
 nccl.apply("{backend}")

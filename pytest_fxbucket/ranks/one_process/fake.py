@@ -7,8 +7,8 @@ import math
 
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.ranks import ledger
-from pytest_fxbucket.ranks.answers import Answer, Order, answer, load
-from pytest_fxbucket.ranks.surroundings import Surroundings
+from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer, load
+from pytest_fxbucket.ranks.one_process.surroundings import Surroundings
 
 
 def run(rank: int, world: int, order: Order) -> list[Answer]:

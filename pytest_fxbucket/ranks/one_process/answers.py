@@ -70,7 +70,9 @@ def load(name: str) -> Callable[[int, int, object], object]:
 def raised(error: BaseException) -> Answer:
     """An answer that tells of `error`, without the frames through which a rank comes to its function."""
     trace = error.__traceback__
-    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _OURS:
+    while trace is not None and (
+        os.path.dirname(trace.tb_frame.f_code.co_filename) == _OURS or trace.tb_frame.f_locals.get("__tracebackhide__") is True
+    ):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(error.with_traceback(trace or error.__traceback__)))
     line = str(error).strip().partition("\n")[0]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.agenda import END, HELLO, LEFT
-from pytest_fxbucket.ranks.board import Board, StoreLost
-from pytest_fxbucket.ranks.member import Member, machine
+from pytest_fxbucket.ranks.seats.agenda import END, HELLO, LEFT
+from pytest_fxbucket.ranks.seats.board import Board, StoreLost
+from pytest_fxbucket.ranks.seats.member import Member, machine
 
 PATIENCE_S = 600.0
 """How long the slowest process may be behind where nothing else sets a limit."""

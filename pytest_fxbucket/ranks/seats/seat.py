@@ -13,13 +13,13 @@ from typing import cast
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.agenda import Agenda
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S
-from pytest_fxbucket.ranks.meeting import GONE, Meeting, Round
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
 from pytest_fxbucket.ranks.pool import Attempt, Pools, RankPool, task_text, tell_output, unpack_results
 from pytest_fxbucket.ranks.room import threads_per_rank
+from pytest_fxbucket.ranks.seats.agenda import Agenda
+from pytest_fxbucket.ranks.seats.meeting import GONE, Meeting, Round
 
 # A job's ranks may end at its very limit, and are looked at for their stacks after that.
 _LOOK_S = 5.0

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from pytest_fxbucket.compat.threads import Groups, let_python_groups_gather_into_given_tensors
 from pytest_fxbucket.ranks import ledger
-from pytest_fxbucket.ranks.answers import Answer, Order, answer, load, raised
-from pytest_fxbucket.ranks.baton import Baton
-from pytest_fxbucket.ranks.exchange import Tables
-from pytest_fxbucket.ranks.local_group import LocalGroup
-from pytest_fxbucket.ranks.local_store import LocalStore
-from pytest_fxbucket.ranks.outlets import Outlets
-from pytest_fxbucket.ranks.surroundings import Surroundings
+from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer, load, raised
+from pytest_fxbucket.ranks.one_process.baton import Baton
+from pytest_fxbucket.ranks.one_process.exchange import Tables
+from pytest_fxbucket.ranks.one_process.local_group import LocalGroup
+from pytest_fxbucket.ranks.one_process.local_store import LocalStore
+from pytest_fxbucket.ranks.one_process.outlets import Outlets
+from pytest_fxbucket.ranks.one_process.surroundings import Surroundings
 
 BACKEND = "fxbucket_local"
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.member import Member
+from pytest_fxbucket.ranks.seats.member import Member
 
 _PART_BYTES = 4 << 20
 # A key that was seen is there at once; the time is for a server that is slow or gone.

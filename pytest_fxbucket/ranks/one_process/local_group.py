@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks import arithmetic, ledger, pieces
+from pytest_fxbucket.ranks import arithmetic, ledger
 from pytest_fxbucket.ranks.arithmetic import listed, operation_of, options
-from pytest_fxbucket.ranks.baton import Baton
-from pytest_fxbucket.ranks.exchange import Exchange, Said, Table
+from pytest_fxbucket.ranks.one_process import pieces
+from pytest_fxbucket.ranks.one_process.baton import Baton
+from pytest_fxbucket.ranks.one_process.exchange import Exchange, Said, Table
 
 _Tensors = list[torch.Tensor]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.answers import Answer, Order
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.ledger import Whereabouts, ranks_text
 from pytest_fxbucket.ranks.messages import PoolRequest
+from pytest_fxbucket.ranks.one_process.answers import Answer, Order
 from pytest_fxbucket.ranks.parting import partings
 from pytest_fxbucket.ranks.pool import RankPool, task_text, tell_output, unpack_results
 from pytest_fxbucket.ranks.room import threads_per_rank
@@ -63,7 +63,7 @@ class TogetherPool(RankPool):
         task = task_text(what, job)
         order = Order(job, _packed(payloads, task), str(log_dir.absolute()) if log_dir is not None else "")
         attempt = self.attempt(
-            f"pytest_fxbucket.ranks.{self.backend}:run",
+            f"pytest_fxbucket.ranks.one_process.{self.backend}:run",
             [order],
             timeout_s=timeout_s,
             paths=paths,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks.baton import Baton
+from pytest_fxbucket.ranks.one_process.baton import Baton
 
 
 class LocalStore(c10d.Store):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pytest_fxbucket.ranks.arithmetic import reduced
-from pytest_fxbucket.ranks.exchange import CollectiveMismatch
+from pytest_fxbucket.ranks.one_process.exchange import CollectiveMismatch
 
 _Tensors = list[torch.Tensor]
 

@@ -1,0 +1,1 @@
+"""What only ranks on GPUs need: leases, NCCL and its settings, and copies to the CPU and back."""
