@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.backend import Choice
-    from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.world import Passed, World
 
 _MOST_LINES = 30

@@ -12,7 +12,7 @@ from pytest_fxbucket.progress import Progress
 if TYPE_CHECKING:
     from pytest_fxbucket.options import Options
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.torchrun import Torchrun
 
@@ -56,7 +56,7 @@ class FxSession:
     def pools(self) -> Pools:
         """The session's rank pools, made at first use."""
         if self._pools is None:
-            from pytest_fxbucket.ranks.pool import Pools
+            from pytest_fxbucket.ranks.pools import Pools
 
             warm = ["pytest_fxbucket.body.job"]
             self._pools = Pools(warm=warm) if self.torchrun is None else self.torchrun.pools(warm)

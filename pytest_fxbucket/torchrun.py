@@ -17,7 +17,7 @@ from pytest_fxbucket.compat.pytest_terminal import silence
 from pytest_fxbucket.ranks.seats.agenda import DIFFERENCES, END, ITEMS, Agenda
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.ranks.seats.meeting import Meeting, Round
     from pytest_fxbucket.ranks.seats.member import Member
 

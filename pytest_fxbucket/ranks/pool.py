@@ -1,30 +1,29 @@
-"""Pools of warm ranks: `Pools` for the session, a `RankPool` for each world size and backend."""
+"""A pool of warm ranks: `RankPool`, one for each world size and back end."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import watchdog, wire
-from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, ON_GPUS, Machine, choose, gpus, gpus_to_lease, spread
+from pytest_fxbucket.ranks.backend import ON_GPUS, spread
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
-from pytest_fxbucket.ranks.gpus.lease import Lease, take
-from pytest_fxbucket.ranks.launch import MAX_RANKS, START_LIMIT_S, Crew, ForkServer, import_path
+from pytest_fxbucket.ranks.gpus.lease import Lease
+from pytest_fxbucket.ranks.launch import START_LIMIT_S, Crew, import_path
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
-from pytest_fxbucket.ranks.room import most_processes, oom_kills, threads_per_rank
+from pytest_fxbucket.ranks.room import oom_kills
 from pytest_fxbucket.ranks.stacks import NO_STACK
 from pytest_fxbucket.ranks.talk import Talk
 
-__all__ = ["Pools", "RankFailure", "RankPool"]
+if TYPE_CHECKING:
+    from pytest_fxbucket.ranks.pools import Pools
 
-# A run waits this long for GPUs that others hold.
-LEASE_LIMIT_S = 1800.0
+__all__ = ["Attempt", "RankFailure", "RankPool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,112 +178,6 @@ class RankPool:
         _look_at(crew, talk.states, None)
         limit_s = None if in_time else START_LIMIT_S
         raise failure_of(talk.states, task=f"starting {self.world} ranks over {self.backend}", timed_out_s=limit_s)
-
-
-class Pools:
-    """The rank pools of one pytest session, and the fork server behind them, which imports the modules `warm` for the ranks."""
-
-    has_gpus = True
-    """Whether its ranks may use GPUs, where there are some."""
-
-    def __init__(self, warm: Sequence[str] = ()) -> None:
-        self._owner = os.getpid()
-        self._warm = tuple(warm)
-        self._server: ForkServer | None = None
-        self._pools: dict[tuple[int, str], RankPool] = {}
-        self._alive: list[RankPool] = []  # the one that was used last at the end
-        self.say: Callable[[str], None] = lambda _: None
-        """Told what is waited for."""
-
-    def start(self) -> None:
-        """Start the fork server, and return at once: it imports torch by itself. Call it from the main thread. Idempotent."""
-        if self._server is not None and self._server.is_alive:
-            return
-        if self._server is not None:
-            self._server.close()
-        else:
-            atexit.register(self.close)
-        self._server = ForkServer(self._warm)
-
-    def get(self, world: int, backend: str = "gloo") -> RankPool:
-        """The pool of `world` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
-        if backend in IN_ONE_PROCESS:
-            return self._together(world, backend)
-        if backend not in BACKENDS:
-            raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(BACKENDS)}')
-        if not 1 <= world <= MAX_RANKS:
-            raise RankError(f"a pool of {world} ranks; expected 1 to {MAX_RANKS}")
-        self.start()
-        if (world, backend) not in self._pools:
-            threads = threads_per_rank(world, os.environ)
-            request = PoolRequest(world, threads, tuple(range(world)), backend, ("cpu",) * world)
-            self._pools[world, backend] = RankPool(self, request)
-        return self._pools[world, backend]
-
-    def _together(self, world: int, backend: str) -> RankPool:
-        from pytest_fxbucket.ranks.one_process.together import TogetherPool
-
-        self.start()
-        if (world, backend) not in self._pools:
-            self._pools[world, backend] = TogetherPool(self, world, backend)
-        return self._pools[world, backend]
-
-    def use(self, pool: RankPool) -> None:
-        """Note that `pool` is at work now: others make room before it does."""
-        self._alive = [*(one for one in self._alive if one.pids and one is not pool), pool]
-
-    def fork(self, request: PoolRequest) -> Crew:
-        """New processes for the pool at work; where they would be too many, the pools that have waited longest end.
-
-        Raises RankError when the server cannot start.
-        """
-        self.start()
-        assert self._server is not None
-        most = most_processes(os.environ)
-        while len(self._alive) > 1 and len(request.ranks) + sum(len(one.pids) for one in self._alive) > most:
-            self._alive.pop(0).close()
-        try:
-            return Crew(self._server, request)
-        except RankError:
-            self._end_server()
-            raise
-
-    def lease(self, world: int, backend: str) -> Lease:
-        """GPUs for the pool at work. Raises RankError where there are too few, or others keep them for too long."""
-        there = gpus()
-        lacking = choose(backend, world, Machine(there, has_cuda=True, has_nccl=True)).lacking
-        if lacking:
-            raise RankError(lacking)
-        count, shared = gpus_to_lease(backend, world, len(there)), backend != "nccl"
-        try:
-            return take(count, there, shared=shared, limit_s=0)
-        except RankError:
-            # Who waits must keep none, or two runs could wait for each other.
-            for pool in self._alive[:-1]:
-                if pool.has_gpus:
-                    pool.close()
-        return take(count, there, shared=shared, limit_s=LEASE_LIMIT_S, say=self.say)
-
-    def give_back(self) -> None:
-        """End the pools whose GPUs another run waits for. Call it where no pool is at work, as between tests."""
-        for pool in self._alive:
-            if pool.is_wanted:
-                pool.close()
-
-    def close(self) -> None:
-        """End every rank and the server, and wait for it; idempotent."""
-        if os.getpid() != self._owner:
-            return
-        for pool in self._alive:
-            pool.close()
-        self._alive.clear()
-        self._end_server()
-        atexit.unregister(self.close)
-
-    def _end_server(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
 
 
 def tell_output(states: Sequence[RankState], on_output: Callable[[int, str], None] | None) -> None:

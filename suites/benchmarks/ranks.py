@@ -21,7 +21,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_fxbucket.ranks.pool import Pools, RankPool
+from pytest_fxbucket.ranks.pool import RankPool
+from pytest_fxbucket.ranks.pools import Pools
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = "suites.benchmarks.rank_jobs:"

@@ -15,7 +15,7 @@ from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.world import World
 
 RANKS = 4

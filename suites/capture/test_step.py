@@ -25,7 +25,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.portable import digest, encode_module
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Graph, Plan
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
 
 HERE = Path(__file__).resolve().parent

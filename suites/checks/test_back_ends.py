@@ -14,7 +14,7 @@ from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
 from pytest_fxbucket.ranks import backend
 from pytest_fxbucket.ranks.backend import Machine
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
 
 PLAN = Plan(

@@ -16,7 +16,7 @@ from pytest_fxbucket.checks.bitwise_job import Difference, Outcome, bits, ulps_a
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

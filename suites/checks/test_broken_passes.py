@@ -11,7 +11,7 @@ from small_llama import SmallLlama, make_project
 
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 
 ROOT = Path(__file__).parents[2]

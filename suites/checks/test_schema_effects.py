@@ -12,7 +12,7 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan, keys
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings, item_names
 
 MODEL = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
 
 HERE = Path(__file__).resolve().parent

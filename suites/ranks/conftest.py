@@ -7,7 +7,7 @@ import select
 
 import pytest
 
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 
 PARENT = """
 import json, os, signal, sys
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 pools = Pools()
 ranks = pools.get(2)
 pids = [*ranks.run("suites.ranks.jobs:place", [None] * 2, timeout_s=60)]
@@ -98,5 +98,5 @@ def test_a_server_that_crashes_at_start_is_said_with_its_last_words(tmp_path, mo
 
 
 def test_importing_the_pool_imports_no_torch():
-    code = "import sys, pytest_fxbucket.ranks.pool; sys.exit('torch' in sys.modules)"
+    code = "import sys, pytest_fxbucket.ranks.pools; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

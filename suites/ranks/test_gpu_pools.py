@@ -13,7 +13,7 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.backend import nvidia_smi
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.gpus import lease
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks.pools import Pools
 
 GPUS = ("GPU-fake-0", "GPU-fake-1")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.ranks import pool as pool_module
-from pytest_fxbucket.ranks.pool import Pools
+from pytest_fxbucket.ranks import pools as pools_module
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.room import available_memory, most_processes, threads_per_rank
 
 ECHO = "suites.ranks.jobs:echo"
@@ -39,7 +39,7 @@ def test_pools_of_several_sizes_live_side_by_side(pools):
 
 
 def test_the_pool_that_waited_longest_makes_room_and_comes_back(monkeypatch, watched):
-    monkeypatch.setattr(pool_module, "most_processes", lambda environ: 5)
+    monkeypatch.setattr(pools_module, "most_processes", lambda environ: 5)
     pools = Pools()
     try:
         first, second, third = pools.get(1), pools.get(2), pools.get(3)

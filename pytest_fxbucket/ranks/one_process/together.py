@@ -21,7 +21,7 @@ from pytest_fxbucket.ranks.room import threads_per_rank
 from pytest_fxbucket.ranks.watchdog import process_state
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.ranks.pool import Pools
+    from pytest_fxbucket.ranks.pools import Pools
 
 MOST_RANKS = {"local": 64, "fake": 1 << 16}
 # The name of a rank's thread in a dump, and the frames from which on they are all alike.

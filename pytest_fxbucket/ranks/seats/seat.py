@@ -16,7 +16,8 @@ from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
-from pytest_fxbucket.ranks.pool import Attempt, Pools, RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pool import Attempt, RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.room import threads_per_rank
 from pytest_fxbucket.ranks.seats.agenda import Agenda
 from pytest_fxbucket.ranks.seats.meeting import GONE, Meeting, Round
