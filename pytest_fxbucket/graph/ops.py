@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_fxbucket.graph.effects import effects_of, written
+
 if TYPE_CHECKING:
     from torch import fx
 
-_RETURNS_ITS_INPUT = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 _VIEWS_BY_TABLE = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
 """Operators whose result shares its input's storage although their schema is silent."""
 _MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
@@ -36,18 +37,11 @@ def is_view(node: fx.Node) -> bool:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Input nodes whose storage ``node`` writes, by the operator's schema."""
-    op = overload(node)
-    if op is None or not op._schema.is_mutable:
-        return []
-    written: list[fx.Node] = []
-    for index, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.kwargs.get(argument.name, node.args[index] if index < len(node.args) else None)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        written.extend(item for item in values if isinstance(item, torch.fx.Node))
-    return written
+    """Input nodes whose storage ``node`` writes, by the operator's schema, or by a table where that is silent.
+
+    Nothing for what does not say what it writes: see :attr:`pytest_fxbucket.graph.order.Order.barriers`.
+    """
+    return [] if effects_of(node).barrier else written(node)
 
 
 def returns_written(node: fx.Node) -> bool:

@@ -1,0 +1,246 @@
+"""What a node's target does to storages and to the world: what it writes, shares, draws, keeps in flight; read once a target.
+
+Operators say it by their schemas. A table stands in where a schema is silent or wrong. What says nothing at all is a barrier:
+nothing may pass it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from pytest_fxbucket.graph.silent import (
+    CHAINED,
+    CHAINED_NAMESPACES,
+    COLLECTIVES,
+    HIDDEN,
+    IN_PLACE,
+    KNOWN,
+    PYTHON,
+    SHARES,
+    TURNED_OFF,
+    WRITES,
+)
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Where = tuple[tuple[int, str], ...]
+"""Arguments of a target, each by place and by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What calling a target does besides giving a new result made of its inputs."""
+
+    writes: Where = ()
+    shares: Where = ()
+    """Arguments in whose storages the result may live."""
+    everything: bool = False
+    """It writes every argument and its result shares every one, as far as anybody knows."""
+    shares_all: bool = False
+    """Its result may share every argument."""
+    joins: bool = False
+    """It makes its arguments share one storage from then on."""
+    unless: str = ""
+    """Argument that turns the writes off, if it is the constant False."""
+    flight: Literal["", "launch", "wait"] = ""
+    gives: bool = True
+    """Whether it has a result."""
+    random: bool = False
+    chained: bool = False
+    """It acts on the world (asserts, prints, sends to one rank): such nodes keep their order among each other."""
+    barrier: str = ""
+    """Why nothing may pass it; empty if it is no barrier."""
+
+
+PURE = Effects()
+_SILENT = "says nothing about what it writes"
+
+_of_operator: dict[torch._ops.OpOverload, Effects] = {}
+
+
+def effects_of(node: fx.Node) -> Effects:
+    """What ``node`` does besides giving a new result made of its inputs."""
+    target: Any = node.target
+    if node.op == "call_function":
+        if isinstance(target, torch._ops.OpOverload):
+            found = _of_operator.get(target)
+            if found is None:
+                found = _of_operator[target] = _operator(node, target)
+            return found
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return _higher_order(node, target)
+        return _python(target)
+    if node.op == "call_module":
+        return Effects(everything=True, barrier="is a module, which may write anything")
+    if node.op == "call_method":
+        return Effects(everything=True, barrier="is a method, whose name alone is known")
+    return PURE
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """Arguments of ``node`` whose storages it writes."""
+    effects = effects_of(node)
+    if effects.everything:
+        return given(node)
+    if not effects.writes or (effects.unless and _constant(node, effects.unless) is False):
+        return []
+    return chosen(node, effects.writes)
+
+
+def shared(node: fx.Node, effects: Effects) -> list[fx.Node]:
+    """Arguments of ``node`` in whose storages its result may live; ``effects`` are its own."""
+    return given(node) if effects.everything or effects.shares_all else chosen(node, effects.shares)
+
+
+def given(node: fx.Node) -> list[fx.Node]:
+    """Arguments of ``node``, without those that only carry an edge (the first of ``control_deps``)."""
+    if not _is_control_deps(node.target):
+        return node.all_input_nodes
+    return list(dict.fromkeys(_nodes([*node.args[2:], *node.kwargs.values()])))
+
+
+def chosen(node: fx.Node, where: Where) -> list[fx.Node]:
+    """Nodes that stand in the arguments ``where`` of ``node``, in lists too."""
+    found: list[fx.Node] = []
+    for place, name in where:
+        value = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+        if isinstance(value, torch.fx.Node):
+            found.append(value)
+        elif value is not None:
+            found.extend(_nodes(value))
+    return found
+
+
+def _nodes(value: object) -> Iterator[fx.Node]:
+    if isinstance(value, torch.fx.Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _nodes(item)
+
+
+def _constant(node: fx.Node, name: str) -> object:
+    op = node.target
+    assert isinstance(op, torch._ops.OpOverload)
+    place = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == name)
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name)
+
+
+def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
+    name = op._schema.name
+    arguments = op._schema.arguments
+    annotated = any(argument.alias_info is not None for argument in arguments)
+    if name in HIDDEN:
+        return Effects(everything=True, barrier="writes what is no argument of its own")
+    if op.namespace not in KNOWN and not annotated and torch.Tag.pt2_compliant_tag not in op.tags:
+        return Effects(everything=True, barrier=_SILENT)
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    found = Effects(
+        writes=_written_by_schema(op) + _named(op, WRITES.get(name, ())),
+        shares=_shared_by_schema(op) + _named(op, SHARES.get(name, ())),
+        unless=next((a.name for a in arguments if a.name in TURNED_OFF), "") if name in WRITES and not annotated else "",
+        flight=_flight(op),
+        joins=name == "aten::set_",
+        gives=bool(op._schema.returns),
+        random=random,
+        chained=_is_chained(node, op, random),
+    )
+    if op.namespace == "c10d":
+        return replace(found, everything=True)
+    return found
+
+
+def _flight(op: torch._ops.OpOverload) -> Literal["", "launch", "wait"]:
+    if op.namespace not in COLLECTIVES:
+        return ""
+    name = op._schema.name.split("::")[1]
+    if name == "wait_tensor":
+        return "wait"
+    return "" if name == "_wrap_tensor_autograd" else "launch"
+
+
+def _is_chained(node: fx.Node, op: torch._ops.OpOverload, random: bool) -> bool:
+    if op.namespace in COLLECTIVES:
+        return op._schema.name.split("::")[1] in CHAINED
+    if op.namespace in CHAINED_NAMESPACES:
+        return True
+    return not random and not op._schema.is_mutable and op._schema.name not in WRITES and node.is_impure()
+
+
+def _written_by_schema(op: torch._ops.OpOverload) -> Where:
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _shared_by_schema(op: torch._ops.OpOverload) -> Where:
+    """Arguments that share a letter with a result; a result or argument of no letter, or of any, shares with all."""
+    results = [value.alias_info for value in op._schema.returns if value.alias_info is not None]
+    if not results:
+        return ()
+    letters = {letter for info in results for letter in info.before_set | info.after_set}
+    any_result = "*" in letters or any(not info.before_set for info in results)
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(op._schema.arguments)
+        if (info := argument.alias_info) is not None
+        and (any_result or not info.before_set or not letters.isdisjoint(info.before_set | info.after_set))
+    )
+
+
+def _named(op: torch._ops.OpOverload, names: tuple[str, ...]) -> Where:
+    return tuple((place, argument.name) for place, argument in enumerate(op._schema.arguments) if argument.name in names)
+
+
+def _python(target: Any) -> Effects:
+    if target is operator.getitem or target is operator.pos:
+        return Effects(shares=((0, "a"),))
+    if target in IN_PLACE:
+        return Effects(writes=((0, "a"),), shares=((0, "a"),))
+    module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+    if target in PYTHON or module in ("_operator", "operator", math.__name__):
+        return PURE
+    if module in ("torch", "torch.fx.experimental.sym_node") and name.lstrip("_").startswith("sym_"):
+        return PURE
+    return Effects(everything=True, barrier="is a Python function, which may write anything")
+
+
+def _is_control_deps(target: object) -> bool:
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ == "control_deps"
+
+
+def _higher_order(node: fx.Node, target: torch._ops.HigherOrderOperator) -> Effects:
+    """``control_deps`` does what its subgraph does, its dependencies are edges already; every other one is a barrier."""
+    inner = _subgraph(node) if _is_control_deps(target) else None
+    if inner is None:
+        return Effects(everything=True, barrier=_SILENT)
+    found = [effects_of(n) for n in inner.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    flights = {effects.flight for effects in found} - {""}
+    return Effects(
+        everything=any(effects.everything or effects.writes for effects in found),
+        shares_all=any(effects.shares or effects.shares_all for effects in found),
+        flight=flights.pop() if len(flights) == 1 else "",
+        random=any(effects.random for effects in found),
+        chained=any(effects.chained for effects in found),
+        barrier=next((effects.barrier for effects in found if effects.barrier), ""),
+    )
+
+
+def _subgraph(node: fx.Node) -> fx.Graph | None:
+    held = node.args[1] if len(node.args) > 1 else None
+    owner = node.graph.owning_module
+    if not isinstance(held, torch.fx.Node) or held.op != "get_attr" or owner is None:
+        return None
+    found: Any = owner
+    for name in str(held.target).split("."):
+        found = getattr(found, name, None)
+    return found.graph if isinstance(found, torch.fx.GraphModule) else None

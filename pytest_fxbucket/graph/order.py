@@ -1,0 +1,202 @@
+"""The order that a graph's nodes must keep: by their edges, and by what edges do not carry.
+
+Reads and writes of one storage, collectives in flight, random numbers, effects on the world, and operators that say nothing
+about themselves. One walk; the edges always lead back in graph order, so they cannot form a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import getitem
+from typing import TYPE_CHECKING
+
+from torch._ops import HigherOrderOperator, OpOverload
+
+from pytest_fxbucket.graph.effects import Effects, effects_of, given, written
+from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+@dataclass(frozen=True)
+class Order:
+    """What of a graph must stay before what. Nodes are named by their index in graph order."""
+
+    nodes: tuple[fx.Node, ...]
+    index: dict[fx.Node, int]
+    before: list[tuple[int, ...]]
+    """For each node those that must stay before it, ascending: its inputs, and what edges do not carry."""
+    barriers: tuple[str, ...]
+    """A sentence for each node that nothing may pass."""
+    _storages: Storages
+    _writers: dict[int, list[int]]
+
+    def storages(self, node: fx.Node) -> frozenset[int]:
+        """Storages that ``node``'s result lives in; those of all its tensors, if it has several."""
+        return frozenset(self._storages.of(node))
+
+    def writers(self, storage: int) -> tuple[int, ...]:
+        """Nodes that write ``storage``, ascending. A collective in place writes it at its launch, and until its wait."""
+        return tuple(self._writers.get(storage, ()))
+
+    def readers(self, storage: int) -> tuple[int, ...]:
+        """Nodes that are given ``storage``, ascending, views and waits among them."""
+        return tuple(self._readers.get(storage, ()))
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for storage in () if is_part(node) else self._storages.of_all(given(node)):
+                found.setdefault(storage, []).append(index)
+        return found
+
+
+def order_of(graph: fx.Graph) -> Order:
+    """Read the order of ``graph``, near-linear in its nodes and their inputs. Changes nothing; needs no fake values."""
+    nodes = tuple(graph.nodes)
+    storages = Storages()
+    effects = [effects_of(node) for node in nodes]
+    for node, does in zip(nodes, effects, strict=True):
+        storages.meet(node, does)
+    walk = _Walk(storages, _written(nodes, effects, storages))
+    index = walk.index
+    before: list[tuple[int, ...]] = []
+    for i, (node, does) in enumerate(zip(nodes, effects, strict=True)):
+        earlier = {index[source] for source in node.all_input_nodes}
+        walk.step(i, node, does, earlier)
+        index[node] = i
+        before.append(tuple(sorted(earlier)))
+    return Order(nodes, index, before, tuple(walk.barriers), storages, walk.writers)
+
+
+def _written(nodes: Iterable[fx.Node], effects: Iterable[Effects], storages: Storages) -> set[int]:
+    """Storages that anything writes; all others need no order."""
+    return {
+        storage
+        for node, does in zip(nodes, effects, strict=True)
+        if does.writes or does.everything
+        for storage in storages.of_all(written(node))
+    }
+
+
+Flight = tuple[int, Numbers, Numbers]
+"""A launch, the storages that it reads until its wait, and those that it writes until then."""
+
+
+@dataclass
+class _Walk:
+    """What was met so far: the last write of every storage that is written, who read it since, and what is in flight."""
+
+    storages: Storages
+    changing: set[int]
+    """Storages that something writes."""
+    index: dict[fx.Node, int] = field(default_factory=dict)
+    writers: dict[int, list[int]] = field(default_factory=dict)
+    barriers: list[str] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
+    since: dict[int, list[int]] = field(default_factory=dict)
+    outside: set[int] = field(default_factory=set)
+    """Changing storages that live on after the graph: inputs and attributes."""
+    flying: dict[int, list[Flight]] = field(default_factory=dict)
+    """Launches that nobody waited for yet, by the storage of their result."""
+    sent: dict[fx.Node, Flight] = field(default_factory=dict)
+    """Every launch: one may have several waits, one for each part of a coalesced result or more."""
+    random: int = -1
+    effect: int = -1
+    barrier: int = -1
+
+    def step(self, i: int, node: fx.Node, does: Effects, earlier: set[int]) -> None:
+        """Add to ``earlier`` what must stay before ``node``, the ``i``-th."""
+        if self.barrier >= 0:
+            earlier.add(self.barrier)
+        if self.changing:
+            self._touch(i, node, does, earlier)
+        if does.random or does.chained:
+            self._chain(i, does, earlier)
+        if does.barrier:
+            earlier.update(range(max(self.barrier, 0), i))
+            self.barrier = i
+            self.barriers.append(f"{_called(node)} ({node.name}) {does.barrier}: nothing is moved past it")
+        if node.op == "output":
+            earlier.update(index for index in (self.random, self.effect) if index >= 0)
+
+    def _touch(self, i: int, node: fx.Node, does: Effects, earlier: set[int]) -> None:
+        if node.op in ("placeholder", "get_attr"):
+            self.outside.update(self.changing.intersection(self.storages.of(node)))
+            return
+        if is_part(node):
+            return
+        writes = self.storages.of_all(written(node)) if does.writes or does.everything else ()
+        inputs = self.storages.of_all(given(node))
+        reads = self.changing.intersection(inputs)
+        if node.op == "output":
+            reads |= self.outside
+        self._read(i, sorted(reads.difference(writes)), earlier)
+        self._write(i, writes, earlier)
+        for storage in writes:
+            self.writers.setdefault(storage, []).append(i)
+        if does.flight == "launch":
+            self._launch(node, (i, tuple(sorted(reads.difference(writes))), writes))
+        elif does.flight == "wait":
+            self._land(i, node, inputs, earlier)
+
+    def _read(self, i: int, reads: Iterable[int], earlier: set[int], since: int = -1) -> None:
+        """``i`` reads; what was written before the node ``since`` is before it already."""
+        for storage in reads:
+            if self.last.get(storage, -1) > since:
+                earlier.add(self.last[storage])
+            self.since.setdefault(storage, []).append(i)
+
+    def _write(self, i: int, writes: Iterable[int], earlier: set[int]) -> None:
+        for storage in writes:
+            if storage in self.last:
+                earlier.add(self.last[storage])
+            earlier.update(self.since.pop(storage, ()))
+            self.last[storage] = i
+        earlier.discard(i)
+
+    def _launch(self, node: fx.Node, flight: Flight) -> None:
+        self.sent[node] = flight
+        for storage in self.storages.of(node):
+            self.flying.setdefault(storage, []).append(flight)
+
+    def _land(self, i: int, node: fx.Node, arrived: Numbers, earlier: set[int]) -> None:
+        """A wait ends its launch's reading of inputs and writing of a buffer, and that of all others into what it waits for."""
+        flights = {self.sent[launch]: None for launch in _launches(node) if launch in self.sent}
+        for storage in arrived:
+            flights.update(dict.fromkeys(self.flying.pop(storage, ())))
+        for launch, reads, writes in flights:
+            self._read(i, reads, earlier, launch)
+            self._write(i, writes, earlier)
+
+    def _chain(self, i: int, does: Effects, earlier: set[int]) -> None:
+        if does.random:
+            if self.random >= 0:
+                earlier.add(self.random)
+            self.random = i
+        if does.chained:
+            if self.effect >= 0:
+                earlier.add(self.effect)
+            self.effect = i
+
+
+def _launches(wait: fx.Node) -> Iterator[fx.Node]:
+    """What ``wait`` waits for, as edges tell it; behind ``getitem`` for a coalesced launch."""
+    for source in given(wait):
+        yield source
+        if source.target is getitem:
+            yield from source.all_input_nodes
+
+
+def _called(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, str):
+        return target
+    if isinstance(target, (OpOverload, HigherOrderOperator)):
+        return str(target)
+    module, name = getattr(target, "__module__", None), getattr(target, "__name__", type(target).__name__)
+    return f"{module}.{name}" if module else str(name)

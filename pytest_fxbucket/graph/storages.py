@@ -1,0 +1,126 @@
+"""Which storages every node's result lives in: by operators, by the identity of fake values, and by what both leave open.
+
+Numbers stand for storages, in order of first appearance. Two that turn out to be one (``wait_tensor`` gives its very input,
+whatever its fake value says) are joined: a union-find with path halving (R. E. Tarjan, J. van Leeuwen, 1984).
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.graph.effects import Effects, shared
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Numbers = tuple[int, ...]
+
+
+class Storages:
+    """Storages of the nodes met so far; :meth:`meet` must see them in graph order, with every input met before."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._of_key: dict[object, int] = {}
+        self._of: dict[fx.Node, Numbers] = {}
+
+    def meet(self, node: fx.Node, effects: Effects) -> None:
+        """Find out where ``node``'s result lives."""
+        own = self._own(node, effects)
+        if effects.shares or effects.shares_all or effects.everything:
+            others = self.of_all(shared(node, effects))
+            if effects.joins:
+                others = tuple({self._join(others[0], number) for number in others})
+            own = self._joined(own, others)
+        self._of[node] = own
+
+    def of(self, node: fx.Node) -> Numbers:
+        """Storages of ``node``'s result, ascending."""
+        found = self._of[node]
+        if len(found) == 1:
+            return (self._root(found[0]),)
+        return tuple(sorted({self._root(number) for number in found})) if found else ()
+
+    def of_all(self, nodes: list[fx.Node]) -> Numbers:
+        """Storages of the results of ``nodes``, ascending."""
+        if len(nodes) == 1:
+            return self.of(nodes[0])
+        return tuple(sorted({number for node in nodes for number in self.of(node)}))
+
+    def _own(self, node: fx.Node, effects: Effects) -> Numbers:
+        """By the fake value alone; without one a storage of its own, unless it shares its inputs'."""
+        if node.op == "get_attr":
+            return self._of_attribute(node)
+        if "val" in node.meta:
+            return self._of_value(node.meta["val"])
+        may_share = effects.shares or effects.shares_all or effects.everything
+        if node.op == "output" or not effects.gives or (may_share and node.all_input_nodes):
+            return ()
+        return (self._number(node),)
+
+    def _of_value(self, value: Any) -> Numbers:
+        if isinstance(value, torch.Tensor):
+            return (self._of_tensor(value),)
+        if isinstance(value, (list, tuple)):
+            return tuple(sorted({number for item in value for number in self._of_value(item)}))
+        return ()
+
+    def _of_tensor(self, value: torch.Tensor) -> int:
+        try:
+            return self._number(storage_key(value))
+        except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have no storage to name
+            return self._number(("tensor", id(value)))
+
+    def _of_attribute(self, node: fx.Node) -> Numbers:
+        """The same attribute is one storage; so are two that hold one tensor."""
+        number = self._number(("attribute", str(node.target)))
+        for value in (_attribute(node), node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                number = self._join(number, self._of_tensor(value))
+        return (number,)
+
+    def _joined(self, own: Numbers, others: Numbers) -> Numbers:
+        if not own or not others:
+            return own or others
+        mine = {self._root(number) for number in own}
+        if mine.issubset(others):
+            return own
+        if len(mine) == len(others) == 1:
+            return (self._join(own[0], others[0]),)
+        return tuple(sorted(mine.union(others)))
+
+    def _number(self, key: object) -> int:
+        number = self._of_key.setdefault(key, len(self._parent))
+        if number == len(self._parent):
+            self._parent.append(number)
+        return number
+
+    def _root(self, number: int) -> int:
+        parent = self._parent
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    def _join(self, one: int, other: int) -> int:
+        low, high = sorted((self._root(one), self._root(other)))
+        self._parent[high] = low
+        return low
+
+
+def is_part(node: fx.Node) -> bool:
+    """Whether ``node`` takes a part of a list, and so reads no data."""
+    if node.target is not getitem or not node.all_input_nodes:
+        return False
+    return isinstance(node.all_input_nodes[0].meta.get("val"), (list, tuple))
+
+
+def _attribute(node: fx.Node) -> object:
+    found: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        found = getattr(found, name, None)
+    return found
