@@ -29,7 +29,7 @@ def no_match(selector: str, entry: str, names: Names) -> str:
     """Finish the sentence that begins with the entry: what stands in the way and which names are nearest."""
     subject = "" if selector == entry else f': "{selector}"'
     if names.is_module(selector):
-        return f"{subject} is a module without parameters; take it out"
+        return f"{subject} is a module without {names.what}; take it out"
     ways = [_wrapped(selector, names), _reached(selector, names)]
     out_of_range = ways[1] and selector.rpartition(".")[2].isdigit()
     if not ways[0] and not out_of_range:

@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 
 
 class Names:
-    """An index of fully qualified names (FQNs): what each one holds, and what stands below it."""
+    """An index of fully qualified names (FQNs): what each one holds, and what stands below it.
 
-    def __init__(self, parameters: Sequence[str], modules: Sequence[str], aliases: Mapping[str, str]) -> None:
+    ``what`` says for people what entries are to hold, in the plural.
+    """
+
+    def __init__(
+        self, parameters: Sequence[str], modules: Sequence[str], aliases: Mapping[str, str], what: str = "parameters"
+    ) -> None:
+        self.what = what
         self.order = {fqn: place for place, fqn in enumerate(parameters)}
         self.modules = [fqn for fqn in modules if fqn]
         self._held: dict[str, dict[str, str]] = {}  # FQN -> {name below it: canonical FQN}

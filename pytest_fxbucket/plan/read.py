@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.agree import agree
 from pytest_fxbucket.plan.rules import Rule, nearest, wrong
 from pytest_fxbucket.plan.schema import Plan, tables, unbuilt_table
 
@@ -19,7 +20,7 @@ def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, wher
             raise PlanError(f"{where}: there is no table [{name}]{_where_else(name, '', [*tables(), 'matrix'])}")
     parts: dict[str, Any] = {name: _read_table(name, raw[name], where) for name in tables() if name in raw}
     plan = Plan(path=path, matrix_id=matrix_id, **parts)
-    _agree(plan, where)
+    agree(plan, where)
     return plan
 
 
@@ -53,20 +54,3 @@ def _where_else(key: str, table: str, known: list[str]) -> str:
         if other != table and key in cls.__dataclass_fields__:
             return f"; {key} is a key of [{other}]"
     return nearest(key, known) or f"; known are {', '.join(known)}"
-
-
-def _agree(plan: Plan, where: str) -> None:
-    if plan.model is None and plan.graph is None:
-        raise PlanError(f"{where}: there is neither [model] nor [graph]; one of them says what is checked")
-    if plan.model is not None and plan.graph is not None:
-        raise PlanError(f"{where}: [model] and [graph] are both there; keep the one that is to be checked")
-    mesh, small = plan.parallel.dp_shard, plan.run.world.get("dp_shard", 2)
-    if mesh < 2:
-        raise PlanError(f"{where}: [parallel] dp_shard = {mesh} leaves nothing to shard; use 2 or more")
-    if small > mesh:
-        raise PlanError(
-            f"{where}: [run] world.dp_shard = {small} is more than [parallel] dp_shard = {mesh}; world is for a smaller mesh"
-        )
-    bucket = plan.bucket
-    if bucket.enabled and not bucket.plan and bucket.unplanned != "root":
-        raise PlanError(f'{where}: [bucket] plan has no entry; name one, or use unplanned = "root" or enabled = false')

@@ -16,7 +16,6 @@ from difflib import get_close_matches
 from pytest_fxbucket.errors import PlanError
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_DIRECTIONS = ("forward", "backward")
 _DEGREES = ("dp_shard", "dp_replicate", "tp", "pp")
 
 
@@ -139,13 +138,14 @@ def seconds(doc: str) -> Metadata:
     return {"rule": Rule(doc, "a number of seconds above 0", read)}
 
 
-def callable_name(doc: str) -> Metadata:
-    """Take ``module:callable`` as text; nothing is imported."""
-    expects = '"module:callable"'
+def callable_name(doc: str, *names: str) -> Metadata:
+    """Take ``module:callable`` as text, or one of ``names``; nothing is imported."""
+    expects = one_or_other([*(show(name) for name in names), '"module:callable"'])
 
     def read(value: object, where: str) -> object:
-        if not isinstance(value, str) or not _CALLABLE.fullmatch(value):
-            raise wrong(where, expects, value)
+        if not isinstance(value, str) or not (value in names or _CALLABLE.fullmatch(value)):
+            known = nearest(value, list(names)) if isinstance(value, str) else ""
+            raise PlanError(f"{wrong(where, expects, value)}{known}")
         return value
 
     return {"rule": Rule(doc, expects, read)}
@@ -167,18 +167,21 @@ def keyword_arguments(doc: str) -> Metadata:
 
 
 def caps(doc: str) -> Metadata:
-    """Take a number of MB or a list of them, as a tuple of floats; only 0 (no cap) is built."""
+    """Take a number of MB from 0 or a list of them, as a tuple of floats."""
     expects = "a number of MB from 0, or a list of them"
 
     def read(value: object, where: str) -> object:
-        numbers = [_number(each) for each in (value if isinstance(value, list) else [value])]
-        if not numbers or not all(0 <= number < math.inf for number in numbers):
-            raise wrong(where, expects, value)
-        if any(numbers):
-            raise not_built(where, value, "0 (no cap)")
-        return tuple(numbers)
+        if isinstance(value, list) and value:
+            return tuple(_cap(each, f"{where}[{i}]", "a number of MB from 0") for i, each in enumerate(value))
+        return (_cap(value, where, expects),)
 
-    return {"rule": Rule(doc, expects, read, built=False)}
+    return {"rule": Rule(doc, expects, read)}
+
+
+def _cap(value: object, where: str, expects: str) -> float:
+    if not 0 <= _number(value) < math.inf:
+        raise wrong(where, expects, value)
+    return _number(value)
 
 
 def degrees(doc: str) -> Metadata:
@@ -197,25 +200,6 @@ def degrees(doc: str) -> Metadata:
         return {name: count(degree, f"{where}.{name}") for name, degree in value.items()}
 
     return {"rule": Rule(doc, expects, read)}
-
-
-def schedule(doc: str) -> Metadata:
-    """Take a table of entry -> entry for each direction; only an empty one is built."""
-    expects = "a table of forward and backward"
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for direction, places in value.items():
-            if direction not in _DIRECTIONS:
-                raise PlanError(f'{where} has no key "{direction}"{nearest(direction, list(_DIRECTIONS))}')
-            if not isinstance(places, Mapping):
-                raise wrong(f"{where}.{direction}", "a table of entry = entry", places)
-            if places:
-                raise PlanError(f"{where}.{direction} is not built yet; leave it out and use prefetch or defer_reduce")
-        return {}
-
-    return {"rule": Rule(doc, expects, read, built=False)}
 
 
 def _number(value: object) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_fxbucket.plan.entries import Entry, entry_list
+from pytest_fxbucket.plan.places import Places, places
 from pytest_fxbucket.plan.rules import (
     Rule,
     callable_name,
@@ -20,7 +21,6 @@ from pytest_fxbucket.plan.rules import (
     degrees,
     keyword_arguments,
     one_of,
-    schedule,
     seconds,
     switch,
     whole,
@@ -107,11 +107,17 @@ class Bucket:
     """``[bucket]``: which parameters share a launch."""
 
     enabled: bool = field(default=True, metadata=switch("bucket at all"))
-    plan: tuple[Entry, ...] = field(default=(), metadata=entry_list("entries, one bucket each"))
-    by: str = field(default="plan", metadata=one_of("how buckets are made", "plan", unbuilt=("size",)))
+    plan: tuple[Entry, ...] = field(default=(), metadata=entry_list("entries, one bucket each; none with by = size"))
+    by: str = field(
+        default="plan", metadata=one_of("what shares a bucket: an entry, or neighbours up to a cap", "plan", "size")
+    )
     layout: str = field(default="registration", metadata=one_of("byte order in a bucket", "registration", "execution"))
-    dtypes: str = field(default="separate", metadata=one_of("dtypes in one launch", "separate", unbuilt=("mixed",)))
-    cap_mb: tuple[float, ...] = field(default=(0.0,), metadata=caps("largest bucket in MB; 0: no cap"))
+    dtypes: str = field(default="separate", metadata=one_of("dtypes in one all-gather", "separate", "mixed"))
+    cap_mb: tuple[float, ...] = field(
+        default=(0.0,),
+        metadata=caps("largest bucket in 2**20 bytes, 0: no cap; of several one an entry in turn, the last for the rest"),
+    )
+    packer: str = field(default="default", metadata=callable_name("how members become one tensor", "default"))
     unplanned: str = field(default="error", metadata=one_of("a parameter in no entry", "error", "allow", "root"))
 
 
@@ -119,15 +125,15 @@ class Bucket:
 class Overlap:
     """``[overlap]``: where launches and waits stand."""
 
-    prefetch: int = field(default=1, metadata=whole("buckets ahead that an all-gather is launched", least=0))
-    defer_reduce: bool = field(default=True, metadata=switch("reduction waits go past the next bucket's launch"))
-    insert_overlap_deps: bool = field(default=False, metadata=switch("keep the order through later compilers", unbuilt=(True,)))
-    gather_group: str = field(default="same", metadata=one_of("process group of all-gathers", "same", unbuilt=("own",)))
-    launch_at: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict, metadata=schedule("launch the key's all-gather when the value's compute starts")
+    prefetch: int = field(default=1, metadata=whole("entries ahead that an all-gather is launched", least=0))
+    defer_reduce: bool = field(default=True, metadata=switch("reduction waits go past the next entry's launch"))
+    insert_overlap_deps: bool = field(default=False, metadata=switch("keep the order through later compilers"))
+    gather_group: str = field(default="same", metadata=one_of("process group of all-gathers", "same", "own"))
+    launch_at: Places = field(
+        default_factory=dict, metadata=places("launch the key's all-gather when the value's compute starts")
     )
-    wait_before: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict, metadata=schedule("wait for the key's reduction before the value's compute starts")
+    wait_before: Places = field(
+        default_factory=dict, metadata=places("wait for the key's reduction before the value's compute starts")
     )
 
 

@@ -44,15 +44,17 @@ def resolve(
     aliases: Mapping[str, str] = {},
     unplanned: str = "error",
     where: str = "",
+    what: str = "parameters",
 ) -> Resolution:
     """Find the parameters of each entry.
 
     ``parameters`` are canonical FQNs in registration order, ``modules`` every module's FQN, ``aliases`` maps the other
     names of tied parameters to the canonical ones. ``unplanned`` is ``error``, ``allow`` or ``root`` (an entry named
-    "root" is added last). Raises PlanError, beginning with ``where``, for an entry that matches nothing or whose
-    parameters another entry has, and for unplanned parameters if those are errors.
+    "root" is added last). ``what`` is what to call ``parameters`` where they are something else. Raises PlanError, beginning
+    with ``where``, for an entry that matches nothing or whose parameters another entry has, and for unplanned parameters if
+    those are errors.
     """
-    names = Names(parameters, modules, aliases)
+    names = Names(parameters, modules, aliases, what)
     notes: list[str] = []
     try:
         found = [pair for entry in entries for pair in _expand(entry, names, notes)]
@@ -95,7 +97,7 @@ def _match(selector: str, entry: Entry, names: Names, notes: list[str]) -> list[
     if len(empty) == len(candidates):
         raise PlanError(f'entry "{entry.name}"{hints.no_match(candidates[0], entry.name, names)}')
     if empty:
-        notes.append(f'entry "{entry.name}" leaves out {hints.some(empty)}: no parameters there')
+        notes.append(f'entry "{entry.name}" leaves out {hints.some(empty)}: no {names.what} there')
     return [(fqn, names.held_by(fqn)) for fqn in candidates if fqn not in empty]
 
 
@@ -134,14 +136,14 @@ def _overlap(first: _Found, second: _Found, fqn: str) -> str:
     if first[0] == second[0]:
         texts = sorted({first[1], second[1]} - {first[0]})
         origin = f' (once from "{texts[0]}")' if texts else ""
-        return f'entry "{first[0]}" is there twice{origin}; a parameter has one entry, so take one out'
+        return f'entry "{first[0]}" is there twice{origin}; take one out'
     spelled = [[name for name, canonical in found[2].items() if canonical == fqn] for found in (first, second)]
     if set(spelled[0]).isdisjoint(spelled[1]):
         return (
             f'entries "{first[0]}" and "{second[0]}" share a tied parameter, {spelled[0][0]} and {spelled[1][0]} '
             f'being one; make them one entry, "{first[0]}+{second[0]}"'
         )
-    return f'entries "{first[0]}" and "{second[0]}" both hold {fqn}; a parameter has one entry, so name it in one of them'
+    return f'entries "{first[0]}" and "{second[0]}" both hold {fqn}; let one of them have it'
 
 
 def _no_entry_named_root(resolved: Sequence[ResolvedEntry]) -> None:

@@ -25,6 +25,7 @@ SECOND: dict[tuple[str, str], str] = {
     ("optimizer", "args"): "{ lr = 0.1 }",
     ("bucket", "plan"): '["b"]',
     ("bucket", "cap_mb"): "25",
+    ("bucket", "packer"): '"backend:pack"',
     ("overlap", "prefetch"): "2",
     ("overlap", "launch_at"): '{ forward = { a = "b" } }',
     ("overlap", "wait_before"): '{ forward = { a = "b" } }',
@@ -33,13 +34,15 @@ SECOND: dict[tuple[str, str], str] = {
     ("run", "seed"): "1",
     ("run", "timeout_s"): "7",
 }
+# What has to stand beside it: by size there are no entries, and must be caps.
+BESIDE: dict[tuple[str, str], dict[str, str]] = {("bucket", "by"): {"plan": "[]", "cap_mb": "25"}}
 KEYS = list(schema.keys())
 
 
 def source(table: str, key: str, value: str) -> str:
     subject = {"graph": {"factory": '"m:step"'}} if table == "graph" else {"model": {"factory": '"m:b"', "batch": '"m:x"'}}
-    tables: dict[str, dict[str, str]] = {**subject, "parallel": {"dp_shard": "4"}, "bucket": {"plan": '["a"]'}}
-    tables.setdefault(table, {})[key] = value
+    tables: dict[str, dict[str, str]] = {**subject, "parallel": {"dp_shard": "4"}, "bucket": {"plan": '["a", "b"]'}}
+    tables.setdefault(table, {}).update({key: value, **BESIDE.get((table, key), {})})
     body = (f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in pairs.items()) for name, pairs in tables.items())
     return "".join(body)
 
@@ -89,7 +92,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
         *[("parallel", key) for key in ("reshard_after_forward", "reduce_order")],
         *[("optimizer", key) for key in ("factory", "args")],
-        *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "unplanned")],
+        *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "packer", "unplanned")],
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s")],
