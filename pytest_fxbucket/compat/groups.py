@@ -1,25 +1,67 @@
-"""Process groups by the name that a graph holds (``torch._C._distributed_c10d``, in torch 2.11 to 2.14)."""
+"""Process groups by the name that a graph holds (``torch._C._distributed_c10d``, in torch 2.11 to 2.14).
+
+A twin is a group of the same ranks as another one, for collectives that are not to queue behind the other group's. Its name
+says whose twin it is, so that a graph means the same on every rank and where no group was made for it yet.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, cast
+
+_TWIN = ":gather"
+_made: Counter[tuple[int, str]] = Counter()
+"""How often (rank, twin) was made in this process: a store still has the addresses of those that are gone."""
 
 
 def group_ranks(name: str) -> tuple[int, ...]:
-    """Global ranks of the process group called ``name``, ascending. Raises KeyError if this process has no such group."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import _resolve_process_group
+    """Global ranks of the process group called ``name``, ascending. Raises KeyError if this process has no such group.
 
-    try:
-        group = _resolve_process_group(cast(Any, name))
-    except (RuntimeError, ValueError) as error:
-        raise KeyError(name) from error
-    return tuple(sorted(dist.get_process_group_ranks(group)))
+    A twin has the ranks of its group, made or not.
+    """
+    import torch.distributed as dist
+
+    return tuple(sorted(dist.get_process_group_ranks(_group(untwinned(name)))))
 
 
 def group_name(group: object) -> str:
     """Name under which functional collectives find ``group``."""
     return str(group.group_name)  # type: ignore[attr-defined]
+
+
+def twin_name(name: str) -> str:
+    """Name of the twin of the group ``name``; a twin has none of its own."""
+    return untwinned(name) + _TWIN
+
+
+def untwinned(name: str) -> str:
+    """Name of the group whose twin is called ``name``; the name itself if it is no twin's."""
+    return name.removesuffix(_TWIN)
+
+
+def make_twin(name: str) -> None:
+    """Make the twin of the group ``name``, unless there is one; all members of the group must ask, in one order of groups.
+
+    It has its group's back end, and ends with the groups of the job. Raises KeyError if this process has no such group.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.constants import default_pg_timeout
+    from torch.distributed.distributed_c10d import _get_default_store, _new_process_group_helper, _world
+
+    twin = twin_name(name)
+    if twin in _world.pg_names.values():
+        return
+    group = _group(untwinned(name))
+    ranks = dist.get_process_group_ranks(group)
+    rank = dist.get_rank()
+    _made[rank, twin] += 1
+    store = PrefixStore(f"twin {_made[rank, twin]}", _get_default_store())
+    # What new_group does, but for the name, which it does not let one choose.
+    made, _ = _new_process_group_helper(
+        len(ranks), ranks.index(rank), ranks, dist.get_backend(group), store, cast(Any, twin), timeout=default_pg_timeout
+    )
+    _world.pg_group_ranks[made] = {member: index for index, member in enumerate(ranks)}
 
 
 def destroy_subgroups() -> None:
@@ -30,3 +72,12 @@ def destroy_subgroups() -> None:
     for group in list(_world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
+
+
+def _group(name: str) -> Any:
+    from torch._C._distributed_c10d import _resolve_process_group
+
+    try:
+        return _resolve_process_group(cast(Any, name))
+    except (RuntimeError, ValueError) as error:
+        raise KeyError(name) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from pytest_fxbucket.compat.trace import quiet
@@ -21,13 +21,15 @@ OPERATORS = "torch._inductor.fx_passes.bucketing"
 """Module that registers the operators which the pass puts into graphs."""
 
 
-def torch_manual_overlap_bucketing(gm: fx.GraphModule, module_bucket_plans: Sequence[str | list[str]]) -> fx.GraphModule:
-    """torch's ``manual_overlap_bucketing(gm, module_bucket_plans)``."""
+def torch_manual_overlap_bucketing(
+    gm: fx.GraphModule, module_bucket_plans: Sequence[str | list[str]], bucket_mode: str | None = None
+) -> fx.GraphModule:
+    """torch's ``manual_overlap_bucketing(gm, module_bucket_plans, bucket_mode=bucket_mode)``."""
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
     # torch logs its own structured trace, thousands of empty lines of it
     with quiet("torch.__trace"), mock.patch("torch.utils._runtime_estimation.get_transfer_time", return_value=0.0):
-        passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans))
+        passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans), bucket_mode=cast(Any, bucket_mode))
     return passed
 
 

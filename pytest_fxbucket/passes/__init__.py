@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.passes.manual import manual_overlap_bucketing
+from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
 
 __all__ = ["manual_overlap_bucketing"]

@@ -1,62 +1,102 @@
 """Our pass: merges the collectives of each entry of a module plan, and reorders launches and waits.
 
 The same job as torch's ``torch._inductor.fx_passes.overlap_manual_scheduling``; written anew, and an error where that one does
-nothing.
+nothing. The way of a graph through it: which launches (targets) share a bucket (grouping), merged (merge, pack), and moved
+(overlap). What cannot be done safely is left alone, and the report says why.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pytest_fxbucket.errors import PassError, PlanError
-from pytest_fxbucket.graph.hazards import refuse_writes
-from pytest_fxbucket.passes.overlap import defer_reductions, prefetch_gathers
-from pytest_fxbucket.passes.pack import Merged, merge
-from pytest_fxbucket.passes.report import BucketReport, PassReport
-from pytest_fxbucket.passes.targets import ModuleStackFn, Target, Targets, by_module
+from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.displaced import displaced
+from pytest_fxbucket.graph.live import peak_bytes
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.compute import gathered_lives
+from pytest_fxbucket.passes.grouping import BUCKETED, Rules, groups_of
+from pytest_fxbucket.passes.keep_order import Pair, keep_order
+from pytest_fxbucket.passes.merge import Merged, merge
+from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
+from pytest_fxbucket.passes.own_group import on_own_group
+from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.passes.targets import Targets
+
 
 @dataclass(frozen=True, slots=True)
 class ManualPass:
-    """Merge and reorder the launches that a plan names."""
+    """Merge and reorder the launches that a plan names. The defaults are those of a plan file."""
 
     merging: bool = True
     """Merge an entry's launches; otherwise they are only reordered."""
+    by: Literal["plan", "size"] = "plan"
+    """What shares a bucket: launches of an entry, or neighbours up to a cap."""
     layout: Literal["registration", "execution"] = "registration"
     """Byte order of a bucket's members: of the parameters' registration, or of the launches."""
+    mixed: bool = False
+    """One all-gather may carry several dtypes."""
+    caps_mb: tuple[float, ...] = (0.0,)
+    """Largest bucket of each entry in turn (by size: of each bucket) in 2**20 bytes, the last for the rest; 0: no cap."""
+    packer: str = "default"
+    """How members become one tensor: a name that :mod:`pytest_fxbucket.passes.packers` knows, or ``module:callable``."""
     prefetch: int = 1
     """How many stages ahead an all-gather is launched; 0 leaves it where it was."""
     defer_reduce: bool = True
     """Wait for reductions behind the next stage's launches."""
+    launch_at: Places = field(default_factory=dict)
+    """By direction: launch the key's all-gather when the value's compute starts."""
+    wait_before: Places = field(default_factory=dict)
+    """By direction: wait for the key's reduction before the value's compute starts."""
+    insert_overlap_deps: bool = False
+    """Keep the order through later compilers."""
+    own_gather_group: bool = False
+    """Run the planned all-gathers on a process group of their own."""
 
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
-        """Change ``graph`` in place. Raises :class:`PassError` for what is not safe; then throw ``graph`` away."""
-        refuse_writes(graph, [target.launch for target in targets.planned])
-        buckets = [merge(graph, members) for members in self._groups(targets.planned)]
-        left = list(targets.left_alone)
-        left += prefetch_gathers(buckets, "forward", self.prefetch)
-        left += prefetch_gathers(buckets, "backward", self.prefetch)
-        if self.defer_reduce:
-            left += defer_reductions(buckets)
+        """Change ``graph`` in place.
+
+        Raises :class:`PlanError` for places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then
+        throw ``graph`` away.
+        """
+        names = [node.name for node in graph.nodes]
+        order = order_of(graph)
+        before = gathered_lives(graph, ((t.launch, [part.waits[0] for part in t.parts], [t]) for t in targets.planned))
+        rules = Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
+        buckets = merge(graph, order, groups_of(order, targets.planned, rules, targets.entries), self.packer)
+        if self.merging:
+            for bucket in buckets:
+                bucket.launch.meta[BUCKETED] = True
+        moved = reorder(graph, buckets, Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before))
+        launched = {node.name for bucket in buckets for node in (bucket.launch, *bucket.waits)}
+        moving = [node.name for node in graph.nodes if node.name not in launched]
+        left = [*targets.left_alone, *moved.left]
+        if self.own_gather_group:
+            on_own_group(bucket.launch for bucket in buckets)
+        if self.insert_overlap_deps:
+            left += _not_kept(keep_order(graph, moved.kept))
         _refuse_broken(graph)
         removed = len(targets.planned) - len(buckets)
-        return PassReport(targets.launches, targets.launches - removed, tuple(_report(b) for b in buckets), tuple(left))
+        return PassReport(
+            targets.launches,
+            targets.launches - removed,
+            tuple(_report(bucket) for bucket in sorted(buckets, key=lambda bucket: bucket.launch)),
+            tuple(left),
+            *displaced(names, moving),
+            peak_bytes(before),
+            peak_bytes(gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in buckets))),
+            order.barriers,
+        )
 
-    def _groups(self, planned: Sequence[Target]) -> list[list[Target]]:
-        """Members of each bucket in byte order, buckets in order of their first launch."""
-        groups: dict[tuple[str, ...], list[Target]] = {}
-        for target in sorted(planned, key=lambda target: target.launch):
-            key = target.key if self.merging else (*target.key, target.launch.name)
-            groups.setdefault(key, []).append(target)
-        if self.layout == "registration":
-            return [sorted(group, key=lambda target: target.rank_in_registration) for group in groups.values()]
-        return list(groups.values())
+
+def _not_kept(pairs: Sequence[Pair]) -> list[LeftAlone]:
+    return [LeftAlone(f"order of {a.name} and {b.name}", "no input of the later one can carry it") for a, b in pairs]
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -66,71 +106,18 @@ def _refuse_broken(graph: fx.Graph) -> None:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
 
 
-_MODES = {None, "default", "custom_ops"}
-_MODES_NOT_BUILT = {"custom_ops_multidtype", "coalesced"}
-
-
-def manual_overlap_bucketing(
-    gm: fx.GraphModule,
-    module_bucket_plans: Sequence[str | Sequence[str]],
-    insert_overlap_deps: bool = False,
-    module_stack_fn: ModuleStackFn | None = None,
-    bucket_mode: str | None = None,
-) -> fx.GraphModule:
-    """Drop-in for torch's function of the same name and call shape: bucket by module, then reorder.
-
-    ``module_bucket_plans``: module FQNs, or lists of FQNs that share a bucket. ``module_stack_fn(node)`` gives a node's module
-    stack, outermost first; left out, ``nn_module_stack`` and ``fwd_nn_module_stack`` are read. ``bucket_mode``: None, "default"
-    and "custom_ops" all mean this package's pack. ``gm`` is changed and returned; on :class:`PlanError` (an entry that matches
-    nothing, overlaps, a mode that is unknown or not built) or :class:`PassError` it is as it was.
-    """
-    if bucket_mode in _MODES_NOT_BUILT:
-        raise PlanError(f"bucket_mode {bucket_mode!r} is not built yet; use 'custom_ops'")
-    if bucket_mode not in _MODES:
-        raise PlanError(f"bucket_mode {bucket_mode!r} is unknown; known are 'default' and 'custom_ops'")
-    if insert_overlap_deps:
-        raise PlanError("insert_overlap_deps = True is not built yet; use False")
-    graph = copy.deepcopy(gm.graph)
-    targets = by_module(graph, _module_plans(module_bucket_plans), module_stack_fn)
-    ManualPass().run(graph, targets)
-    gm.graph = graph
-    gm.recompile()
-    return gm
-
-
-def _module_plans(plans: Sequence[str | Sequence[str]]) -> list[tuple[str, list[str]]]:
-    """(entry, module FQNs) of each plan. Raises :class:`PlanError` for what is no list of FQNs, and for overlaps."""
-    if not isinstance(plans, (list, tuple)) or not plans:
-        raise PlanError(f"module_bucket_plans must be a list of at least one module FQN or list of them, not {plans!r}")
-    found: list[tuple[str, list[str]]] = []
-    owner: dict[str, str] = {}
-    for plan in plans:
-        names = [plan] if isinstance(plan, str) else plan
-        if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
-            raise PlanError(f"entry {plan!r} of module_bucket_plans must be a module FQN or a list of them")
-        entry = "+".join(names)
-        for name in names:
-            clash = next((n for n in owner if _covers(n, name) or _covers(name, n)), None)
-            if clash is not None:
-                raise PlanError(f"entry {entry!r} overlaps entry {owner[clash]!r}: {name} and {clash} share modules")
-            owner[name] = entry
-        found.append((entry, list(names)))
-    return found
-
-
-def _covers(outer: str, inner: str) -> bool:
-    return inner == outer or inner.startswith(outer + ".")
-
-
 def _report(bucket: Merged) -> BucketReport:
     first = bucket.first
+    dtypes = dict.fromkeys(
+        str(part.input.meta["val"].dtype).removeprefix("torch.") for member in bucket.members for part in member.parts
+    )
     return BucketReport(
         entry=first.entry,
         direction=first.direction,
         kind=first.kind,
-        group=first.group,
+        group=str(collectives.argument(bucket.launch, "group_name")),
         op=first.op,
-        dtype=str(first.dtype).removeprefix("torch."),
-        members=tuple(member.fqn for member in bucket.members),
+        dtype="+".join(sorted(dtypes)),
+        members=tuple(fqn for member in bucket.members for fqn in member.fqns),
         bytes=sum(member.bytes for member in bucket.members),
     )

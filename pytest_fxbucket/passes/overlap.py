@@ -1,61 +1,207 @@
 """Reorders launches and waits so that communication hides behind compute; only what must move moves.
 
 All-gathers, each direction on its own: a stage's gathers are launched before the stage ``prefetch`` ahead of it is waited for.
-Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together.
+Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
+by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands there instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph.reading import Direction
-from pytest_fxbucket.passes.moves import hoist, sink
-from pytest_fxbucket.passes.pack import Merged
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
+from pytest_fxbucket.passes.compute import Starts
 from pytest_fxbucket.passes.report import LeftAlone
 
-Stage = list[Merged]
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.reading import Direction
+    from pytest_fxbucket.passes.merge import Merged
+
+Stage = list["Merged"]
+Places = Mapping[str, Mapping[str, str]]
+"""By direction: entry to entry."""
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
-def prefetch_gathers(buckets: Sequence[Merged], direction: Direction, depth: int) -> list[LeftAlone]:
-    """Launch each stage's gathers ``depth`` stages ahead; 0 leaves them. Returns what could not move, and why."""
-    gathers = [b for b in buckets if b.first.kind == "all_gather" and b.first.direction == direction]
-    stages = sorted(_stages(gathers), key=lambda stage: min(bucket.wait for bucket in stage))
-    left: list[LeftAlone] = []
-    if depth == 0:
-        return left
-    waits = [min(bucket.wait for bucket in stage) for stage in stages]
-    for index, stage in enumerate(stages[1:], start=1):
-        anchor = waits[max(0, index - depth)]
-        for bucket in sorted(stage, key=lambda bucket: bucket.launch):
-            if bucket.launch < anchor:
-                continue
-            try:
-                hoist([bucket.launch], anchor)
-            except PassError as error:
-                left.append(LeftAlone(f"launch of {bucket.first.entry} ({direction})", str(error)))
-    return left
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How launches and waits move. The defaults are those of a plan file."""
+
+    prefetch: int = 1
+    """How many stages ahead an all-gather is launched; 0 leaves it where it was."""
+    defer_reduce: bool = True
+    """Wait for reductions behind the next stage's launches."""
+    launch_at: Places = field(default_factory=dict)
+    """Launch the key's all-gather when the value's compute starts."""
+    wait_before: Places = field(default_factory=dict)
+    """Wait for the key's reduction before the value's compute starts."""
 
 
-def defer_reductions(buckets: Sequence[Merged]) -> list[LeftAlone]:
-    """Wait for each stage's reductions behind the next stage's launches. Returns what could not move, and why."""
-    reductions = [bucket for bucket in buckets if bucket.first.kind == "reduce_scatter"]
-    stages = sorted(_stages(reductions), key=lambda stage: max(bucket.launch for bucket in stage))
-    left: list[LeftAlone] = []
-    for stage, following in pairwise(stages):
-        anchor = max(bucket.launch for bucket in following)
-        for bucket in sorted(stage, key=lambda bucket: bucket.wait, reverse=True):
-            try:
-                sink(bucket.wait, anchor)
-            except PassError as error:
-                left.append(LeftAlone(f"wait of {bucket.first.entry}'s reduction", str(error)))
-    return left
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """What moving came to."""
+
+    left: tuple[LeftAlone, ...]
+    kept: tuple[tuple[fx.Node, fx.Node], ...]
+    """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
 
 
-def _stages(buckets: Sequence[Merged]) -> list[Stage]:
-    """Buckets by entry."""
-    stages: dict[str, Stage] = {}
-    for bucket in buckets:
-        stages.setdefault(bucket.first.entry, []).append(bucket)
-    return list(stages.values())
+def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap) -> Reordered:
+    """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
+
+    Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
+    """
+    moves = _Moves(graph, buckets, rules)
+    for direction in DIRECTIONS:
+        moves.place_gathers(direction)
+        moves.place_reductions(direction)
+    for direction in DIRECTIONS:
+        moves.prefetch(direction)
+    if rules.defer_reduce:
+        moves.defer()
+    if moves.wishes != list(map(float, range(len(moves.order.nodes)))):
+        edges = {index: set(before) for index, before in enumerate(moves.order.before)}
+        relink(graph, [moves.order.nodes[index] for index in arranged(edges, moves.wishes)])
+    return Reordered(tuple(moves.left), tuple(moves.kept))
+
+
+class _Moves:
+    """Wishes of all nodes, from one look at the graph before anything moves."""
+
+    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap) -> None:
+        self.order, self.buckets, self.rules = order_of(graph), buckets, rules
+        self.after = readers(self.order)
+        self.starts = Starts(self.order, buckets)
+        self.wishes = [float(index) for index in range(len(self.order.nodes))]
+        self.by_hand: set[fx.Node] = set()
+        """Launches and waits that the user placed."""
+        self.left: list[LeftAlone] = []
+        self.kept: list[tuple[fx.Node, fx.Node]] = []
+
+    def prefetch(self, direction: Direction) -> None:
+        """Launch each stage's gathers ``prefetch`` stages ahead, those of the first together; 0 leaves them."""
+        stages = self._stages(self._gathers(direction), lambda stage: self._first_wait(stage))
+        for index, stage in enumerate(stages if self.rules.prefetch else []):
+            ahead = stages[max(0, index - self.rules.prefetch)]
+            anchor = self._first_wait(ahead)
+            for bucket in sorted(stage, key=lambda bucket: self.order.index[bucket.launch]):
+                if bucket.launch not in self.by_hand and self._hoist(bucket, anchor, direction):
+                    self.kept.append((bucket.launch, self.order.nodes[anchor]))
+
+    def defer(self) -> None:
+        """Wait for each stage's reductions behind the next stage's launches."""
+        stages = self._stages(self._reductions(), lambda stage: max(self.order.index[bucket.launch] for bucket in stage))
+        for stage, following in pairwise(stages):
+            anchor = max(self.order.index[bucket.launch] for bucket in following)
+            for bucket in stage:
+                for wait in bucket.waits:
+                    if wait not in self.by_hand and self._sink(bucket, wait, anchor):
+                        self.kept.append((self.order.nodes[anchor], wait))
+
+    def place_gathers(self, direction: Direction) -> None:
+        """``launch_at``: at the start of another entry's compute."""
+        for entry, other in sorted(self.rules.launch_at.get(direction, {}).items()):
+            where = f"launch_at.{direction}: {entry!r} at {other!r}"
+            buckets = self._named(self._gathers(direction), entry, where, "all-gather")
+            at, own = self.starts.of(direction, other, where), self.starts.of(direction, entry, where)
+            for bucket in buckets:
+                launch = self.order.index[bucket.launch]
+                blocked = blocker(self.order, [launch], at)
+                if at >= own or (blocked is not None and blocked >= at):
+                    late = f"{entry!r} is used first" if at >= own else f"it needs {self.order.nodes[blocked or 0].name}"
+                    raise PlanError(f"{where} is impossible: when the compute of {other!r} starts, {late}")
+                self.by_hand.add(bucket.launch)
+                pull_up(self.order, self.wishes, [launch], at - 0.5)
+                self.wishes[launch] = at - 0.5
+                self.kept.append((bucket.launch, self.order.nodes[at]))
+
+    def place_reductions(self, direction: Direction) -> None:
+        """``wait_before``: right before another entry's compute."""
+        for entry, other in sorted(self.rules.wait_before.get(direction, {}).items()):
+            where = f"wait_before.{direction}: {entry!r} before {other!r}"
+            buckets = self._named([b for b in self._reductions() if b.first.direction == direction], entry, where, "reduction")
+            at = self.starts.of(direction, other, where)
+            for bucket in buckets:
+                for wait in bucket.waits:
+                    self._wait_right_before(wait, bucket, at, where, other)
+
+    def _wait_right_before(self, wait: fx.Node, bucket: Merged, at: int, where: str, other: str) -> None:
+        index = self.order.index[wait]
+        if self.order.index[bucket.launch] >= at:
+            raise PlanError(f"{where} is impossible: the compute of {other!r} starts before the reduction is launched")
+        blocked = self._waiting(index, at, bucket)
+        if blocked is not None:
+            name = self.order.nodes[blocked].name
+            raise PlanError(f"{where} is impossible: {name} needs the result before the compute of {other!r} starts")
+        self.by_hand.add(wait)
+        self.wishes[index] = at - 0.5
+        self.kept.append((wait, self.order.nodes[at]))
+
+    def _hoist(self, bucket: Merged, anchor: int, direction: Direction) -> bool:
+        """Launch ``bucket`` before ``anchor``, or as early as what it needs allows; whether it stands before it then."""
+        launch = self.order.index[bucket.launch]
+        if launch < anchor:
+            return True
+        blocked = blocker(self.order, [launch], anchor)
+        if blocked is None:
+            pull_up(self.order, self.wishes, [launch], anchor - 0.5)
+            return True
+        names = self.order.nodes[anchor].name, self.order.nodes[blocked].name
+        reason = f"{bucket.launch.name} cannot be launched before {names[0]}: it depends on {names[1]}"
+        self.left.append(LeftAlone(f"launch of {bucket.first.entry} ({direction})", reason))
+        pull_up(self.order, self.wishes, [launch], blocked + 0.5)
+        return False
+
+    def _sink(self, bucket: Merged, wait: fx.Node, anchor: int) -> bool:
+        """Wait behind ``anchor``; whether that can be."""
+        index = self.order.index[wait]
+        if index > anchor:
+            return True
+        blocked = self._waiting(index, anchor + 1, bucket)
+        if blocked is None:
+            self.wishes[index] = anchor + 0.5
+            return True
+        names = self.order.nodes[anchor].name, self.order.nodes[blocked].name
+        reason = f"{wait.name} cannot wait until {names[0]} is launched: {names[1]} depends on it"
+        self.left.append(LeftAlone(f"wait of {bucket.first.entry}'s reduction", reason))
+        return False
+
+    def _waiting(self, wait: int, bound: int, bucket: Merged) -> int | None:
+        """First launch or wait before ``bound`` that depends on the wait at ``wait``, other waits of ``bucket`` aside."""
+        needing = readers_before(self.after, wait, bound)[1:]
+        return next((n for n in needing if self._communicates(n) and self.order.nodes[n] not in bucket.waits), None)
+
+    def _communicates(self, index: int) -> bool:
+        node = self.order.nodes[index]
+        return collectives.is_wait(node) or collectives.launch_kind(node) is not None
+
+    def _gathers(self, direction: Direction) -> list[Merged]:
+        return [b for b in self.buckets if b.first.kind == "all_gather" and b.first.direction == direction]
+
+    def _reductions(self) -> list[Merged]:
+        return [b for b in self.buckets if b.first.kind in ("reduce_scatter", "all_reduce")]
+
+    def _first_wait(self, stage: Iterable[Merged]) -> int:
+        return min(self.order.index[wait] for bucket in stage for wait in bucket.waits)
+
+    def _stages(self, buckets: Sequence[Merged], key: Callable[[Stage], int]) -> list[Stage]:
+        """Buckets by entry, or each alone if they have none, sorted."""
+        stages: dict[object, Stage] = {}
+        for bucket in buckets:
+            stages.setdefault(bucket.first.entry or bucket.launch, []).append(bucket)
+        return sorted(stages.values(), key=key)
+
+    def _named(self, buckets: Sequence[Merged], entry: str, where: str, what: str) -> list[Merged]:
+        named = [bucket for bucket in buckets if bucket.first.entry == entry]
+        if not named:
+            known = ", ".join(dict.fromkeys(bucket.first.entry for bucket in buckets)) or "none"
+            raise PlanError(f"{where} names no bucket: entry {entry!r} has no {what} there; entries that have one: {known}")
+        return named

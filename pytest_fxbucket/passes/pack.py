@@ -1,142 +1,150 @@
-"""Builds one merged launch out of several: pack, launch, wait, unpack. The same nodes on every rank.
-
-All-gather: the members' shards one behind the other (``flatten_dense_tensors``); what arrives is a matrix of shape
-(ranks, elements of a rank) whose columns are cut into members. Reduce-scatter: the members' gradients, each seen as a matrix of
-shape (ranks, elements of its piece), side by side (``_chunk_cat``, which pads an uneven dimension 0 with zeros); the piece that
-arrives is cut into members. Neither needs to know the rank.
-"""
+"""Builds one merged launch out of several: pack, launch, wait, unpack. The same nodes on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import getitem
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.compat.collectives import c10d_functional
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.moves import hoist, put_before, readers_before
-from pytest_fxbucket.passes.targets import Target
+from pytest_fxbucket.passes.fake import alone, fake_value, has_numbers
+from pytest_fxbucket.passes.folding import folded
+from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
+from pytest_fxbucket.passes.storage_readers import need_own_storage
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.compat.fake_tensors import FakeTensor
+    from pytest_fxbucket.passes.launches import Part
+    from pytest_fxbucket.passes.packers import Unpack
+    from pytest_fxbucket.passes.targets import Target
+
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """A bucket in the graph: one launch, one wait, and the members in byte order."""
+class Packed:
+    """The nodes of one merged launch, in order."""
 
+    pack: tuple[fx.Node, ...]
     launch: fx.Node
     wait: fx.Node
-    members: tuple[Target, ...]
+    unpack: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    """What each part of each member becomes."""
+    absorbed: tuple[fx.Node, ...]
+    """Casts that the pack does now; nobody else reads them."""
 
-    @property
-    def first(self) -> Target:
-        """Any member: they agree in entry, direction, kind, group, op and dtype."""
-        return self.members[0]
 
+def build(
+    graph: fx.Graph, members: Sequence[Target], *, packer: str = "default", foldable: Callable[[fx.Node], bool]
+) -> Packed:
+    """Create the nodes of one launch for all ``members`` at the graph's insertion point; nothing is replaced or erased.
 
-def merge(graph: fx.Graph, members: Sequence[Target]) -> Merged:
-    """Merge ``members``, given in byte order, into one launch; a single member stays as it is.
+    ``members`` agree in kind, op, group and device, and in dtype unless they are gathered. ``packer`` is as
+    :func:`~pytest_fxbucket.passes.packers.packer_named` takes it. ``foldable(cast)`` says whether a cast that stands before a
+    launch may be done by the pack instead, which only the registered packers are asked to.
 
-    Raises :class:`PassError` if the members depend on each other, differ in what the plan does not say, or would change.
+    Raises :class:`PassError` for values that are not fake and for a packer that does not do its work, :class:`PlanError` for a
+    packer that is not known.
     """
-    if len(members) == 1:
-        return Merged(members[0].launch, members[0].wait, tuple(members))
-    builder = _Builder(graph, members)
-    return builder.all_gather() if members[0].kind == "all_gather" else builder.reduce_scatter()
+    parts = [part for member in members for part in member.parts]
+    cast = folded([p.input for p in parts], [m.launch for m in members], foldable) if packer in PACKERS else None
+    inputs = tuple(cast.sources) if cast else tuple(part.input for part in parts)
+    make = Maker(graph, fake_value(inputs[0]).fake_mode, _shared_meta(members))
+    bucket = _bucket(make, members[0], inputs, parts)
+    name = f'packer "{packer}"'
+    packed, unpack = _pair(name, _asked(name, packer_named(packer), make, bucket))
+    packed = cast.apply(make, packed) if cast else packed
+    pack = make.taken()
+    launch, wait = _launched(make, members[0], packed)
+    make.taken()
+    results = _checked(name, _asked(name, unpack, wait), parts, bucket)
+    results = [_in_own_storage(make, result, part) for result, part in zip(results, parts, strict=True)]
+    for result, value in zip(results, bucket.replaced, strict=True):
+        if has_numbers(value) and value.is_contiguous():
+            result.meta["val"] = value
+    return Packed(pack, launch, wait, make.taken(), tuple(results), cast.casts if cast else ())
 
 
-class _Builder:
-    def __init__(self, graph: fx.Graph, members: Sequence[Target]) -> None:
-        self.graph, self.members = graph, tuple(members)
-        self.meta = _shared_meta(members)
-        self.inputs = [cast("fx.Node", collectives.argument(member.launch, "input")) for member in members]
-        self.aten, self.c10d = torch.ops.aten, c10d_functional()
-        ranks = collectives.argument(members[0].launch, "group_size")
-        for member in members:
-            size = collectives.argument(member.launch, "group_size")
-            if not isinstance(size, int) or size != ranks:
-                raise PassError(
-                    f"{member.launch.name} has group size {size}, so it cannot join {members[0].launch.name}'s {ranks}"
-                )
-        self.ranks = cast("int", ranks)
+def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Bucket:
+    """What the packer is told. Symbolic sizes are computed before the launch, so that its inputs need not live longer."""
+    numels = [make.numel(node) for node in inputs]
+    shapes = [[make.size(node, dim) for dim in range(fake_value(node).dim())] for node in inputs]
+    if first.kind == "all_gather":
+        shapes = [[make.times(shape[0], first.ranks), *shape[1:]] for shape in shapes]
+    elif first.kind == "reduce_scatter":
+        numels = [make.over(numel, first.ranks) for numel in numels]
+        shapes = [[make.over(shape[0], first.ranks), *shape[1:]] for shape in shapes]
+    return Bucket(
+        kind=first.kind,
+        ranks=first.ranks,
+        inputs=inputs,
+        dtypes=tuple(fake_value(node).dtype for node in inputs),
+        numels=tuple(numels),
+        shapes=tuple(tuple(shape) for shape in shapes),
+        replaced=tuple(fake_value(part.waits[0]) for part in parts),
+    )
 
-    def all_gather(self) -> Merged:
-        first = min(member.launch for member in self.members)
-        first_wait = min(member.wait for member in self.members)
-        hoist([node for node in self.inputs if node.op != "placeholder"], first)
-        shapes = [_value(node).shape for node in self.inputs]
-        with self.graph.inserting_before(first):
-            packed = self._call(self.aten.flatten_dense_tensors.default, list(self.inputs))
-            launch = self._call(self.c10d.all_gather_into_tensor.default, packed, self.ranks, self.members[0].group)
-        with self.graph.inserting_before(first_wait):
-            wait = self._call(self.c10d.wait_tensor.default, launch)
-            rows = self._call(self.aten.view.default, wait, [self.ranks, -1])
-            sizes = [shape.numel() for shape in shapes]
-            pieces = self._call(self.aten.split_with_sizes_copy.default, rows, sizes, 1)
-            results = []
-            for i, shape in enumerate(shapes):
-                piece = self._call(getitem, pieces, i)
-                results.append(self._view(piece, [shape[0] * self.ranks, *shape[1:]], self.members[i]))
-        self._replace_members(results)
-        return Merged(launch, wait, self.members)
 
-    def reduce_scatter(self) -> Merged:
-        last = max(member.launch for member in self.members)
-        self._refuse_dependence(last)
-        shapes = [_value(node).shape for node in self.inputs]
-        with self.graph.inserting_before(last):
-            packed = self._call(self.aten._chunk_cat.default, list(self.inputs), 0, self.ranks)
-            launch = self._call(
-                self.c10d.reduce_scatter_tensor.default, packed, self.members[0].op, self.ranks, self.members[0].group
+def _launched(make: Maker, first: Target, packed: fx.Node) -> tuple[fx.Node, fx.Node]:
+    c10d = c10d_functional()
+    if first.kind == "all_gather":
+        launch = make(c10d.all_gather_into_tensor.default, packed, first.ranks, first.group)
+    elif first.kind == "reduce_scatter":
+        launch = make(c10d.reduce_scatter_tensor.default, packed, first.op, first.ranks, first.group)
+    else:
+        launch = make(c10d.all_reduce.default, packed, first.op, first.group)
+    return launch, make(c10d.wait_tensor.default, launch)
+
+
+def _asked(packer: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What ``function`` of the packer gives; raises :class:`PassError` that names it for whatever it raises."""
+    try:
+        return function(*args)
+    except PassError as error:
+        raise PassError(f"{packer}: {error}") from error
+    except Exception as error:
+        raise PassError(f"{packer} raised {type(error).__name__}: {error}") from error
+
+
+def _pair(packer: str, given: Any) -> tuple[fx.Node, Unpack]:
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], torch.fx.Node) and callable(given[1]):
+        return given
+    raise PassError(f"{packer} gave a {type(given).__name__}, where (packed node, unpack) was expected")
+
+
+def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[Part], bucket: Bucket) -> list[fx.Node]:
+    """``results``, if they are what the waits were; raises :class:`PassError` that names ``packer`` if not."""
+    if len(results) != len(parts):
+        raise PassError(f"{packer} gave {len(results)} results for {len(parts)} inputs")
+    for result, part, wanted in zip(results, parts, bucket.replaced, strict=True):
+        value = fake_value(result)
+        strided = "" if not has_numbers(value) or value.is_contiguous() else ", not contiguous"
+        if (_sizes(value), value.dtype) != (_sizes(wanted), wanted.dtype) or strided:
+            raise PassError(
+                f"{packer} made {_words(value)}{strided}, for {part.input.name}, where {_words(wanted)} was expected"
             )
-            wait = self._call(self.c10d.wait_tensor.default, launch)
-            flat = self._call(self.aten.view.default, wait, [-1])
-            sizes = [shape.numel() // self.ranks for shape in shapes]
-            pieces = self._call(self.aten.split_with_sizes.default, flat, sizes)
-            results = []
-            for i, shape in enumerate(shapes):
-                piece = self._call(getitem, pieces, i)
-                results.append(self._view(piece, [shape[0] // self.ranks, *shape[1:]], self.members[i]))
-        for member in self.members:
-            put_before(readers_before(member.wait, last)[1:], last)
-        self._replace_members(results)
-        return Merged(launch, wait, self.members)
+    return list(results)
 
-    def _refuse_dependence(self, last: fx.Node) -> None:
-        """No member may need another member's result."""
-        for member in self.members:
-            readers = readers_before(member.wait, last)
-            blocked = [n for n in readers[1:] if collectives.launch_kind(n)]
-            if blocked or not set(readers).isdisjoint(last.all_input_nodes):
-                name = blocked[0].name if blocked else last.name
-                raise PassError(
-                    f"entry {member.entry!r}: the {member.kind} of {member.fqn} cannot join its bucket, "
-                    f"because {name} depends on its result"
-                )
 
-    def _replace_members(self, results: Sequence[fx.Node]) -> None:
-        """Only now, since a node that is an insertion point must not be erased."""
-        for member, result in zip(self.members, results, strict=True):
-            member.wait.replace_all_uses_with(result)
-            self.graph.erase_node(member.wait)
-            self.graph.erase_node(member.launch)
+def _in_own_storage(make: Maker, result: fx.Node, part: Part) -> fx.Node:
+    """``result``, or a copy of it if it lies among others and somebody who reads it must not see that."""
+    if alone(fake_value(result)) or not any(need_own_storage(wait) for wait in part.waits):
+        return result
+    return make(torch.ops.aten.clone.default, result, memory_format=torch.contiguous_format)
 
-    def _view(self, piece: fx.Node, shape: Sequence[int], member: Target) -> fx.Node:
-        """``piece`` in the member's shape; its fake value is that of the wait it replaces, which is gone after."""
-        node = self.graph.call_function(self.aten.view.default, (piece, list(shape)))
-        node.meta = {**self.meta, "val": member.wait.meta.get("val")}
-        return node
 
-    def _call(self, target: Any, *args: Any) -> fx.Node:
-        node = self.graph.call_function(target, args)
-        node.meta = dict(self.meta)
-        node.meta["val"] = _result(target, args)
-        return node
+def _sizes(value: FakeTensor) -> list[Any]:
+    """Shape of ``value``; symbolic sizes are all alike, since telling them apart would ask for guards."""
+    return [size if isinstance(size, int) else "symbolic" for size in value.shape]
+
+
+def _words(value: FakeTensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _shared_meta(members: Sequence[Target]) -> dict[str, Any]:
@@ -144,33 +152,8 @@ def _shared_meta(members: Sequence[Target]) -> dict[str, Any]:
     first = members[0]
     meta: dict[str, Any] = {
         "fxbucket_entry": first.entry,
-        "fxbucket_sources": tuple(member.fqn for member in members),
+        "fxbucket_sources": tuple(fqn for member in members for fqn in member.fqns),
     }
     if first.direction == "backward":
         meta["autograd_backward"] = True
     return meta
-
-
-def _value(node: Any) -> torch.Tensor:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        raise PassError(f"{node.name} carries no fake value (meta['val']), which merging needs for shapes")
-    if not all(isinstance(size, int) for size in value.shape):
-        raise PassError(f"{node.name} has the symbolic shape {tuple(value.shape)}, and merging needs numbers")
-    return value
-
-
-def _result(target: Any, args: tuple[Any, ...]) -> Any:
-    """Fake value of the call: the operator itself, run under the arguments' fake mode."""
-    from pytest_fxbucket.compat.pytree import tree_leaves, tree_map
-
-    values = tree_map(lambda a: a.meta["val"] if isinstance(a, torch.fx.Node) else a, args)
-    mode = next((leaf.fake_mode for leaf in tree_leaves(values) if hasattr(leaf, "fake_mode")), None)
-    if mode is None:
-        raise PassError("the graph's values (meta['val']) are not fake tensors, which merging needs")
-    try:
-        with mode:
-            return target(*values)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise PassError(f"{target} cannot be called on what the launches carry: {type(error).__name__}: {reason}") from error

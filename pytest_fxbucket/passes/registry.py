@@ -13,10 +13,12 @@ from torch import fx
 
 from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.compat import torch_pass
-from pytest_fxbucket.errors import FxbucketError, PassError
+from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
-from pytest_fxbucket.passes.targets import by_module, by_parameter
+from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
+from pytest_fxbucket.plan.agree import agree_with_entries
 from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
@@ -66,7 +68,13 @@ def run_pass(name: str, job: Job) -> Bucketed:
     root = job.step.graphs[job.phase]
     graph = copy.deepcopy(root.graph)
     if name == "manual":
-        return Bucketed(graph, root, _run_manual(graph, job))
+        forget_order(graph)
+        try:
+            report = _run_manual(graph, job)
+        except PlanError as error:
+            where = str(job.plan.path)
+            raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None
+        return Bucketed(graph, root, report, (AFTER,) if job.plan.overlap.insert_overlap_deps else ())
     foreign, modules = _foreign(name)
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
     try:
@@ -96,19 +104,42 @@ def _refuse_other_ends(name: str, graph: fx.Graph, job: Job) -> None:
 
 
 def _run_manual(graph: fx.Graph, job: Job) -> PassReport:
+    return manual_pass(job.plan).run(graph, _targets(graph, job))
+
+
+def _targets(graph: fx.Graph, job: Job) -> Targets:
     plan = job.plan
+    if plan.bucket.by == "size" and not job.step.has_roles:
+        return by_size(graph)
+    if plan.bucket.by == "size":
+        entry_of = {parameter.fqn: "" for parameter in job.step.parameters}
+        return by_parameter(graph, job.reading, job.step.inputs[job.phase], entry_of)
     if job.step.has_roles:
         entry_of = {fqn: entry.name for entry in job.entries for fqn in entry.parameters}
-        targets = by_parameter(graph, job.reading, job.step.inputs[job.phase], entry_of)
-    else:
-        targets = by_module(graph, [(entry.name, entry.selectors) for entry in plan.bucket.plan], None)
-    manual = ManualPass(
-        merging=plan.bucket.enabled,
-        layout="execution" if plan.bucket.layout == "execution" else "registration",
-        prefetch=plan.overlap.prefetch,
-        defer_reduce=plan.overlap.defer_reduce,
+        return by_parameter(graph, job.reading, job.step.inputs[job.phase], entry_of, [entry.name for entry in job.entries])
+    plans = [(entry.name, entry.selectors) for entry in plan.bucket.plan]
+    targets = by_module(graph, plans, where=f"{plan.path}: [bucket]", unplanned=plan.bucket.unplanned)
+    agree_with_entries(plan, targets.entries, str(plan.path))
+    return targets
+
+
+def manual_pass(plan: Plan) -> ManualPass:
+    """Our pass as ``plan`` asks for it."""
+    bucket, overlap = plan.bucket, plan.overlap
+    return ManualPass(
+        merging=bucket.enabled,
+        by="size" if bucket.by == "size" else "plan",
+        layout="execution" if bucket.layout == "execution" else "registration",
+        mixed=bucket.dtypes == "mixed",
+        caps_mb=bucket.cap_mb,
+        packer=getattr(bucket, "packer", "default"),
+        prefetch=overlap.prefetch,
+        defer_reduce=overlap.defer_reduce,
+        launch_at=overlap.launch_at,
+        wait_before=overlap.wait_before,
+        insert_overlap_deps=overlap.insert_overlap_deps,
+        own_gather_group=overlap.gather_group == "own",
     )
-    return manual.run(graph, targets)
 
 
 def _plans_by_module(job: Job) -> list[str | list[str]]:

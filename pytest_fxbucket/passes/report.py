@@ -16,6 +16,7 @@ class BucketReport:
     group: str
     op: str
     dtype: str
+    """Of all members; several joined by ``+``."""
     members: tuple[str, ...]
     """FQNs in byte order."""
     bytes: int
@@ -38,6 +39,16 @@ class PassReport:
     launches_after: int
     buckets: tuple[BucketReport, ...] = ()
     left_alone: tuple[LeftAlone, ...] = ()
+    displaced: int = 0
+    """Nodes that are no collectives, pack or unpack, and stand in another order among themselves than before."""
+    compared: int = 0
+    """Nodes among which ``displaced`` were counted."""
+    gathered_before: int = 0
+    """Most gathered bytes alive at once before, of the planned launches: from a launch to the last reader of each member."""
+    gathered_after: int = 0
+    """The same afterwards."""
+    barriers: tuple[str, ...] = ()
+    """Nodes that nothing was moved past, and why."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

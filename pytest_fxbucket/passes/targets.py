@@ -1,46 +1,55 @@
-"""Which launches belong to which entry: by parameter (plans) or by module metadata (the drop-in function)."""
+"""Which launches belong to which entry: by the parameter that they carry (plans), by module metadata, or by size alone."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.ops import overload
-from pytest_fxbucket.graph.reading import Bucket, Direction, Reading, read_graph
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes import launches
+from pytest_fxbucket.passes.carried import Carried, carried
+from pytest_fxbucket.passes.launches import Part
+from pytest_fxbucket.passes.module_names import ModuleStackFn, entries_by_module
 from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
+    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.graph.reading import Direction, Reading
+
+_NO_ENTRY = "no entry names its module"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One launch that an entry names, and its only wait."""
+    """One launch that an entry names."""
 
     launch: fx.Node
-    wait: fx.Node
+    parts: tuple[Part, ...]
     entry: str
-    fqn: str
-    rank_in_registration: int
+    fqns: tuple[str, ...]
+    """Parameters that it carries, or whose gradients it reduces; in byte order."""
+    place: int
+    """Of the first parameter in the order of registration."""
     direction: Direction
     kind: collectives.Kind
     op: str
     group: str
+    ranks: int
+    device: str
     dtype: torch.dtype | None
     bytes: int
+    """Size of the larger side."""
+    dropped: tuple[fx.Node, ...] = ()
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """What the members of one bucket agree in."""
-        return (self.entry, self.direction, self.kind, self.group, self.op, str(self.dtype))
+    def waits(self) -> list[fx.Node]:
+        """All waits for it."""
+        return [wait for part in self.parts for wait in part.waits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,126 +57,115 @@ class Targets:
     """Every launch of a graph, sorted into what a plan names and what it does not."""
 
     planned: tuple[Target, ...]
+    """In order of launch."""
     left_alone: tuple[LeftAlone, ...]
     launches: int
+    entries: tuple[str, ...] = ()
+    """In the plan's order; empty if launches are bucketed by size."""
 
 
-def by_parameter(graph: fx.Graph, reading: Reading, inputs: Sequence[Value], entry_of: Mapping[str, str]) -> Targets:
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What one launch is called."""
+
+    entry: str | None
+    """None: no entry names it, for ``reason``."""
+    fqns: tuple[str, ...]
+    place: int
+    direction: Direction
+    reason: str = ""
+
+
+def by_parameter(
+    graph: fx.Graph, reading: Reading, inputs: Sequence[Value], entry_of: Mapping[str, str], entries: Sequence[str] = ()
+) -> Targets:
     """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries.
 
     ``reading`` is of ``graph``, or of the graph it was copied from: nodes are found by name.
     """
-    order = {value.fqn: i for i, value in enumerate(inputs) if value.role == "param"}
-    return _sort(graph, reading, lambda node, fqn: entry_of.get(fqn), order)
+    place = {value.fqn: i for i, value in enumerate(inputs) if value.role == "param"}
+    nodes = {node.name: node for node in graph.nodes}
+    names: dict[fx.Node, _Name] = {}
+    for bucket in reading.buckets:
+        known = tuple(fqn for fqn in bucket.fqns if fqn)
+        owners = {entry_of.get(fqn) for fqn in known}
+        first = min((place.get(fqn, 0) for fqn in known), default=0)
+        if not known or len(known) < len(bucket.fqns):
+            name = _Name(None, known, 0, bucket.direction, "it carries no parameter and no parameter's gradient")
+        elif len(owners) > 1:
+            several = ", ".join(sorted(str(owner or "no entry") for owner in owners))
+            name = _Name(None, known, first, bucket.direction, f"it carries parameters of several entries: {several}")
+        else:
+            entry = owners.pop()
+            name = _Name(entry, known, first, bucket.direction, "" if entry else "no entry names its parameter")
+        names[nodes[bucket.node]] = name
+    return _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
 
 
-def by_module(graph: fx.Graph, plans: Sequence[tuple[str, Sequence[str]]], module_stack_fn: ModuleStackFn | None) -> Targets:
+def by_module(
+    graph: fx.Graph,
+    plans: Sequence[tuple[str, Sequence[str]]],
+    module_stack_fn: ModuleStackFn | None = None,
+    *,
+    where: str = "module_bucket_plans",
+    unplanned: str = "allow",
+) -> Targets:
     """Sort the launches of ``graph`` by the module that their nodes' metadata names.
 
-    ``plans`` holds (entry, module FQNs). Raises :class:`PlanError` for an FQN that no launch belongs to.
+    ``plans`` holds (entry, selectors). Raises :class:`PlanError` as :func:`entries_by_module` does.
     """
-    placeholders = [node.name for node in graph.nodes if node.op == "placeholder"]
-    returned = graph.output_node().args[0]
-    count = len(returned) if isinstance(returned, (list, tuple)) else 1
-    inputs = [Value("param", name, (), None) for name in placeholders]
-    outputs = [Value("grad", f"output {i}", (), None) for i in range(count)]
-    order = {value.fqn: i for i, value in enumerate([*inputs, *outputs])}
-    stack = module_stack_fn or module_stack
-    modules = {node: _module_of(stack(node)) for node in graph.nodes if collectives.launch_kind(node)}
-
-    def entry_of(node: fx.Node, fqn: str) -> str | None:
-        module = modules[node]
-        for entry, names in plans:
-            if any(_within(module, name) for name in names):
-                return entry
-        return None
-
-    targets = _sort(graph, read_graph(graph, inputs, outputs), entry_of, order)
-    used = {modules[target.launch] for target in targets.planned}
-    for entry, names in plans:
-        for name in names:
-            if not any(_within(module, name) for module in used):
-                known = sorted(set(modules.values()) - {""})
-                part = f"{name!r} in entry {entry!r}" if len(names) > 1 else f"entry {entry!r}"
-                raise PlanError(f"{part} matches no collective; modules with collectives: {_few(known)}")
-    return targets
+    known = carried(graph)
+    activations = [node for node, one in known.items() if one.reason]
+    named = entries_by_module(graph, plans, module_stack_fn, where=where, unplanned=unplanned, activations=activations)
+    names = {
+        node: _Name(
+            None if one.reason else named.entry_of.get(node), one.names, one.place, one.direction, one.reason or _NO_ENTRY
+        )
+        for node, one in known.items()
+    }
+    return _sort(graph, names, named.entries)
 
 
-def module_stack(node: fx.Node) -> list[tuple[str, type]]:
-    """Module stack of a node as torch writes it: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` backward."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return list(stack.values())
+def by_size(graph: fx.Graph) -> Targets:
+    """Every launch of ``graph`` that carries a parameter or a gradient, whatever its module."""
+    return _sort(graph, {node: _name(one, "") for node, one in carried(graph).items()}, ())
 
 
-def _module_of(stack: Sequence[tuple[str, type]]) -> str:
-    """Innermost FQN of a stack, of plain FQNs or of dynamo's ``L['self']._modules['layers']['0']``."""
-    if not stack:
-        return ""
-    name = stack[-1][0]
-    if "[" not in name:
-        return name
-    parts = re.findall(r"[^\[\]'.]+", re.sub(r"^L\['[^']*'\]", "", name))
-    return ".".join(part for part in parts if part != "_modules")
+def _name(one: Carried, entry: str | None) -> _Name:
+    return _Name(None if one.reason else entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY)
 
 
-def _within(module: str, name: str) -> bool:
-    return module == name or module.startswith(name + ".")
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "none"
-
-
-def _sort(
-    graph: fx.Graph, reading: Reading, entry_of: Callable[[fx.Node, str], str | None], order: Mapping[str, int]
-) -> Targets:
-    nodes = {node.name: node for node in graph.nodes}
+def _sort(graph: fx.Graph, names: Mapping[fx.Node, _Name], entries: tuple[str, ...]) -> Targets:
+    order = order_of(graph)
     planned: list[Target] = []
     left: list[LeftAlone] = []
-    for bucket in reading.buckets:
-        node = nodes[bucket.node]
-        waits = collectives.waits_of(node)
-        entry = entry_of(node, bucket.members[0].fqn) if len(bucket.members) == 1 else None
-        reason = _not_plannable(bucket, node, waits)
-        if reason or entry is None:
-            left.append(LeftAlone(_describe(bucket), reason or "no entry names its parameter"))
-            continue
-        fqn = bucket.members[0].fqn
-        planned.append(
-            Target(
-                launch=node,
-                wait=waits[0],
-                entry=entry,
-                fqn=fqn,
-                rank_in_registration=order[fqn],
-                direction=bucket.direction,
-                kind=bucket.kind,
-                op=bucket.op,
-                group=bucket.group,
-                dtype=bucket.dtype,
-                bytes=bucket.bytes,
-            )
-        )
-    return Targets(tuple(planned), tuple(left), len(reading.buckets))
+    for node, name in sorted(names.items(), key=lambda item: order.index[item[0]]):
+        launch = launches.read(node, order) if name.entry is not None else name.reason
+        if isinstance(launch, str):
+            left.append(LeftAlone(_describe(node, name), launch))
+        else:
+            planned.append(_target(launch, name))
+    return Targets(tuple(planned), tuple(left), len(names), entries)
 
 
-_MERGED = frozenset({"_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor"})
+def _target(launch: launches.Launch, name: _Name) -> Target:
+    return Target(
+        launch=launch.node,
+        parts=launch.parts,
+        entry=name.entry or "",
+        fqns=name.fqns,
+        place=name.place,
+        direction=name.direction,
+        kind=launch.kind,
+        op=launch.op,
+        group=launch.group,
+        ranks=launch.ranks,
+        device=launch.device,
+        dtype=launch.dtype,
+        bytes=launch.bytes,
+        dropped=launch.dropped,
+    )
 
 
-def _not_plannable(bucket: Bucket, node: fx.Node, waits: Sequence[fx.Node]) -> str:
-    op = overload(node)
-    if op is None or op._schema.name not in _MERGED:
-        return f"{node.target} is not bucketed"
-    if len(bucket.members) > 1:
-        return "it carries several parameters already"
-    if not bucket.members or not bucket.members[0].fqn:
-        return "it carries no parameter and no parameter's gradient"
-    if len(waits) != 1:
-        return f"it has {len(waits)} waits, expected one"
-    early = next((user for user in node.users if user is not waits[0]), None)
-    return f"{early.name} reads it before its wait" if early is not None else ""
-
-
-def _describe(bucket: Bucket) -> str:
-    names = ", ".join(fqn for fqn in bucket.fqns if fqn) or bucket.node
-    return f"{bucket.kind} of {names} ({bucket.direction})"
+def _describe(node: fx.Node, name: _Name) -> str:
+    return f"{collectives.launch_kind(node)} of {', '.join(name.fqns) or node.name} ({name.direction})"

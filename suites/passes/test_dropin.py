@@ -1,22 +1,20 @@
-"""The drop-in function: called as torch's is, and an error where that one does nothing or guesses."""
+"""The drop-in function: called as torch's is, and the same buckets."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from hand_made import chain, launch_names
+from hand_made import HandMade, chain, launch_names
 from torch import fx
 
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
-from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.passes.manual import ManualPass
 
 
 def members(gm: fx.GraphModule) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -68,73 +66,19 @@ def test_a_bucket_takes_what_lies_below_its_module_and_nothing_else() -> None:
     assert [len(fqns) for fqns in gathered(gm)] == [4]
 
 
-@pytest.mark.parametrize("mode", [None, "default", "custom_ops"])
-def test_the_modes_that_are_built_are_taken(mode: str | None) -> None:
+def test_an_entry_may_be_written_as_in_a_plan_file() -> None:
+    plans = {"layers.[0-1]": [2, 2, 1, 1], "layers.*": [2, 2, 2], "layers.0+layers.2": [4, 1, 1], "layers.*+x": [6]}
+    for selector, sizes in plans.items():
+        gm = chain(["layers.0", "layers.1", "layers.2"] if "x" not in selector else ["layers.0", "layers.1", "x"])
+        manual_overlap_bucketing(gm, [selector])
+        assert [len(fqns) for fqns in gathered(gm)] == sizes, selector
+
+
+@pytest.mark.parametrize("mode", [None, "default", "custom_ops", "custom_ops_multidtype"])
+def test_every_mode_of_torch_s_that_packs_is_taken(mode: str | None) -> None:
     gm = chain(backward=True)
     manual_overlap_bucketing(gm, ["a", "b", "c"], bucket_mode=mode)
     assert [(kind, len(fqns)) for kind, _, fqns in members(gm)] == [("all_gather", 2)] * 3 + [("reduce_scatter", 2)] * 3
-
-
-Call = Callable[[fx.GraphModule], Any]
-REFUSED: dict[str, tuple[Call, str]] = {
-    "a string": (lambda gm: manual_overlap_bucketing(gm, "a"), "not 'a'"),
-    "None": (lambda gm: manual_overlap_bucketing(gm, None), "not None"),  # type: ignore[arg-type]
-    "a number": (lambda gm: manual_overlap_bucketing(gm, 3), "not 3"),  # type: ignore[arg-type]
-    "no entry": (lambda gm: manual_overlap_bucketing(gm, []), "not []"),
-    "an entry that is None": (lambda gm: manual_overlap_bucketing(gm, ["a", None]), "entry None"),  # type: ignore[list-item]
-    "an entry that is a number": (lambda gm: manual_overlap_bucketing(gm, ["a", 3]), "entry 3"),  # type: ignore[list-item]
-    "an entry without a name": (lambda gm: manual_overlap_bucketing(gm, ["a", []]), "entry []"),
-    "an empty name": (lambda gm: manual_overlap_bucketing(gm, ["a", ""]), "entry ''"),
-    "a blank name": (lambda gm: manual_overlap_bucketing(gm, ["a", ["b", " "]]), "entry ['b', ' ']"),
-    "a name that is a number": (lambda gm: manual_overlap_bucketing(gm, [["b", 3]]), "entry ['b', 3]"),  # type: ignore[list-item]
-    "an unknown module": (lambda gm: manual_overlap_bucketing(gm, ["a", "d"]), "entry 'd' matches no collective"),
-    "one unknown of two": (lambda gm: manual_overlap_bucketing(gm, [["a", "d"]]), "'d' in entry 'a+d' matches no collective"),
-    "an entry twice": (lambda gm: manual_overlap_bucketing(gm, ["a", "a"]), "entry 'a' overlaps entry 'a'"),
-    "a name twice": (lambda gm: manual_overlap_bucketing(gm, [["a", "a"]]), "overlaps"),
-    "a module and one within": (
-        lambda gm: manual_overlap_bucketing(gm, ["a", ["b", "a.x"]]),
-        "entry 'b+a.x' overlaps entry 'a': a.x and a share modules",
-    ),
-    "an unknown mode": (
-        lambda gm: manual_overlap_bucketing(gm, ["a"], bucket_mode="custom"),
-        "bucket_mode 'custom' is unknown",
-    ),
-    "a mode of several dtypes": (
-        lambda gm: manual_overlap_bucketing(gm, ["a"], bucket_mode="custom_ops_multidtype"),
-        "'custom_ops_multidtype' is not built yet",
-    ),
-    "a coalesced mode": (lambda gm: manual_overlap_bucketing(gm, ["a"], bucket_mode="coalesced"), "not built yet"),
-    "dependencies": (lambda gm: manual_overlap_bucketing(gm, ["a"], True), "insert_overlap_deps = True is not built yet"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_and_the_graph_is_as_it_was(case: str) -> None:
-    call, message = REFUSED[case]
-    gm = chain(backward=True)
-    code, graph, text, metas = gm.code, gm.graph, str(gm.graph), [dict(node.meta) for node in gm.graph.nodes]
-    with pytest.raises(FxbucketError) as error:
-        call(gm)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert isinstance(error.value, PlanError)
-    assert gm.code == code
-    assert gm.graph is graph
-    assert str(graph) == text
-    assert [node.meta for node in graph.nodes] == metas
-
-
-def test_an_unknown_module_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(PlanError, match=r"modules with collectives: a, b, c$"):
-        manual_overlap_bucketing(chain(), ["layers.0"])
-
-
-def test_a_graph_without_metadata_is_refused() -> None:
-    gm = chain()
-    for node in gm.graph.nodes:
-        node.meta = {"val": node.meta.get("val")}
-    with pytest.raises(PlanError, match="entry 'a' matches no collective; modules with collectives: none"):
-        manual_overlap_bucketing(gm, ["a"])
 
 
 STACKS = {
@@ -160,6 +104,23 @@ def test_every_spelling_of_a_module_is_understood(spelling: str, key: str) -> No
     assert gathered(gm) == [A, B + C]
 
 
+@pytest.mark.parametrize(("mode", "launches"), [("custom_ops", 2), ("custom_ops_multidtype", 1)])
+def test_a_gather_of_two_dtypes_is_one_launch_if_the_mode_says_so(mode: str, launches: int) -> None:
+    made = HandMade()
+    weight, scale = made.placeholder("weight"), made.placeholder("scale")
+    half = made.call(torch.ops.aten._to_copy.default, scale, dtype=torch.bfloat16)
+    gm = made.returns(made.gather(weight), made.gather(half))
+    assert len(launch_names(manual_overlap_bucketing(gm, ["a"], bucket_mode=mode))) == launches
+
+
+@pytest.mark.parametrize("deps", [False, True])
+def test_dependencies_are_asked_of_the_pass(deps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(ManualPass, "run", lambda self, graph, targets: asked.append(self.insert_overlap_deps))
+    manual_overlap_bucketing(chain(), ["a"], deps)
+    assert asked == [deps]
+
+
 def test_the_caller_s_module_stack_is_asked_instead() -> None:
     gm = chain()
     marks = {node.name: list(node.meta.pop("nn_module_stack", {"": ""}))[-1] for node in gm.graph.nodes}
@@ -171,13 +132,13 @@ def test_the_caller_s_module_stack_is_asked_instead() -> None:
     assert [len(fqns) for fqns in gathered(gm)] == [1, 1, 2, 1, 1]
 
 
-def test_on_its_own_output_it_says_that_nothing_is_left_to_merge() -> None:
-    gm = chain()
-    manual_overlap_bucketing(gm, ["a", "b", "c"])
-    code = gm.code
-    with pytest.raises(PlanError, match="entry 'a' matches no collective"):
-        manual_overlap_bucketing(gm, ["a", "b", "c"])
-    assert gm.code == code
+@pytest.mark.parametrize("plan", [["a", "b", "c"], [["a", "c"], "b"], ["a+b"]])
+def test_on_its_own_output_it_changes_nothing(plan: list[str | list[str]]) -> None:
+    gm = chain(backward=True)
+    manual_overlap_bucketing(gm, plan)
+    code, text = gm.code, str(gm.graph)
+    manual_overlap_bucketing(gm, plan)
+    assert (gm.code, str(gm.graph)) == (code, text)
 
 
 @pytest.mark.parametrize("plan", [["a", "b", "c"], ["a", ["b", "c"]]])

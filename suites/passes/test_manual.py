@@ -9,13 +9,14 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, world_of
+from bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
 
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import Bucket
-from pytest_fxbucket.passes.manual import ManualPass
+from pytest_fxbucket.passes.registry import manual_pass
 from pytest_fxbucket.passes.targets import by_parameter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,18 +149,20 @@ def test_every_rank_gets_the_same_graph(case: str) -> None:
     assert [ranks for ranks, _ in world_of(case).distinct()] == [[0, 1, 2, 3]]
 
 
+@pytest.mark.parametrize("options", [{}, {"layout": "execution", "prefetch": 2}, {"enabled": False}])
 @pytest.mark.parametrize("case", CASES)
-def test_on_its_own_output_it_merges_nothing_more_and_says_why(case: str) -> None:
-    outcome = passed(case)
+def test_on_its_own_output_it_changes_nothing(case: str, options: dict[str, Any]) -> None:
+    outcome = passed(case, **options)
     graph = copy.deepcopy(outcome.graph)
     entries = {fqn: bucket.entry for bucket in outcome.report.buckets for fqn in bucket.members}
     targets = by_parameter(graph, outcome.after, outcome.step.inputs["joint"], entries)
-    report = ManualPass().run(graph, targets)
-    merged = [b for b in outcome.after.buckets if len(b.members) > 1]
-    assert [left.reason for left in report.left_alone] == ["it carries several parameters already"] * len(merged)
+    manual = manual_pass(plan_of(case, **options))
+    report = manual.run(graph, targets)
+    assert report.left_alone == ()
+    assert report.buckets == outcome.report.buckets
     assert report.launches_before == report.launches_after == len(outcome.after.buckets)
-    if len(merged) == len(outcome.after.buckets):
-        assert str(graph) == str(outcome.graph)
+    assert report.displaced == 0
+    assert str(graph) == str(outcome.graph)
 
 
 @pytest.mark.parametrize("case", ["llama", "twice"])

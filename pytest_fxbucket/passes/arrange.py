@@ -1,0 +1,117 @@
+"""One order of all nodes, out of where each wishes to stand and what it depends on: only what must move moves.
+
+A node wishes to stand where it stood. It is put there, or right behind the last node that it depends on. What a launch needs
+is pulled up with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import effects_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.circles import Edges
+
+
+def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
+    """The items of ``edges`` in an order that keeps them, as near to ``wishes`` (by item) as that lets them.
+
+    Equal wishes stand in order of dependence, then of number. The items must not form a circle.
+    """
+    place: dict[int, float] = {}
+    rank: dict[int, int] = {}
+    for item in _topological(edges, wishes):
+        rank[item] = len(rank)
+        place[item] = max([wishes[item], *(place[source] for source in edges[item])])
+    return sorted(edges, key=lambda item: (place[item], rank[item]))
+
+
+def pull_up(order: Order, wishes: list[float], starts: Sequence[int], place: float) -> None:
+    """Let the nodes ``starts``, and what they need, wish to stand at ``place``, or as early as what may not move allows."""
+    blocked = blocker(order, starts, place)
+    place = place if blocked is None else blocked + 0.5
+    for index in _needs(order, starts, place):
+        wishes[index] = min(wishes[index], place)
+
+
+def blocker(order: Order, starts: Iterable[int], place: float) -> int | None:
+    """The last node at or behind ``place`` that ``starts`` need and that may not move; None if there is none."""
+    first = set(starts)
+    needs = _needs(order, first, place)
+    return max((i for i in needs if i not in first and not _may_move(order.nodes[i])), default=None)
+
+
+def readers_before(after: Sequence[Sequence[int]], start: int, bound: int) -> list[int]:
+    """What depends on the node ``start`` and stands before ``bound``, ``start`` first; ``after`` has the readers of each."""
+    found = {start: None}
+    queue = [start]
+    for index in queue:
+        fresh = [reader for reader in after[index] if reader < bound and reader not in found]
+        found.update(dict.fromkeys(fresh))
+        queue.extend(fresh)
+    return queue
+
+
+def readers(order: Order) -> list[list[int]]:
+    """For each node those that must stay behind it."""
+    after: list[list[int]] = [[] for _ in order.nodes]
+    for index, before in enumerate(order.before):
+        for earlier in before:
+            after[earlier].append(index)
+    return after
+
+
+def _needs(order: Order, starts: Iterable[int], place: float) -> list[int]:
+    """``starts`` and what they need, as far as it stands at or behind ``place``; what may not move is not looked behind."""
+    first = set(starts)
+    queue = [index for index in sorted(first) if index >= place]
+    seen = set(queue)
+    for index in queue:
+        if index in first or _may_move(order.nodes[index]):
+            fresh = [earlier for earlier in order.before[index] if earlier >= place and earlier not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)
+    return queue
+
+
+def relink(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Put the nodes of ``graph`` in the order of ``nodes``, all of them; those that stand right already are not touched."""
+    at = next(iter(graph.nodes))
+    for node in nodes:
+        if node is at:
+            at = at.next
+        else:
+            at.prepend(node)
+
+
+def _may_move(node: fx.Node) -> bool:
+    """Launches, waits, writes, random numbers and barriers have places of their own."""
+    if node.op != "call_function" or collectives.is_wait(node) or collectives.launch_kind(node) is not None:
+        return False
+    does = effects_of(node)
+    return not (does.writes or does.everything or does.random or does.chained or does.barrier)
+
+
+def _topological(edges: Edges, wishes: Sequence[float]) -> Iterable[int]:
+    """Items behind all they depend on; of those that could come next, the one with the earliest wish."""
+    missing = {item: len(sources) for item, sources in edges.items()}
+    users: dict[int, list[int]] = {}
+    for item, sources in edges.items():
+        for source in sources:
+            users.setdefault(source, []).append(item)
+    ready = [(wishes[item], item) for item, count in missing.items() if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, item = heapq.heappop(ready)
+        yield item
+        for user in users.get(item, ()):
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, (wishes[user], user))

@@ -1,0 +1,136 @@
+"""What a launch carries, told from the graph alone where nobody said which inputs are parameters.
+
+An all-gather carries a parameter if what it sends comes from a graph input through nothing but moved and cast data and other
+gathers. A reduction reduces a gradient unless its result reaches a product with a weight: then it is an activation's (tensor
+and sequence parallelism), which a bucket of parameters must leave alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import getitem
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import overload
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.reading import Direction
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution", "_scaled_mm", "embedding", "_grouped_mm")
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What one launch carries."""
+
+    names: tuple[str, ...]
+    """Names of the graph inputs that it sends, or of the outputs that it reduces for."""
+    place: int
+    """Of the first of them among the graph's inputs, or outputs."""
+    direction: Direction
+    reason: str = ""
+    """Why it is no parameter and no gradient; empty if it is one."""
+
+
+def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
+    """What each launch of ``graph`` carries, in graph order."""
+    inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    returned = graph.output_node().args[0]
+    values = returned if isinstance(returned, (list, tuple)) else (returned,)
+    outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
+    products = _reaching_products(graph)
+    found: dict[fx.Node, Carried] = {}
+    for index, node in enumerate(graph.nodes):
+        kind = collectives.launch_kind(node)
+        if kind == "all_gather":
+            found[node] = _gather(node, inputs)
+        elif kind is not None:
+            found[node] = _reduction(node, outputs, products, index)
+    return found
+
+
+def direction_of(node: fx.Node) -> Direction:
+    """Forward or backward by the marks that tracers leave; forward where there is none."""
+    if node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward":
+        return "backward"
+    return "backward" if "fwd_nn_module_stack" in node.meta and not node.meta.get("nn_module_stack") else "forward"
+
+
+def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> Carried:
+    direction = direction_of(node)
+    sources: list[fx.Node] = []
+    for source in _sources(node):
+        if source not in inputs:
+            return Carried((), 0, direction, f"it gathers what {source.name} computes, no parameter")
+        sources.append(source)
+    sources.sort(key=inputs.__getitem__)
+    return Carried(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """Where the data that ``node`` sends comes from, back through moves, casts and other gathers; buffers are no source."""
+    found: dict[fx.Node, None] = {}
+    queue = [node]
+    for current in queue:
+        through = current is node or moves_data(current) or collectives.is_wait(current) or collectives.is_all_gather(current)
+        if not through:
+            found[current] = None
+            continue
+        if current.op == "call_function" and not current.all_input_nodes:
+            continue
+        queue.extend(_data_inputs(current))
+    return list(found)
+
+
+def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
+    """Inputs of ``node`` but for the buffer that it writes and symbolic sizes."""
+    buffer = node.kwargs.get("out")
+    for source in node.all_input_nodes:
+        if source is not buffer and not isinstance(source.meta.get("val"), (torch.SymInt, int)):
+            yield source
+
+
+def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: set[fx.Node], index: int) -> Carried:
+    direction = direction_of(node)
+    if any(user in products for user in node.users):
+        return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
+    queue = list(node.users)
+    for current in queue:
+        if current in outputs:
+            return Carried((f"output {outputs[current]}",), outputs[current], direction)
+        if collectives.is_wait(current) or moves_data(current):
+            queue.extend(user for user in current.users if user not in queue)
+    return Carried((), len(outputs) + index, direction)
+
+
+def _reaching_products(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose value reaches a product of something with a weight: a graph input or a gather, as it is or moved and cast."""
+    weights: set[fx.Node] = set()
+    products: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "placeholder" or collectives.is_all_gather(node) or _is_moved(node, weights):
+            weights.add(node)
+        elif _is_product(node) and any(source in weights for source in node.all_input_nodes):
+            products.append(node)
+    marked = set(products)
+    for node in reversed(graph.nodes):
+        if node not in marked and any(user in marked for user in node.users):
+            marked.add(node)
+    return marked
+
+
+def _is_moved(node: fx.Node, weights: set[fx.Node]) -> bool:
+    moved = collectives.is_wait(node) or moves_data(node) or node.target is getitem
+    return moved and any(source in weights for source in node.all_input_nodes)
+
+
+def _is_product(node: fx.Node) -> bool:
+    op = overload(node)
+    return op is not None and op._schema.name.startswith("aten::") and op._schema.name[6:] in _PRODUCTS

@@ -1,0 +1,136 @@
+"""Buckets that are each free of dependence can still wait for each other in a circle (a1 before b1, b2 before a2).
+
+The strongly connected components of the graph with every bucket drawn together to one launch and one wait are those circles
+(R. E. Tarjan, Depth-first search and linear graph algorithms, 1972). Only buckets that lie on one are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.targets import Target
+
+Group = tuple["Target", ...]
+Edges = dict[int, set[int]]
+"""For each item the items that it depends on."""
+
+
+def without_circles(order: Order, groups: Sequence[Group]) -> list[Group]:
+    """``groups``, those that lie on a circle parted so that none is left. Members of a group must not depend on each other."""
+    edges = drawn_together(order.before, drawn(order, groups))
+    if is_acyclic(edges):
+        return list(groups)
+    circles = [circle for circle in components(edges) if len(circle) > 1]
+    on_circle = {item for circle in circles for item in circle}
+    heads = [drawn(order, [group]) for group in groups]
+    touched = [not on_circle.isdisjoint(head.values()) for head in heads]
+    kept = [group for group, bad in zip(groups, touched, strict=True) if not bad]
+    split = [group for group, bad in zip(groups, touched, strict=True) if bad]
+    for group in sorted(split, key=lambda group: (-sum(t.bytes for t in group), order.index[group[0].launch])):
+        kept += _parted(order, kept, group)
+    return kept
+
+
+def _parted(order: Order, others: Sequence[Group], group: Group) -> list[Group]:
+    """``group`` in parts that make no circle with ``others``: each member joins the first part that it can."""
+    parts: list[list[Target]] = []
+    for target in group:
+        for part in parts:
+            trial = [*others, *map(tuple, (p for p in parts if p is not part)), (*part, target)]
+            if is_acyclic(drawn_together(order.before, drawn(order, trial))):
+                part.append(target)
+                break
+        else:
+            parts.append([target])
+    return [tuple(part) for part in parts]
+
+
+def drawn(order: Order, groups: Iterable[Group]) -> dict[int, int]:
+    """Nodes that become one, by index: the launches of a bucket, and its waits; each to the smallest index among them."""
+    found: dict[int, int] = {}
+    for group in groups:
+        if len(group) > 1:
+            for nodes in ([target.launch for target in group], [wait for target in group for wait in target.waits]):
+                indices = sorted(order.index[node] for node in nodes)
+                found.update(dict.fromkeys(indices, indices[0]))
+    return found
+
+
+def drawn_together(before: Sequence[Iterable[int]], item_of: Mapping[int, int]) -> Edges:
+    """The dependencies with nodes drawn together as ``item_of`` says; a node that it does not name is an item of its own."""
+    edges: Edges = {}
+    for index, earlier in enumerate(before):
+        item = item_of.get(index, index)
+        mine = edges.setdefault(item, set())
+        for other in earlier:
+            source = item_of.get(other, other)
+            if source != item:
+                mine.add(source)
+    return edges
+
+
+def is_acyclic(edges: Edges) -> bool:
+    """Whether the items can be put in an order (A. B. Kahn, Topological sorting of large networks, 1962)."""
+    missing = {item: len(sources) for item, sources in edges.items()}
+    users: dict[int, list[int]] = {}
+    for item, sources in edges.items():
+        for source in sources:
+            users.setdefault(source, []).append(item)
+    ready = [item for item, count in missing.items() if not count]
+    done = 0
+    while ready:
+        done += 1
+        for user in users.get(ready.pop(), ()):
+            missing[user] -= 1
+            if not missing[user]:
+                ready.append(user)
+    return done == len(edges)
+
+
+def components(edges: Edges) -> list[list[int]]:
+    """Strongly connected components, each sorted; without recursion."""
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_: dict[int, None] = {}
+    found: list[list[int]] = []
+    for root in edges:
+        if root in number:
+            continue
+        stack = [(root, iter(sorted(edges[root])))]
+        number[root] = low[root] = len(number)
+        open_[root] = None
+        while stack:
+            item, sources = stack[-1]
+            fresh = next((s for s in sources if _seen(s, item, number, low, open_)), None)
+            if fresh is not None:
+                number[fresh] = low[fresh] = len(number)
+                open_[fresh] = None
+                stack.append((fresh, iter(sorted(edges[fresh]))))
+                continue
+            stack.pop()
+            if stack:
+                low[stack[-1][0]] = min(low[stack[-1][0]], low[item])
+            if low[item] == number[item]:
+                found.append(_closed(item, open_))
+    return found
+
+
+def _seen(source: int, item: int, number: dict[int, int], low: dict[int, int], open_: dict[int, None]) -> bool:
+    """Whether ``source`` was not visited yet; one that is open lowers ``item``."""
+    if source not in number:
+        return True
+    if source in open_:
+        low[item] = min(low[item], number[source])
+    return False
+
+
+def _closed(item: int, open_: dict[int, None]) -> list[int]:
+    members = []
+    while True:
+        last, _ = open_.popitem()
+        members.append(last)
+        if last == item:
+            return sorted(members)

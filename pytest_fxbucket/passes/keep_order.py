@@ -1,0 +1,107 @@
+"""Makes an order of nodes survive later compilers, which know of no order but that of inputs.
+
+A later node reads one of its inputs through ``fxbucket::after``, which also takes what must come before it. A launch is read
+by such an operator at its own place as well, so that nobody moves it down to its wait.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from operator import getitem
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.compat.after import after
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.ops import is_view, written_arguments
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Pair = tuple["fx.Node", "fx.Node"]
+AFTER = "pytest_fxbucket.compat.after"
+"""Module that registers the operator which keeps the order."""
+
+
+def keep_order(graph: fx.Graph, pairs: Iterable[Pair]) -> list[Pair]:
+    """Let ``graph`` itself say, for each (earlier, later) of ``pairs``, that ``later`` comes behind ``earlier``.
+
+    Values stay the same. Each ``later`` must stand behind its ``earlier`` already. Gives the pairs of which it cannot be said:
+    ``earlier`` is no tensor, or ``later`` reads none that it does not write or return.
+    """
+    pins: dict[fx.Node, fx.Node] = {}
+    wanted: dict[fx.Node, list[fx.Node]] = {}
+    impossible: list[Pair] = []
+    for earlier, later in dict.fromkeys(pairs):
+        if collectives.tensors(earlier.meta.get("val")) and _input_of(later) is not None:
+            wanted.setdefault(later, []).append(earlier)
+        else:
+            impossible.append((earlier, later))
+    for later, needed in wanted.items():
+        source = _input_of(later)
+        assert source is not None
+        done = [_pinned(graph, earlier, pins) for earlier in needed]
+        start = _pinned(graph, source, pins)
+        with graph.inserting_before(later):
+            later.replace_input_with(source, _behind(graph, start, done, like=later))
+    return impossible
+
+
+def forget_order(graph: fx.Graph) -> None:
+    """Take out of ``graph`` what :func:`keep_order` put in, in place."""
+    for node in graph.find_nodes(op="call_function", target=after):
+        source, *done = node.all_input_nodes
+        for item in list(node.users):
+            item.replace_all_uses_with(source)
+            graph.erase_node(item)
+        graph.erase_node(node)
+        for item in done:
+            if item.target is getitem and not item.users:
+                graph.erase_node(item)
+
+
+def without_kept_order(graph: fx.Graph) -> fx.Graph:
+    """``graph``, or a copy of it (nodes of the same names) without what :func:`keep_order` put in: easier to read."""
+    if not graph.find_nodes(op="call_function", target=after):
+        return graph
+    result = copy.deepcopy(graph)
+    forget_order(result)
+    return result
+
+
+def _input_of(later: fx.Node) -> fx.Node | None:
+    """The tensor that ``later`` may read through an operator: what it waits for, or the first that it only reads."""
+    if is_view(later) and not collectives.is_wait(later):
+        return None
+    written = set(written_arguments(later))
+    sources = [source for source in later.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+    return next((source for source in sources if source not in written), None)
+
+
+def _pinned(graph: fx.Graph, node: fx.Node, pins: dict[fx.Node, fx.Node]) -> fx.Node:
+    """``node``, or for a launch a reader of it that stands right behind it and is nobody's to move."""
+    if collectives.launch_kind(node) is None:
+        return node
+    if node not in pins:
+        with graph.inserting_after(node):
+            if isinstance(node.meta["val"], torch.Tensor):
+                pins[node] = _behind(graph, node, [], like=node)
+            else:
+                pins[node] = _item(graph, node, like=node)
+    return pins[node]
+
+
+def _behind(graph: fx.Graph, source: fx.Node, done: list[fx.Node], like: fx.Node) -> fx.Node:
+    """``source`` once ``done`` are there, at the graph's insertion point; named as ``like`` is."""
+    node = graph.call_function(after, (source, done))
+    node.meta = {**like.meta, "val": [source.meta["val"]]}
+    with graph.inserting_after(node):
+        return _item(graph, node, like)
+
+
+def _item(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
+    item = graph.call_function(getitem, (node, 0))
+    item.meta = {**like.meta, "val": node.meta["val"][0]}
+    return item

@@ -1,0 +1,99 @@
+"""Puts the launches of each bucket together: one launch and one wait in the place of many, everything else where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.passes.arrange import arranged, pull_up, relink
+from pytest_fxbucket.passes.circles import drawn, drawn_together
+from pytest_fxbucket.passes.pack import Packed, build
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.grouping import Group
+    from pytest_fxbucket.passes.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A bucket in the graph: one launch, its waits (one, unless the launch stayed as it was), members in byte order."""
+
+    launch: fx.Node
+    waits: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    """What arrived, by part of each member."""
+    members: tuple[Target, ...]
+
+    @property
+    def first(self) -> Target:
+        """Any member: they agree in entry, direction, kind, group and op."""
+        return self.members[0]
+
+
+def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = "default") -> list[Merged]:
+    """Merge each of ``groups`` that has several launches. ``order`` is of ``graph`` as it is; members must be independent.
+
+    A merged all-gather stands where its first member stood, with what it needs; a merged reduction where its last one did.
+    """
+    edges = drawn_together(order.before, drawn(order, groups))
+    merging = [group for group in groups if len(group) > 1]
+    items = arranged(edges, _wishes(order, merging))
+    made: dict[int, list[fx.Node]] = {}
+    packed = {id(group): _build(graph, order, group, packer, made) for group in merging}
+    for group in merging:
+        _replace(graph, group, packed[id(group)])
+    gone = {node for group in merging for node in _gone(group, packed[id(group)])}
+    for node in sorted(gone, key=order.index.__getitem__, reverse=True):
+        graph.erase_node(node)
+    relink(graph, [node for item in items for node in made.get(item, [order.nodes[item]]) if node not in gone])
+    return [_merged(group, packed.get(id(group))) for group in groups]
+
+
+def _wishes(order: Order, merging: Sequence[Group]) -> list[float]:
+    """Where each node, and each bucket's launch and wait (by their first node), wishes to stand."""
+    wishes = [float(index) for index in range(len(order.nodes))]
+    for group in merging:
+        launches = sorted(order.index[target.launch] for target in group)
+        if group[0].kind == "all_gather":
+            pull_up(order, wishes, launches, launches[0])
+        else:
+            wishes[launches[0]] = launches[-1]
+    return wishes
+
+
+def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[int, list[fx.Node]]) -> Packed:
+    """Make the bucket's nodes; ``made`` says what stands in the place of its launches, and of its waits."""
+
+    def foldable(cast: fx.Node) -> bool:
+        return not any(order.writers(storage) for source in cast.all_input_nodes for storage in order.storages(source))
+
+    with graph.inserting_before(graph.output_node()):
+        packed = build(graph, group, packer=packer, foldable=foldable)
+    made[min(order.index[target.launch] for target in group)] = [*packed.pack, packed.launch]
+    made[min(order.index[wait] for target in group for wait in target.waits)] = [packed.wait, *packed.unpack]
+    return packed
+
+
+def _replace(graph: fx.Graph, group: Group, packed: Packed) -> None:
+    results = iter(packed.results)
+    for target in group:
+        for part in target.parts:
+            result = next(results)
+            for wait in part.waits:
+                wait.replace_all_uses_with(result)
+
+
+def _gone(group: Group, packed: Packed) -> list[fx.Node]:
+    nodes = [node for target in group for node in (*target.waits, *target.dropped, target.launch)]
+    return [*nodes, *packed.absorbed]
+
+
+def _merged(group: Group, packed: Packed | None) -> Merged:
+    if packed is None:
+        waits = tuple(wait for target in group for wait in target.waits)
+        return Merged(group[0].launch, waits, waits, group)
+    return Merged(packed.launch, (packed.wait,), packed.results, group)

@@ -1,0 +1,202 @@
+"""Which entry each launch belongs to, told by the modules that its metadata names.
+
+A tracer writes a node's modules, outermost first, as plain FQNs (``layers.0``) or as dynamo's source of them
+(``L['self']._modules['layers']['0']``, ``L['model'].layers.0``). Whatever wraps the model stands before or within both: the
+variable that holds it, ``torch.compile``, activation checkpointing, a module of the user's. Entries are read without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.plan.entries import Entry
+from pytest_fxbucket.plan.hints import some
+from pytest_fxbucket.plan.rules import show
+from pytest_fxbucket.plan.selector import ROOT, Resolution, resolve
+
+if TYPE_CHECKING:
+    from torch import fx
+
+ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
+Path = tuple[str, ...]
+"""Names of the modules on the way to one."""
+
+_VARIABLE = re.compile(r"^[LG]\['[^']*'\]")
+_STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")
+_NO_MODULES = {"_modules", "__dict__", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+
+@dataclass(frozen=True, slots=True)
+class ByModule:
+    """The entries of a plan, and the launches that each one names."""
+
+    entries: tuple[str, ...]
+    """In order, ranges and stars written out."""
+    entry_of: Mapping[fx.Node, str]
+    """Launches that no entry names are left out."""
+
+
+def module_stack(node: fx.Node) -> list[tuple[str, type]]:
+    """Module stack of a node as torch writes it: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` backward."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return list(stack.values())
+
+
+def module_path(name: str) -> Path:
+    """``layers.0`` of a module's name as tracers spell it, in parts; without the variable and what torch wraps modules in."""
+    parts = ("".join(found) for found in _STEP.findall(_VARIABLE.sub("", name)))
+    return tuple(part for part in parts if part not in _NO_MODULES)
+
+
+def entries_by_module(
+    graph: fx.Graph,
+    plans: Sequence[tuple[str, Sequence[str]]],
+    module_stack_fn: ModuleStackFn | None = None,
+    *,
+    where: str = "module_bucket_plans",
+    unplanned: str = "allow",
+    activations: Collection[fx.Node] = (),
+) -> ByModule:
+    """Sort the launches of ``graph`` into entries: (name, selectors), as :func:`parse_entries` gives them.
+
+    A launch belongs to the innermost of its modules that an entry names; one that was merged before, to its old entry. All
+    entries are read behind one prefix: the shortest that all launches share and behind which every entry matches. ``unplanned``
+    is what to do with a launch in no entry, ``activations`` (launches) aside: allow, error, or root (an entry of that name).
+
+    Raises :class:`PlanError`, beginning with ``where``, for a graph without module names, an entry that matches no module or no
+    launch, and entries that overlap.
+    """
+    stack = module_stack_fn or module_stack
+    launches = [node for node in graph.nodes if collectives.launch_kind(node)]
+    merged = {node: parts for node in launches if (parts := _merged_before(node))}
+    paths = {node: _paths(stack(node), where) for node in launches if node not in merged}
+    _refuse_nameless([*merged.values(), *paths.values()], module_stack_fn, where)
+    entries = [Entry(name, tuple(_clean(selector) for selector in selectors)) for name, selectors in plans]
+    selectors = [module_path(selector) for entry in entries for selector in entry.selectors]
+    prefix = _prefix(paths.values(), merged.values(), selectors)
+    plain, starred = frozenset(selectors), [selector for selector in selectors if "*" in selector]
+    modules_of = {node: _chosen(found, plain, starred, prefix) for node, found in paths.items()}
+    modules_of |= {node: tuple(map(".".join, parts)) for node, parts in merged.items()}
+    named = list(dict.fromkeys(name for node in launches for name in modules_of[node] if name))
+    try:
+        resolution = _resolve(entries, named, [], where)
+    except PlanError:
+        _resolve(entries, named, _every_module(graph, stack, prefix), where)  # knows more names, and says more
+        raise
+    entry_of = _entry_of(modules_of, resolution)
+    names = [entry.name for entry in resolution.entries]
+    left = [node for node in launches if node not in entry_of and node not in activations]
+    if left and unplanned == "error":
+        raise PlanError(f"{where}: {_unplanned(left, modules_of)}")
+    if left and unplanned == ROOT:
+        names.append(ROOT)
+        entry_of |= dict.fromkeys(left, ROOT)
+    return ByModule(tuple(names), entry_of)
+
+
+def _paths(stack: object, where: str) -> tuple[Path, ...]:
+    """Modules of one node, innermost first."""
+    if not isinstance(stack, (list, tuple)):
+        raise PlanError(f"{where}: module_stack_fn gave {show(stack)}, expected a list of (module FQN, class), outermost first")
+    found: dict[Path, None] = {}
+    for item in reversed(stack):
+        if not isinstance(item, (list, tuple)) or not item or not isinstance(item[0], str):
+            raise PlanError(f"{where}: module_stack_fn gave a list with {show(item)} in it, expected (module FQN, class)")
+        found[module_path(item[0])] = None
+    return tuple(found)
+
+
+def _merged_before(node: fx.Node) -> tuple[Path, ...]:
+    """What a launch that this pass has merged is of: the parts of its entry, behind any prefix."""
+    entry = node.meta.get("fxbucket_entry")
+    return tuple(module_path(part) for part in entry.split("+")) if isinstance(entry, str) else ()
+
+
+def _refuse_nameless(paths: Sequence[Sequence[Path]], given: ModuleStackFn | None, where: str) -> None:
+    if not paths:
+        raise PlanError(f"{where}: no entry can match: the graph launches no collective")
+    if any(any(found) for found in paths):
+        return
+    if given is not None:
+        raise PlanError(f"{where}: no entry can match: module_stack_fn names no module for any of {len(paths)} collectives")
+    raise PlanError(
+        f"{where}: no entry can match: no collective carries a module's name (nn_module_stack or fwd_nn_module_stack in "
+        "node.meta); trace with them, pass module_stack_fn, or bucket by size"
+    )
+
+
+def _clean(selector: str) -> str:
+    """``selector`` without the names that are no modules to those who write plans."""
+    return ".".join(part for part in selector.split(".") if part not in _NO_MODULES) or selector
+
+
+def _prefix(paths: Iterable[Sequence[Path]], merged: Iterable[Sequence[Path]], selectors: Sequence[Path]) -> Path:
+    """The shortest prefix that all launches share and behind which most selectors match; most are all, if nothing is wrong."""
+    named = [found for found in paths if any(found)]
+    shared = _shared([found[0] for found in named])
+    every = {path for found in named for path in found}
+    bare = {part for parts in merged for part in parts}
+    counts = []
+    for length in range(len(shared) + 1):
+        behind = bare | {path[length:] for path in every if path[:length] == shared[:length]}
+        modules = {path[:end] for path in behind for end in range(len(path) + 1)}
+        counts.append(sum(_is_among(modules, selector) for selector in selectors))
+    return shared[: counts.index(max(counts))]
+
+
+def _shared(paths: Sequence[Path]) -> Path:
+    if not paths:
+        return ()
+    first, last = min(paths), max(paths)
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:length]
+
+
+def _is_among(modules: Collection[Path], selector: Path) -> bool:
+    return selector in modules or ("*" in selector and any(_matches(selector, module) for module in modules))
+
+
+def _matches(selector: Path, module: Path) -> bool:
+    return len(selector) == len(module) and all(a in ("*", b) for a, b in zip(selector, module, strict=True))
+
+
+def _chosen(paths: Sequence[Path], plain: Collection[Path], starred: Sequence[Path], prefix: Path) -> tuple[str, ...]:
+    """FQN behind ``prefix`` of the innermost module that a selector covers, or else of the innermost; nothing of no modules."""
+    behind = [path[len(prefix) :] if path[: len(prefix)] == prefix else path for path in paths]
+    for path in behind:
+        outward = [path[:end] for end in range(len(path) + 1)]
+        if any(module in plain for module in outward) or any(_is_among(outward, selector) for selector in starred):
+            return (".".join(path),)
+    return tuple(".".join(path) for path in behind[:1])
+
+
+def _resolve(entries: Sequence[Entry], named: Sequence[str], modules: Sequence[str], where: str) -> Resolution:
+    return resolve(entries, named, [*modules, *named], unplanned="allow", where=where, what="collectives")
+
+
+def _every_module(graph: fx.Graph, stack: ModuleStackFn, prefix: Path) -> list[str]:
+    """FQNs of all modules that any node names, in order."""
+    found = dict.fromkeys(path for node in graph.nodes for path in reversed(_paths(stack(node), "")))
+    return [".".join(path[len(prefix) :]) for path in found if path[: len(prefix)] == prefix]
+
+
+def _entry_of(modules_of: Mapping[fx.Node, Sequence[str]], resolution: Resolution) -> dict[fx.Node, str]:
+    owner = {module: entry.name for entry in resolution.entries for module in entry.parameters}
+    owners = {node: {owner.get(name) for name in names} for node, names in modules_of.items()}
+    return {node: name for node, found in owners.items() if len(found) == 1 and (name := next(iter(found))) is not None}
+
+
+def _unplanned(left: Sequence[fx.Node], modules_of: Mapping[fx.Node, Sequence[str]]) -> str:
+    """Say which launches are in no entry, and the ways out."""
+    named = list(dict.fromkeys(name for node in left for name in modules_of[node] if name))
+    what = f"modules {some(named)}" if named else f"{some([node.name for node in left])}, which name no module"
+    hint = f'add an entry such as "{named[0]}", or ' if named else ""
+    return (
+        f"{len(left)} collectives are in no entry, those of {what}; {hint}set [bucket] unplanned to "
+        '"root" (all such in one bucket) or "allow" (no bucket)'
+    )

@@ -1,0 +1,103 @@
+"""Our pack alone: every launch of a graph into one, and what the graph gives before and after on all ranks at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes import launches
+from pytest_fxbucket.passes.pack import Packed, build
+from pytest_fxbucket.passes.targets import Target
+from suites.passes.all_ranks import Env, run
+
+
+def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Target]:
+    """Each launch of ``graph`` as a member of one entry; ``ranks`` are in its process group."""
+    order, found = order_of(graph), []
+    for place, node in enumerate(n for n in graph.nodes if collectives.launch_kind(n)):
+        launch = launches.read(node, order)
+        assert not isinstance(launch, str), launch
+        found.append(
+            Target(
+                launch=node,
+                parts=launch.parts,
+                entry="a",
+                fqns=(f"p{place}",),
+                place=place,
+                direction=direction,
+                kind=launch.kind,
+                op=launch.op,
+                group=launch.group,
+                ranks=ranks,
+                device=launch.device,
+                dtype=launch.dtype,
+                bytes=launch.bytes,
+                dropped=launch.dropped,
+            )
+        )
+    return found
+
+
+def packed(
+    graph: fx.Graph, ranks: int, packer: str = "default", foldable: Callable[[fx.Node], bool] = lambda cast: True
+) -> Packed:
+    """Merge all launches of ``graph`` in place. Launches stand before all readers of what they bring."""
+    members = targets(graph, ranks)
+    last = [node for node in graph.nodes if node in {member.launch for member in members}][-1]
+    with graph.inserting_before(last.next):
+        made = build(graph, members, packer=packer, foldable=foldable)
+    results = iter(made.results)
+    for part in (part for member in members for part in member.parts):
+        result = next(results)
+        for wait in part.waits:
+            wait.replace_all_uses_with(result)
+    gone = {node for member in members for node in (*member.waits, *member.dropped, member.launch)} | set(made.absorbed)
+    for node in [node for node in reversed(graph.nodes) if node in gone]:
+        graph.erase_node(node)
+    graph.lint()
+    return made
+
+
+def integers(graph: fx.Graph, ranks: int, sizes: Sequence[Sequence[int]] = ()) -> list[list[Tensor]]:
+    """Inputs by rank: small integers in the dtype of each placeholder, of its strides; ``sizes`` are other shapes."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = []
+    for _ in range(ranks):
+        tensors = []
+        for number, node in enumerate(graph.find_nodes(op="placeholder")):
+            value = node.meta["val"]
+            shape = sizes[number] if sizes else value.shape
+            numbers = torch.randint(0, 8, tuple(shape), generator=generator)
+            tensors.append(numbers.to(value.dtype))
+        inputs.append(tensors)
+    return inputs
+
+
+def assert_same(
+    graph: fx.Graph,
+    ranks: int,
+    packer: str = "default",
+    foldable: Callable[[fx.Node], bool] = lambda cast: True,
+    sizes: Sequence[Sequence[int]] = (),
+) -> tuple[fx.Graph, Packed, Env]:
+    """Merge a copy of ``graph`` and hold what it gives against what ``graph`` gives, bits, dtype, shape and strides."""
+    after = copy.deepcopy(graph)
+    made = packed(after, ranks, packer, foldable)
+    envs = [run(g, integers(g, ranks, sizes)) for g in (graph, after)]
+    outputs = [env[g.output_node()] for g, env in zip((graph, after), envs, strict=True)]
+    for rank, (wanted, got) in enumerate(zip(*outputs, strict=True)):
+        for number, (a, b) in enumerate(zip(wanted, got, strict=True)):
+            where = f"output {number} on rank {rank}"
+            assert (b.shape, b.dtype, b.stride()) == (a.shape, a.dtype, a.stride()), where
+            assert torch.equal(_bits(b), _bits(a)), where
+    return after, made, envs[1]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

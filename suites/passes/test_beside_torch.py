@@ -1,0 +1,128 @@
+"""Our pass and torch's on the same graphs: the same where both are right, and the list of graphs where torch's is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch import fx
+
+from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.portable import digest, encode, encode_module
+from pytest_fxbucket.graph.reading import Reading
+from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.plan import PlanError
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.world import World
+from suites.passes.bucketing import world_of
+from suites.passes.on_ranks import JOB, LIMIT_S, _given, copied, fake_groups
+from suites.passes.partings import PARTINGS, Parting, table
+from suites.passes.rank_jobs_of_passes import Case
+from suites.passes.torch_graphs import gathers
+
+README = Path(__file__).parents[2] / "README.md"
+EACH = pytest.mark.parametrize("parting", PARTINGS, ids=lambda parting: parting.name.replace("`", ""))
+
+
+def run(function: Any, parting: Parting, graph_module: fx.GraphModule, rank: int = 0) -> fx.GraphModule:
+    """A copy of ``graph_module`` through a pass, with its groups in place."""
+    program = parting.program()
+    result = copied(graph_module)
+    with fake_groups(program.world, program.groups, rank):
+        passed: fx.GraphModule = function(result, parting.plan, bucket_mode=parting.mode)
+    return passed
+
+
+def graph_of(parting: Parting) -> fx.GraphModule:
+    program = parting.program()
+    return program.returns(*parting.build(program))
+
+
+def differences(pools: Pools, parting: Parting, before: fx.GraphModule, after: fx.GraphModule) -> list[str]:
+    """What differs on ranks, a sentence each."""
+    program = parting.program()
+    passed = encode(after.graph, after, (OPERATORS,))
+    case = Case(encode_module(before), (passed,), tuple(_given(before, {})), 0, program.groups)
+    results = pools.get(program.world).run(JOB, [case] * program.world, timeout_s=LIMIT_S)
+    return [text for result in results for text in cast("list[list[str]]", result)[0]]
+
+
+def launches(graph: fx.Graph) -> tuple[str, ...]:
+    said = [collectives.read_launch(node) for node in graph.nodes]
+    return tuple(launch.operator for launch in said if launch is not None)
+
+
+@EACH
+def test_torchs_pass_does_what_readme_says(pools: Pools, parting: Parting) -> None:
+    before = graph_of(parting)
+    if parting.torchs == "raises":
+        with pytest.raises((AssertionError, RuntimeError)):
+            run(torch_manual_overlap_bucketing, parting, before)
+        return
+    after = run(torch_manual_overlap_bucketing, parting, before)
+
+    if parting.torchs == "does nothing":
+        assert str(after.graph) == str(before.graph)
+    elif parting.torchs == "other values":
+        assert differences(pools, parting, before, after)
+    elif parting.torchs == "merges nothing":
+        assert len(launches(after.graph)) == len(launches(before.graph)) > len(parting.launches)
+    elif parting.torchs == "takes it for the default":
+        default = Parting("", "raises", "", parting.build, mode="default")
+        assert after.code == run(torch_manual_overlap_bucketing, default, before).code
+    else:
+        assert len(launches(after.graph)) == 1
+
+
+@EACH
+def test_ours_is_right_there(pools: Pools, parting: Parting) -> None:
+    before = graph_of(parting)
+    if not parting.launches:
+        with pytest.raises(PlanError):
+            run(manual_overlap_bucketing, parting, before)
+        return
+    after = run(manual_overlap_bucketing, parting, before)
+
+    assert launches(after.graph) == parting.launches
+    assert differences(pools, parting, before, after) == []
+
+
+def test_torchs_pass_writes_another_graph_on_every_rank_and_ours_the_same() -> None:
+    parting = Parting("", "raises", "", gathers)
+    before = graph_of(parting)
+
+    assert len({digest_on(torch_manual_overlap_bucketing, parting, before, rank) for rank in range(2)}) == 2
+    assert len({digest_on(manual_overlap_bucketing, parting, before, rank) for rank in range(2)}) == 1
+
+
+def digest_on(function: Any, parting: Parting, before: fx.GraphModule, rank: int) -> str:
+    after = run(function, parting, before, rank)
+    return digest(encode(after.graph, after))
+
+
+@pytest.mark.parametrize("case", ["llama", "tied", "linears", "normed", "uneven", "late", "twice"])
+def test_where_both_are_right_buckets_and_order_are_the_same(case: str) -> None:
+    ours = world_of(case, reshard_after_forward=False)  # otherwise torch's merges both directions
+    torchs = World(ours.plan, ours.size, "torch", ours.say)
+    torchs._steps.update(ours._steps)
+    schedules = [schedule(world.passed(0)["joint"].reading) for world in (ours, torchs)]
+
+    assert schedules[0] == schedules[1]
+    assert len(schedules[0]) < len(schedule(ours.reading(0)["joint"]))
+
+
+def schedule(reading: Reading) -> list[tuple[str, str, frozenset[str]]]:
+    """(launch or wait, kind, members) in order."""
+    places = {
+        place: (what, bucket.kind, frozenset(bucket.fqns))
+        for bucket in reading.buckets
+        for what, place in (("launch", bucket.launch), ("wait", bucket.wait))
+        if place is not None
+    }
+    return [places[place] for place in sorted(places)]
+
+
+def test_readme_shows_the_list() -> None:
+    assert table() in README.read_text()

@@ -1,0 +1,149 @@
+"""A packer of a user's own: what it is given, what it must give, and what is said when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import getitem
+
+import pytest
+import torch
+from torch import fx
+
+from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.passes.packers import Bucket, Unpack, packer_named
+from suites.passes.packing import assert_same
+from suites.passes.programs import Program, aten
+
+HERE = "suites.passes.test_packers:"
+
+
+def joined(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    """Views, one behind the other."""
+    parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
+
+    def unpack(arrived: fx.Node) -> Sequence[fx.Node]:
+        rows = make(aten.view.default, arrived, [bucket.ranks, -1])
+        pieces = make(aten.split_with_sizes_copy.default, rows, list(bucket.numels), 1)
+        parts = [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
+        return [make(aten.view.default, part, list(shape)) for part, shape in zip(parts, bucket.shapes, strict=True)]
+
+    return make(aten.cat.default, parts), unpack
+
+
+def backwards(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    """Reductions of gradients in the opposite byte order, cut by slices."""
+    rows = [make(aten.reshape.default, tensor, [max(bucket.ranks, 1), -1]) for tensor in reversed(bucket.inputs)]
+
+    def unpack(arrived: fx.Node) -> Sequence[fx.Node]:
+        flat, end, results = make(aten.view.default, arrived, [-1]), sum(map(int, bucket.numels)), []  # type: ignore[arg-type]
+        for numel, shape in zip(bucket.numels, bucket.shapes, strict=True):
+            piece = make(aten.slice.Tensor, flat, 0, end - numel, end)
+            results.append(make(aten.view.default, piece, list(shape)))
+            end -= numel  # type: ignore[operator]
+        return results
+
+    return make(aten.cat.default, rows, 1), unpack
+
+
+def flat_backwards(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    return backwards(make, replace(bucket, ranks=1))
+
+
+def forgets(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    packed, unpack = joined(make, bucket)
+    return packed, lambda arrived: unpack(arrived)[1:]
+
+
+def transposes(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    packed, unpack = joined(make, bucket)
+    return packed, lambda arrived: [make(aten.t.default, result) for result in unpack(arrived)]
+
+
+def strides(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    def unpack(arrived: fx.Node) -> Sequence[fx.Node]:
+        rows = make(aten.view.default, arrived, [bucket.ranks * 2, -1])
+        pieces = make(aten.split_with_sizes.default, rows, [3] * len(bucket.inputs), 1)
+        return [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
+
+    return joined(make, bucket)[0], unpack
+
+
+def miscounts(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    packed = joined(make, bucket)[0]
+    return packed, lambda arrived: [make(aten.view.default, arrived, [7])]
+
+
+def breaks(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    raise KeyError(bucket.kind)
+
+
+def gives_nothing(make: Maker, bucket: Bucket) -> None:
+    return None
+
+
+NO_PACKER = 3
+
+
+def gathers(ranks: int) -> fx.Graph:
+    made = Program(ranks)
+    launches = [made.launch_gather(tensor) for tensor in made.shards("pqr")]
+    return made.returns(*[made.wait(launch) for launch in launches]).graph
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gathers_go_through_a_packer_of_ones_own(ranks: int) -> None:
+    after, built, _ = assert_same(gathers(ranks), ranks, packer=HERE + "joined")
+    assert [node.target for node in built.pack] == [aten.reshape.default] * 3 + [aten.cat.default]
+    assert not [node for node in after.nodes if node.target == aten.flatten_dense_tensors.default]
+
+
+@pytest.mark.parametrize(("form", "packer"), [("reduce", "backwards"), ("all_reduce", "flat_backwards")])
+def test_reductions_go_through_a_packer_of_ones_own(form: str, packer: str) -> None:
+    made = Program(2)
+    tensors = [made.given(f"p{i}", *shape) for i, shape in enumerate([(4, 3), (2, 5), (2,)])]
+    launches = [(made.launch_reduce if form == "reduce" else made.launch_all_reduce)(tensor) for tensor in tensors]
+    assert_same(made.returns(*[made.wait(launch) for launch in launches]).graph, 2, packer=HERE + packer)
+
+
+def test_a_packer_of_ones_own_sees_the_casts() -> None:
+    """Only packers that are known to move elements whole may leave the cast to the packed tensor."""
+    made = Program(2)
+    halves = [made.call(aten._to_copy.default, tensor, dtype=torch.bfloat16) for tensor in made.shards("pq")]
+    launches = [made.launch_gather(half) for half in halves]
+    _, built, _ = assert_same(made.returns(*[made.wait(launch) for launch in launches]).graph, 2, packer=HERE + "joined")
+    assert built.absorbed == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("forgets", 'forgets" gave 2 results for 3 inputs'),
+        ("transposes", 'transposes" made float32[3, 4], not contiguous, for p, where float32[4, 3] was expected'),
+        ("strides", 'strides" made float32[4, 3], not contiguous, for p, where float32[4, 3] was expected'),
+        ("miscounts", "aten.view.default cannot be called on what the launches carry: RuntimeError: shape '[7]' is invalid"),
+        ("breaks", "breaks\" raised KeyError: 'all_gather'"),
+        ("gives_nothing", 'gives_nothing" gave a NoneType, where (packed node, unpack) was expected'),
+    ],
+)
+def test_a_packer_that_does_not_do_its_work_is_named(name: str, words: str) -> None:
+    with pytest.raises(PassError) as caught:
+        assert_same(gathers(2), 2, packer=HERE + name)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("defualt", 'packer "defualt" is not known: did you mean "default", or name one of your own as "module:callable"'),
+        ("fastest", 'packer "fastest" is not known: known: default, or name'),
+        ("suites.nowhere:pack", 'packer "suites.nowhere:pack": there is no module "suites.nowhere"'),
+        (HERE + "join", 'has no "join"; did you mean "joined"?'),
+        (HERE + "NO_PACKER", "is a int, which cannot be called"),
+    ],
+)
+def test_a_packer_that_is_not_there_is_an_error_that_says_the_nearest(name: str, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        packer_named(name)
+    assert words in str(caught.value)
