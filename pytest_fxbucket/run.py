@@ -19,7 +19,6 @@ from pytest_fxbucket.plan.factories import first_on_path
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Phase, StepGraph
-    from pytest_fxbucket.checks.audit import Promise
     from pytest_fxbucket.checks.bitwise_job import Outcome, Task
     from pytest_fxbucket.graph.reading import Reading
     from pytest_fxbucket.passes.registry import Bucketed
@@ -125,7 +124,8 @@ class PlanRun:
             return None
         before = [bucket for reading in world.reading(0).values() for bucket in reading.buckets]
         after = [bucket for one in world.passed(0).values() for bucket in one.reading.buckets]
-        planned = [bucket for bucket in after if any(fqn in world.entry_of for fqn in bucket.fqns)]
+        named = world.entry_of if self.plan.bucket.by == "plan" else {p.fqn: "" for p in world.step(0).parameters}
+        planned = [bucket for bucket in after if any(fqn in named for fqn in bucket.fqns)]
         return PlanSummary(len(before), len(after), len(planned), sum(bucket.bytes for bucket in after))
 
     @cached_property
@@ -147,6 +147,9 @@ class PlanRun:
 
     def _audit(self, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.audit import audit
+        from pytest_fxbucket.checks.expected import needs_of
+        from pytest_fxbucket.checks.promise import promise_of
+        from pytest_fxbucket.graph.order import order_of
 
         world = self._mesh_world
         if not world.step(0).has_roles:
@@ -154,35 +157,27 @@ class PlanRun:
                 f"{self.name}: audit needs the roles of the graph's inputs and outputs; let the [graph] factory return a "
                 "TracedStep with roles and fqns, or set checks.audit = false"
             )
-        promise = self._promise(world)
+        ranks_of = {name: ranks for phase in world.step(0).graphs for name, ranks in world.members_of(phase).items()}
+        promise = promise_of(self.plan, world.step(0).parameters, world.resolution, ranks_of)
+        needs = {phase: needs_of(order_of(graph.graph)) for phase, graph in world.step(0).graphs.items()}
         lines = _said_once(
-            (ranks, [p for phase, one in graphs.items() for p in audit(promise, world.reading(ranks[0])[phase], one.reading)])
+            (
+                ranks,
+                [
+                    p
+                    for phase, one in graphs.items()
+                    for p in audit(promise, world.reading(ranks[0])[phase], one.reading, needs[phase])
+                ],
+            )
             for ranks, graphs in world.distinct()
         )
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
         notes = "; ".join(world.resolution.notes)
-        summary = f"{_counted(entries, 'entry', 'as planned')} on {self._looked_at(world)}"
+        what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
+        summary = f"{what} on {self._looked_at(world)}"
         return passed("audit", f"{summary} ({notes})" if notes else summary)
-
-    def _promise(self, world: World) -> Promise:
-        from pytest_fxbucket.capture.from_plan import dtype_named
-        from pytest_fxbucket.checks.audit import Promise
-
-        plan, parameters = self.plan, world.step(0).parameters
-        return Promise(
-            entry_of=world.entry_of,
-            registration=tuple(p.fqn for p in parameters),
-            own_dtype={p.fqn: p.dtype for p in parameters},
-            param_dtype=dtype_named(plan.parallel.param_dtype),
-            reduce_dtype=dtype_named(plan.parallel.reduce_dtype),
-            merged=plan.bucket.enabled,
-            layout=plan.bucket.layout,
-            prefetch=plan.overlap.prefetch,
-            defer_reduce=plan.overlap.defer_reduce,
-            reshard_after_forward=plan.parallel.reshard_after_forward,
-        )
 
     def _golden(self, folder: Folder) -> Verdict:
         store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)

@@ -11,11 +11,13 @@ from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.compat.groups import group_ranks, untwinned
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode, encode_module
 from pytest_fxbucket.graph.reading import Reading, read_graph
+from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
+from pytest_fxbucket.plan.agree import agree_with_entries
 from pytest_fxbucket.plan.selector import Resolution, resolve
 
 if TYPE_CHECKING:
@@ -66,10 +68,10 @@ class World:
     def resolution(self) -> Resolution:
         """What the plan's entries mean. Raises PlanError for entries that match nothing or overlap."""
         step, bucket = self.step(0), self.plan.bucket
-        if not step.has_roles:
+        if not step.has_roles or bucket.by == "size":
             return Resolution((), (), ())
         names = [parameter.fqn for parameter in step.parameters]
-        return resolve(
+        resolution = resolve(
             bucket.plan,
             names,
             step.modules,
@@ -77,6 +79,8 @@ class World:
             unplanned=bucket.unplanned,
             where=f"{self.plan.path}: [bucket]",
         )
+        agree_with_entries(self.plan, [entry.name for entry in resolution.entries], str(self.plan.path))
+        return resolution
 
     @property
     def entry_of(self) -> dict[str, str]:
@@ -132,7 +136,10 @@ class World:
         dim = self.step(0).mesh[0].name
         with fake_world(0, self.size):
             groups = _group_ranks(graph)
-        return {name: dim if ranks == everybody else f"ranks {list(ranks)}" for name, ranks in groups.items()}
+        return {
+            name: (dim if ranks == everybody else f"ranks {list(ranks)}") + (" (own)" if name != untwinned(name) else "")
+            for name, ranks in groups.items()
+        }
 
     def members_of(self, phase: Phase) -> dict[str, tuple[int, ...]]:
         """Ranks of each process group that rank 0's graphs of ``phase`` name."""
@@ -144,7 +151,8 @@ class World:
         key = step.rank
         if key not in self._read:
             self._read[key] = {
-                phase: read_graph(graph.graph, step.inputs[phase], step.outputs[phase]) for phase, graph in step.graphs.items()
+                phase: read_graph(without_kept_order(graph.graph), step.inputs[phase], step.outputs[phase])
+                for phase, graph in step.graphs.items()
             }
         return self._read[key]
 
@@ -158,7 +166,7 @@ class World:
         name, groups = digest(portable), _group_ranks(bucketed.graph)
         key = (phase, name, tuple(sorted(groups.items())))
         if key not in self._known:
-            graph = bucketed.graph
+            graph = without_kept_order(bucketed.graph)
             reading = read_graph(graph, step.inputs[phase], step.outputs[phase])
             calls, problems = calls_of(graph, reading, groups)
             self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)

@@ -8,100 +8,49 @@ Around it: compute reads what it read before the pass, and there is no launch th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.checks.expected import Needs
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name, of_kind, some, times
+from pytest_fxbucket.checks.promised_launches import alignment, launch_problems
+from pytest_fxbucket.checks.promised_memory import memory_problems
 from pytest_fxbucket.checks.promised_overlap import overlap_problems
+from pytest_fxbucket.compat.groups import twin_name, untwinned
 from pytest_fxbucket.graph.contents import EXACT
-from pytest_fxbucket.graph.movement import MANTISSA_BITS
+from pytest_fxbucket.graph.displaced import displaced
+from pytest_fxbucket.graph.memory import MANTISSA_BITS
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
+    from pytest_fxbucket.graph.reading import Bucket, Member, Reading
 
-__all__ = ["Promise", "audit"]
+__all__ = ["MOST_DISPLACED", "Promise", "audit"]
 
-_VERB = {"all_gather": "gathered", "reduce_scatter": "reduced"}
+MOST_DISPLACED = 0.05
+"""Share of the nodes that are no collectives that may stand in another order than before."""
 
 
-def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
-    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass."""
+def audit(promise: Promise, captured: Reading, passed: Reading, needs: Needs | None = None) -> list[str]:
+    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass.
+
+    ``needs`` says which of its launches need which (:func:`~pytest_fxbucket.checks.expected.needs_of`); left out: none does.
+    """
     if captured.problems:
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
     found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
-    for direction in DIRECTIONS:
-        for kind in ("all_gather", "reduce_scatter"):
-            found += _members(promise, captured, passed, direction, kind)
+    found += launch_problems(promise, captured, passed, needs or {})
     found += _others(promise, captured, passed)
     found += _resharding(promise, captured, passed)
     found += _numbers(promise, captured, passed)
     found += _sizes(captured, passed)
     found += overlap_problems(promise, captured, passed)
+    found += memory_problems(promise, captured, passed)
     if not passed.problems:
         found += _readers(captured, passed)
+    found += _moved(captured, passed)
     return list(dict.fromkeys(found))
-
-
-def _members(promise: Promise, captured: Reading, passed: Reading, direction: Direction, kind: str) -> Iterator[str]:
-    """Is each group of collectives that the plan merges one launch, whole, in order, and alone?"""
-    buckets = of_kind(passed, direction, kind)
-    carrying: dict[str, list[Bucket]] = {}
-    for bucket in buckets:
-        for fqn in bucket.fqns:
-            carrying.setdefault(fqn, []).append(bucket)
-    for label, members in _expected(promise, captured, direction, kind).items():
-        missing = [fqn for fqn in members if fqn not in carrying]
-        if missing:
-            yield f"{label}: {some(missing)} {'is' if len(missing) == 1 else 'are'} not {_VERB[kind]} in {direction}"
-        twice = [fqn for fqn in members if len(carrying.get(fqn, ())) > 1]
-        if twice:
-            yield f"{label}: {some(twice)} {'is' if len(twice) == 1 else 'are'} {_VERB[kind]} more than once in {direction}"
-        launches = list({b.node: b for fqn in members for b in carrying.get(fqn, ())}.values())
-        if len(launches) > 1:
-            yield f"{label}: {len(launches)} launches, expected 1"
-        for bucket in launches if len(launches) == 1 else []:
-            yield from _one_launch(promise, bucket, label, members)
-
-
-def _expected(promise: Promise, captured: Reading, direction: Direction, kind: str) -> dict[str, list[str]]:
-    """What each launch of the passed graph must carry, by a label for people; members in the layout asked for."""
-    groups: dict[tuple[str, str, str, str, str], list[str]] = {}
-    for bucket in of_kind(captured, direction, kind):
-        for fqn in bucket.fqns:
-            entry = promise.entry_of.get(fqn)
-            key = (entry or fqn, "" if entry and promise.merged else fqn, str(bucket.dtype), bucket.group, bucket.op)
-            groups.setdefault(key, []).append(fqn)
-    several = [key[0] for key in groups]
-    expected: dict[str, list[str]] = {}
-    for key, members in groups.items():
-        if promise.layout == "registration":
-            members = sorted(members, key=promise.registration.index)
-        detail = f" {key[2].removeprefix('torch.')}" if several.count(key[0]) > 1 and not key[1] else ""
-        detail += f" ({key[1]})" if key[1] and key[1] != key[0] else ""
-        expected[f"entry {key[0]}, {direction} {kind}{detail}"] = members
-    return expected
-
-
-def _one_launch(promise: Promise, bucket: Bucket, label: str, members: Sequence[str]) -> Iterator[str]:
-    have = list(bucket.fqns)
-    foreign = [fqn for fqn in have if fqn not in members]
-    if foreign:
-        owners = sorted({promise.entry_of.get(fqn, "no entry") for fqn in foreign if fqn})
-        names = some([fqn or "something that is no parameter" for fqn in foreign])
-        yield f"{label}: its launch also carries {names}{' of ' * bool(owners)}{', '.join(owners)}"
-    if len(set(have)) < len(have):
-        yield f"{label}: its launch carries {some([fqn for fqn in dict.fromkeys(have) if have.count(fqn) > 1])} twice"
-    elif not foreign and set(have) == set(members) and have != list(members):
-        at = next(i for i, (x, y) in enumerate(zip(have, members, strict=True)) if x != y)
-        yield f"{label}: member {at} of the layout is {have[at]}, expected {members[at]} ({promise.layout} order)"
-    offset = 0
-    for member in bucket.members:
-        if member.offset != offset:
-            yield f"{label}: {member.fqn} begins at element {member.offset} of a rank's part, expected {offset}"
-            break
-        offset += member.numel
 
 
 def _others(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -123,7 +72,7 @@ def _resharding(promise: Promise, captured: Reading, passed: Reading) -> Iterato
             for bucket in of_kind(passed, "forward", "all_gather")
             if bucket.backward_use is not None
             for fqn in bucket.fqns
-            if promise.entry_of.get(fqn)
+            if promise.is_planned(fqn)
         ]
         if kept:
             yield f"reshard_after_forward = true, but backward reads forward's gather of {some(list(dict.fromkeys(kept)))}"
@@ -135,11 +84,11 @@ def _resharding(promise: Promise, captured: Reading, passed: Reading) -> Iterato
 
 def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
     """Are dtypes as asked, reductions the same, and is nothing squeezed through fewer bits? One sentence a bucket and fault."""
-    before = {(b.direction, b.kind, m.fqn): (b, m) for b in captured.buckets for m in b.members}
+    before = _Before(captured)
     for bucket in passed.buckets:
         faults: dict[str, list[str]] = {}
         for member in bucket.members:
-            known = before.get((bucket.direction, bucket.kind, member.fqn))
+            known = before.of(bucket, member.fqn)
             for fault in _faults(promise, bucket, member, *known) if known else ():
                 faults.setdefault(fault, []).append(member.fqn)
         for fault, fqns in faults.items():
@@ -148,29 +97,53 @@ def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[s
 
 def _faults(promise: Promise, bucket: Bucket, member: Member, old: Bucket, old_member: Member) -> Iterator[str]:
     wanted = _dtype(promise, bucket, member.fqn) or old.dtype
-    if bucket.dtype != wanted:
-        yield f"is launched in {dtype_name(bucket.dtype)}, expected {dtype_name(wanted)}"
+    if member.dtype != wanted:
+        yield f"is launched in {dtype_name(member.dtype)}, expected {dtype_name(wanted)}"
     elif member.precision < old_member.precision:
         yield f"is squeezed through {_through(member.precision)} on its way, expected {dtype_name(wanted)}"
     if bucket.op != old.op:
         yield f"reduces by {bucket.op}, expected {old.op}"
-    if bucket.group != old.group:
+    own = promise.own_gather_group and bucket.kind == "all_gather" and promise.is_planned(member.fqn) and not old.apart
+    if own and bucket.group != twin_name(old.group):
+        yield 'does not run on a process group of its own, though gather_group = "own"'
+    elif not own and bucket.group != old.group:
         yield "runs on another process group than before the pass"
 
 
 def _sizes(captured: Reading, passed: Reading) -> Iterator[str]:
-    """Does each launch carry as many elements as its members had, and nothing to fill up?"""
-    alone = {(b.direction, b.kind, b.members[0].fqn): b.numel for b in captured.buckets if len(b.members) == 1}
+    """Does each launch carry as many bytes as its members had, and nothing to fill up but what aligns several dtypes?"""
+    before = _Before(captured)
     for bucket in passed.buckets:
-        sizes = [alone.get((bucket.direction, bucket.kind, fqn)) for fqn in bucket.fqns if fqn]
-        wanted = sum(size for size in sizes if size is not None)
-        if sizes and None not in sizes and all(bucket.fqns) and wanted != bucket.numel:
+        known = [(member, before.of(bucket, member.fqn)) for member in bucket.members]
+        if not known or not all(old and member.fqn for member, old in known):
+            continue
+        wanted = sum(old[1].numel * old[0].parts * member.dtype.itemsize for member, old in known if old)
+        filling = (alignment(bucket) - 1) * bucket.parts * len(known)
+        if not wanted <= bucket.bytes <= wanted + filling:
             what = f"{bucket.direction} {bucket.kind} of {some(bucket.fqns)}"
-            yield f"{what} moves {bucket.numel} elements, its members have {wanted}"
+            yield f"{what} moves {bucket.bytes} bytes, its members have {wanted}"
+
+
+class _Before:
+    """Members of the graph before the pass."""
+
+    def __init__(self, captured: Reading) -> None:
+        self.found: dict[tuple[str, str, str], list[tuple[Bucket, Member]]] = {}
+        for bucket in captured.buckets:
+            for member in bucket.members:
+                self.found.setdefault((bucket.direction, bucket.kind, member.fqn), []).append((bucket, member))
+
+    def of(self, bucket: Bucket, fqn: str) -> tuple[Bucket, Member] | None:
+        """``fqn`` in a launch like ``bucket``: on its process group, if it was launched on several."""
+        known = self.found.get((bucket.direction, bucket.kind, fqn), [])
+        same = [one for one in known if one[0].group == untwinned(bucket.group)]
+        return next(iter(same or known), None)
 
 
 def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
     """Does compute read the parameters, and make the gradients, that it did before the pass?"""
+    for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
+        yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
     for direction in DIRECTIONS:
         old, new = ([fqn for _, of, fqn in reading.computes if of == direction] for reading in (captured, passed))
         before, after = Counter(old), Counter(new)
@@ -182,6 +155,14 @@ def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
             yield (
                 f"{direction} compute uses {now} where it used {was} before the pass: two members are swapped, or compute moved"
             )
+
+
+def _moved(captured: Reading, passed: Reading) -> Iterator[str]:
+    """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told."""
+    moved, counted = displaced(captured.names, passed.names)
+    if counted > len(captured.names) // 2 and moved > max(counted * MOST_DISPLACED, 4):
+        most = f"at most {MOST_DISPLACED:.0%} may"
+        yield f"{moved} of {counted} compute nodes stand in another order than before the pass; {most}"
 
 
 def _dtype(promise: Promise, bucket: Bucket, fqn: str) -> torch.dtype | None:

@@ -20,6 +20,7 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes
+from pytest_fxbucket.passes.own_group import ensure_twins
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.gpus.nccl import record
 
@@ -94,6 +95,7 @@ def run(rank: int, world: int, task: Task) -> Outcome:
         graphs = decode(task.unbucketed), decode(task.bucketed)
         outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
     for graph in graphs:
+        ensure_twins(graph.graph)
         place(graph, device())
     outcome.ran_on = record(task.backend)
     start, batches = _start(rank, world, task)

@@ -101,12 +101,12 @@ def _result_problems(name: str, result: fx.Node) -> Iterator[str]:
 
 def _busy_storage(launch: fx.Node, name: str, meanwhile: list[fx.Node]) -> Iterator[str]:
     """Until the wait the buffers belong to the collective: nobody writes the input, nobody touches what it writes to."""
-    sent = {hazards.base(node) for node in launch.all_input_nodes}
-    received = {hazards.base(node) for node in written_arguments(launch)}
+    sent = [hazards.place(node) for node in launch.all_input_nodes]
+    received = [hazards.place(node) for node in written_arguments(launch)]
     for node in meanwhile:
-        if any(hazards.base(target) in sent for target in _written(node)):
+        if any(hazards.place(target).meets(place) for target in _written(node) for place in sent):
             yield f"{node.target} ({node.name}) writes to a buffer of {name} before its wait"
-        elif any(hazards.base(source) in received and source is not launch for source in node.all_input_nodes):
+        elif any(hazards.place(s).meets(place) for s in node.all_input_nodes if s is not launch for place in received):
             yield f"{node.target} ({node.name}) reads the buffer of {name} before its wait"
 
 

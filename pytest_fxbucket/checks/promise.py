@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from pytest_fxbucket.capture.from_plan import dtype_named
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_fxbucket.capture.roles import Parameter
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.selector import Resolution
 
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
@@ -29,11 +35,77 @@ class Promise:
     prefetch: int
     defer_reduce: bool
     reshard_after_forward: bool
+    mixed: bool = False
+    """One all-gather may carry several dtypes."""
+    by: str = "plan"
+    """plan or size."""
+    caps: tuple[float, ...] = (0.0,)
+    """In 2**20 bytes: of each entry's launches in turn (by size: of each launch), the last for the rest; 0: none."""
+    entries: tuple[str, ...] = ()
+    """In the plan's order."""
+    own_gather_group: bool = False
+    launch_at: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    wait_before: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ranks_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Ranks of each process group, by its name, as far as they are known."""
+
+    def ranks(self, bucket: Bucket) -> int:
+        """How many ranks ``bucket`` runs on; 0 if that is not known."""
+        return len(self.ranks_of.get(bucket.group, ()))
+
+    def is_planned(self, fqn: str) -> bool:
+        """Whether the plan says anything of the parameter ``fqn``; by size it does of all."""
+        return self.by == "size" or fqn in self.entry_of
+
+
+def promise_of(
+    plan: Plan,
+    parameters: Sequence[Parameter],
+    resolution: Resolution,
+    ranks_of: Mapping[str, Sequence[int]] | None = None,
+) -> Promise:
+    """What ``plan`` promises of a step with ``parameters``, in order of registration; ``ranks_of`` its process groups."""
+    return Promise(
+        entry_of={fqn: entry.name for entry in resolution.entries for fqn in entry.parameters},
+        registration=tuple(parameter.fqn for parameter in parameters),
+        own_dtype={parameter.fqn: parameter.dtype for parameter in parameters},
+        param_dtype=dtype_named(plan.parallel.param_dtype),
+        reduce_dtype=dtype_named(plan.parallel.reduce_dtype),
+        merged=plan.bucket.enabled,
+        layout=plan.bucket.layout,
+        prefetch=plan.overlap.prefetch,
+        defer_reduce=plan.overlap.defer_reduce,
+        reshard_after_forward=plan.parallel.reshard_after_forward,
+        mixed=plan.bucket.dtypes == "mixed",
+        by=plan.bucket.by,
+        caps=plan.bucket.cap_mb,
+        entries=tuple(entry.name for entry in resolution.entries),
+        own_gather_group=plan.overlap.gather_group == "own",
+        launch_at=plan.overlap.launch_at,
+        wait_before=plan.overlap.wait_before,
+        ranks_of=ranks_of or {},
+    )
 
 
 def of_kind(reading: Reading, direction: Direction, kind: str) -> list[Bucket]:
     """Buckets of one direction and kind, in order of their launches."""
     return [bucket for bucket in reading.buckets if bucket.direction == direction and bucket.kind == kind]
+
+
+def stages_of(promise: Promise, buckets: Sequence[Bucket], when: Callable[[Bucket], int]) -> dict[str, list[Bucket]]:
+    """Planned buckets that are waited for, by entry (by size each alone), entries in order of ``when``.
+
+    A launch of several entries counts for each.
+    """
+    stages: dict[str, list[Bucket]] = {}
+    for bucket in sorted(buckets, key=when):
+        entries = [promise.entry_of.get(fqn, "") for fqn in bucket.fqns]
+        if promise.by == "size":
+            entries = [f"of {some(bucket.fqns)}"]
+        for entry in dict.fromkeys(entries):
+            if entry and bucket.wait is not None:
+                stages.setdefault(entry, []).append(bucket)
+    return stages
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

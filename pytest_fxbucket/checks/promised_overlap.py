@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, of_kind, some
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, of_kind, some, stages_of
+from pytest_fxbucket.checks.promised_places import placing_problems
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
 
 
 def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
-    """What ``passed`` does not keep of the promised schedule, one sentence each; ``captured`` is the graph before the pass."""
-    yield from _prefetching(promise, passed)
+    """What ``passed`` does not keep of the promised schedule, one sentence each; ``captured`` is the graph before the pass.
+
+    A launch that cannot stand earlier, since it needs what another wait brings, and a wait that cannot stand later, since
+    another launch needs what it brings, are exempt.
+    """
+    for direction in DIRECTIONS:
+        yield from _prefetching(promise, captured, passed, direction)
     yield from _exposed(promise, captured, passed)
     yield from _deferring(promise, passed)
+    yield from placing_problems(promise, passed)
 
 
-def _prefetching(promise: Promise, passed: Reading) -> Iterator[str]:
-    forward_waits = [b.wait for b in of_kind(passed, "forward", "all_gather") if b.wait is not None]
-    for direction in DIRECTIONS:
-        stages = _stages(promise, passed, direction, "all_gather", lambda b: b.first_use or 0)
-        names = list(stages)
-        waits = [min(b.wait for b in stage if b.wait is not None) for stage in stages.values()]
-        for index, name in enumerate(names):
-            launches = [bucket.launch for bucket in stages[name]]
-            what = f"entry {name}, {direction} all_gather"
-            if index == 0:
-                if direction == "backward" and forward_waits and min(launches) < max(forward_waits):
-                    yield f"{what} is launched in forward, before its last wait"
-                continue
-            ahead = max(0, index - promise.prefetch)
-            if promise.prefetch and max(launches) > waits[ahead]:
-                yield (f"{what} is launched after the wait for {names[ahead]}: prefetch = {promise.prefetch} is not reached")
-            early = index - promise.prefetch - 1
-            if early >= 0 and min(launches) < waits[early]:
-                yield f"{what} is launched before the wait for {names[early]}: earlier than prefetch = {promise.prefetch}"
+def _prefetching(promise: Promise, captured: Reading, passed: Reading, direction: Direction) -> Iterator[str]:
+    stages, before = _gathers(promise, passed, direction), _gathers(promise, captured, direction)
+    names = list(stages)
+    waits = {name: _first_wait(stage) for name, stage in stages.items()}
+    for index, name in enumerate(names):
+        free = [bucket for bucket in stages[name] if name not in promise.launch_at.get(direction, {})]
+        what = f"entry {name}, {direction} all_gather"
+        if index == 0:
+            if direction == "backward" and _in_forward(passed, free) and not _in_forward(captured, before.get(name, [])):
+                yield f"{what} is launched in forward, before its last wait"
+            continue
+        ahead = names[max(0, index - promise.prefetch)]
+        if promise.prefetch and any(bucket.blocked < waits[ahead] < bucket.launch for bucket in free):
+            yield f"{what} is launched after the wait for {ahead}: prefetch = {promise.prefetch} is not reached"
+        early = names[max(0, index - promise.prefetch - 1)]
+        if index > promise.prefetch and any(bucket.launch < waits[early] for bucket in free):
+            was = [bucket.launch for bucket in before.get(name, [])]
+            if not was or early not in before or min(was) > _first_wait(before[early]):
+                yield f"{what} is launched before the wait for {early}: earlier than prefetch = {promise.prefetch}"
+
+
+def _gathers(promise: Promise, reading: Reading, direction: Direction) -> dict[str, list[Bucket]]:
+    return stages_of(promise, of_kind(reading, direction, "all_gather"), lambda bucket: bucket.first_use or 0)
+
+
+def _first_wait(stage: Sequence[Bucket]) -> int:
+    return min(bucket.wait for bucket in stage if bucket.wait is not None)
+
+
+def _in_forward(reading: Reading, stage: Sequence[Bucket]) -> bool:
+    """Whether a gather of ``stage`` is launched before forward's last wait."""
+    waits = [bucket.wait for bucket in of_kind(reading, "forward", "all_gather") if bucket.wait is not None]
+    return bool(waits and stage) and min(bucket.launch for bucket in stage) < max(waits)
 
 
 def _exposed(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -46,9 +67,10 @@ def _exposed(promise: Promise, captured: Reading, passed: Reading) -> Iterator[s
     waits = {(b.direction, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
     for bucket in passed.buckets:
         old = [w for fqn in bucket.fqns if (w := waits.get((bucket.direction, fqn))) is not None]
-        entry = next((e for fqn in bucket.fqns if (e := promise.entry_of.get(fqn))), "")
-        if bucket.kind != "all_gather" or bucket.wait is None or not old or not entry:
+        planned = next((fqn for fqn in bucket.fqns if promise.is_planned(fqn)), None)
+        if bucket.kind != "all_gather" or bucket.wait is None or not old or planned is None:
             continue
+        entry = promise.entry_of.get(planned, planned)
         before, now = _numbered_before(captured, min(old)), _numbered_before(passed, bucket.wait)
         ahead = (before - now) & _numbered_before(passed, passed.last)
         if ahead:
@@ -69,24 +91,17 @@ def _numbered_before(reading: Reading, position: int) -> set[tuple[str, str, int
 
 
 def _deferring(promise: Promise, passed: Reading) -> Iterator[str]:
-    stages = _stages(promise, passed, "backward", "reduce_scatter", lambda b: b.launch)
+    reductions = [b for b in passed.buckets if b.kind in ("reduce_scatter", "all_reduce") and b.direction == "backward"]
+    stages = stages_of(promise, reductions, lambda b: b.launch)
+    by_hand = promise.wait_before.get("backward", {})
     in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
     for (name, stage), (following, next_stage) in pairwise(in_order):
-        waits = [bucket.wait for bucket in stage if bucket.wait is not None]
-        what = f"entry {name}, backward reduce_scatter"
-        if promise.defer_reduce and waits and min(waits) < max(bucket.launch for bucket in next_stage):
-            yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
-        if not promise.defer_reduce and waits and max(waits) > max(bucket.launch for bucket in next_stage):
-            yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
-
-
-def _stages(
-    promise: Promise, reading: Reading, direction: Direction, kind: str, when: Callable[[Bucket], int]
-) -> dict[str, list[Bucket]]:
-    """Planned buckets by entry, entries in order of ``when``; a launch of several entries counts for each."""
-    stages: dict[str, list[Bucket]] = {}
-    for bucket in sorted(of_kind(reading, direction, kind), key=when):
-        for entry in dict.fromkeys(promise.entry_of.get(fqn, "") for fqn in bucket.fqns):
-            if entry and bucket.wait is not None:
-                stages.setdefault(entry, []).append(bucket)
-    return stages
+        launched = max(other.launch for other in next_stage)
+        for bucket in stage if name not in by_hand else []:
+            if bucket.wait is None or (bucket.needed is not None and bucket.needed <= launched):
+                continue
+            what = f"entry {name}, backward {bucket.kind}"
+            if promise.defer_reduce and bucket.wait < launched:
+                yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
+            if not promise.defer_reduce and bucket.wait > launched:
+                yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"

@@ -1,34 +1,64 @@
-"""What a storage holds, told as runs of elements of named sources, without holding any element.
+"""What a storage holds, told as runs of bytes of named sources, without holding any byte.
 
-A run says: ``length`` elements, from ``start`` of source number ``source``, of the rank with index ``rank`` in its group
-(-1: this rank's own), squeezed at most through ``precision`` bits of mantissa. A storage's content is a table of runs, one row
-each, sorted by ``offset``, that covers it without gaps. All units are elements. Copying between strided views is exact for any
-views, and costs time by the number of runs, not of elements: a launch over 4,096 ranks is a table of some thousand rows.
+A run says: ``length`` bytes, from byte ``start`` of source number ``source`` in the form ``form`` (the dtype that its elements
+have there), of the rank with index ``rank`` in its group (-1: this rank's own), squeezed at most through ``precision`` bits of
+mantissa. A storage's content is a table of runs, one row each, sorted by ``offset``, that covers it without gaps. All units are
+bytes, so that a storage may be seen as elements of any size. Copying between strided views is exact for any views, and costs
+time by the number of runs, not of elements: a launch over 4,096 ranks is a table of some thousand rows.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
 
-OFFSET, LENGTH, SOURCE, RANK, START, PRECISION = range(6)
+OFFSET, LENGTH, SOURCE, RANK, START, PRECISION, FORM = range(7)
+COLUMNS = 7
 UNDEFINED, ZERO = 0, 1
 OWN_RANK = -1
 EXACT = 1 << 10
 """Precision of a value that was not squeezed yet."""
 
 Runs = torch.Tensor
-"""int64 table of shape (runs, 6): offset, length, source, rank, start, precision."""
+"""int64 table of shape (runs, 7): offset, length, source, rank, start, precision, form."""
+
+_DTYPES: list[torch.dtype] = []
 
 
-def run(source: int, length: int, precision: int = EXACT) -> Runs:
-    """One run: all of ``source``."""
-    return torch.tensor([[0, length, source, OWN_RANK, 0, precision]], dtype=torch.int64)[: 1 if length else 0]
+def form_of(dtype: torch.dtype) -> int:
+    """The number that stands for ``dtype`` in a table; 0 is no form, that of bytes that nothing or zero was written to."""
+    if dtype not in _DTYPES:
+        _DTYPES.append(dtype)
+    return _DTYPES.index(dtype) + 1
+
+
+def dtype_of(form: int) -> torch.dtype:
+    """The dtype that the number ``form`` > 0 stands for."""
+    return _DTYPES[form - 1]
+
+
+def run(source: int, length: int, precision: int = EXACT, dtype: torch.dtype | None = None) -> Runs:
+    """One run of ``length`` bytes: all of ``source``, whose elements are of ``dtype``."""
+    form = form_of(dtype) if dtype is not None else 0
+    return torch.tensor([[0, length, source, OWN_RANK, 0, precision, form]], dtype=torch.int64)[: 1 if length else 0]
+
+
+def cast(runs: Runs, source: torch.dtype, target: torch.dtype, precision: int) -> Runs | None:
+    """The same elements of dtype ``source`` as ``target``, which keeps ``precision`` bits; None if they are of another form."""
+    named, width = runs[:, SOURCE] > ZERO, source.itemsize
+    foreign = named & (runs[:, FORM] != form_of(source))
+    if bool(foreign.any()) or bool((runs[:, [OFFSET, LENGTH, START]] % width != 0).any()):
+        return None
+    out = runs.clone()
+    out[:, [OFFSET, LENGTH, START]] = runs[:, [OFFSET, LENGTH, START]] // width * target.itemsize
+    out[:, PRECISION].clamp_(max=precision)
+    out[:, FORM] = torch.where(named, form_of(target), 0)
+    return out
 
 
 def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The view as (starts, length): its elements in logical order are blocks of ``length`` from each of ``starts``."""
+    """The view as (starts, length) in bytes: its elements in logical order are blocks of ``length`` from each of ``starts``."""
     dims = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     length = 1
     while dims and dims[-1][1] == length:
@@ -36,7 +66,7 @@ def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     starts = torch.tensor([tensor.storage_offset()], dtype=torch.int64)
     for size, stride in dims:
         starts = (starts[:, None] + torch.arange(size, dtype=torch.int64) * stride).reshape(-1)
-    return starts, length
+    return starts * tensor.itemsize, length * tensor.itemsize
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +101,7 @@ def read(content: Runs, view: torch.Tensor) -> Runs:
 
 
 def write(content: Runs, view: torch.Tensor, runs: Runs) -> Runs:
-    """Content after ``runs``, as many elements as ``view`` has, were copied into ``view``."""
+    """Content after ``runs``, as many bytes as ``view`` has, were copied into ``view``."""
     if view.numel() == 0:
         return content
     starts, length = blocks(view)
@@ -91,7 +121,7 @@ def cut(runs: Runs, length: int) -> Runs:
 
 
 def size(content: Runs) -> int:
-    """Elements that ``content`` tells of."""
+    """Bytes that ``content`` tells of."""
     return int(content[-1, OFFSET] + content[-1, LENGTH]) if len(content) else 0
 
 
@@ -108,7 +138,7 @@ def joined(runs: Runs) -> Runs:
         return runs
     a, b = runs[:-1], runs[1:]
     follows = torch.where(a[:, SOURCE] > ZERO, a[:, START] + a[:, LENGTH], a[:, START]) == b[:, START]
-    for column in (SOURCE, RANK, PRECISION):
+    for column in (SOURCE, RANK, PRECISION, FORM):
         follows &= a[:, column] == b[:, column]
     follows &= a[:, OFFSET] + a[:, LENGTH] == b[:, OFFSET]
     heads = torch.cat([torch.tensor([True]), ~follows])
@@ -125,17 +155,24 @@ def shifted(runs: Runs, offset: int) -> Runs:
     return out
 
 
-def ascends(runs: Runs, shard_numel: int) -> bool:
-    """Whether ``runs`` are elements of one gathered source, in its order over all ranks; parts may be left out."""
-    if len(torch.unique(runs[:, SOURCE])) != 1 or bool((runs[:, RANK] < 0).any()):
+def ascends(runs: Runs, shard_numel: int, ranks: Sequence[int] = ()) -> bool:
+    """Whether ``runs`` are elements of one gathered source, in its order over all ranks; parts may be left out.
+
+    Each rank holds ``shard_numel`` elements. ``ranks`` are the sizes of the groups that it was gathered over, the outermost
+    first: two of them may be nested either way.
+    """
+    if len(torch.unique(runs[:, [SOURCE, FORM]], dim=0)) != 1 or bool((runs[:, RANK] < 0).any()):
         return False
-    index = runs[:, RANK] * shard_numel + runs[:, START]
-    return bool((index[:-1] + runs[:-1, LENGTH] <= index[1:]).all())
+    rank, size = runs[:, RANK], shard_numel * dtype_of(int(runs[0, FORM])).itemsize
+    orders = [rank] if len(ranks) != 2 else [rank, rank % ranks[1] * ranks[0] + rank // ranks[1]]
+    begins = [order * size + runs[:, START] for order in orders]
+    return any(bool((begin[:-1] + runs[:-1, LENGTH] <= begin[1:]).all()) for begin in begins)
 
 
-def numel(shape: torch.Size | tuple[int, ...]) -> int:
-    """Elements of a shape."""
-    return math.prod(shape)
+def whole_elements(runs: Runs) -> bool:
+    """Whether every run of a source begins and ends between elements of its form."""
+    widths = torch.tensor([dtype_of(form).itemsize if form else 1 for form in runs[:, FORM].tolist()], dtype=torch.int64)
+    return not bool((runs[:, [START, LENGTH]] % widths[:, None] != 0).any())
 
 
 def _split(runs: Runs, counts: torch.Tensor, boundary: object) -> Runs:

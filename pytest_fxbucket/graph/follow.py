@@ -6,7 +6,7 @@ is compute: it starts new sources and ends the following of old ones, and is not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,40 +17,17 @@ from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import LENGTH, OFFSET, OWN_RANK, PRECISION, RANK, SOURCE, START, Runs
+from pytest_fxbucket.graph.contents import RANK, SOURCE, START, Runs
 from pytest_fxbucket.graph.hazards import base
-from pytest_fxbucket.graph.movement import Memory, NotFollowedError, execute, is_new_storage, joins, moves_data, precision_of
+from pytest_fxbucket.graph.memory import Memory, NotFollowedError, precision_of
+from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data
 from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.sending import Sent, Source, Sources
 
 if TYPE_CHECKING:
     from torch import fx
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where elements come from."""
-
-    node: fx.Node
-    numel: int
-    dtype: torch.dtype
-    launch: fx.Node | None = None
-    """The launch that brought it: the reduction of ``node``'s elements, or their gather; None for what ``node`` computed."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """A launch, and what its input holds."""
-
-    launch: Launch
-    index: int
-    """Position among all launches of the graph."""
-    dtype: torch.dtype | None
-    numel: int
-    """Elements of the input on one rank."""
-    content: list[tuple[int, int, int]] = field(default_factory=list)
-    """(offset, length, source) of each member on this rank: for a gather of its input, for a reduction of its result."""
-    problem: str = ""
-    """Why the content could not be told; empty if it could."""
+__all__ = ["Followed", "Sent", "Source", "Use", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +36,7 @@ class Use:
 
     reader: fx.Node
     value: fx.Node
+    dtype: torch.dtype
     content: Runs
 
 
@@ -66,15 +44,23 @@ class Use:
 class Followed:
     """Everything that the walk found."""
 
-    sources: list[Source | None] = field(default_factory=lambda: [None, None])
+    table: Sources = field(default_factory=Sources)
     sent: dict[fx.Node, Sent] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Data movement that could not be told; what it gave counts as computed."""
 
+    @property
+    def sources(self) -> list[Source | None]:
+        """Sources by number; the first two are of what is undefined and of zeros."""
+        return self.table.found
+
 
 def follow(graph: fx.Graph) -> Followed:
-    """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches."""
+    """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches.
+
+    A symbolic size counts as the number that it was traced with. Raises :class:`PassError` for a graph that cannot be run.
+    """
     walk = _Walk(graph)
     with _one_thread():
         for node in graph.nodes:
@@ -133,7 +119,9 @@ class _Walk:
         for tensor in _tensors(self.values.get(node)):
             runs = self.memory.read(contents.in_memory_order(tensor))
             source = self.found.sources[int(runs[0, SOURCE])] if len(runs) else None
-            if source is None or int(runs[0, START]) or int(runs[0, RANK]) or not contents.ascends(runs, source.numel):
+            if source is None or int(runs[0, START]) or int(runs[0, RANK]):
+                return False
+            if not contents.ascends(runs, source.numel, source.ranks):
                 return False
         return True
 
@@ -161,14 +149,14 @@ class _Walk:
         """``node`` computes something new: its tensors become sources."""
         if node.meta.get("val") is None:
             raise ValueError(f"{node.name} carries no fake value (meta['val']) to tell its shape by")
-        self.values[node] = tree_map(
-            lambda value: self._source(node, value) if isinstance(value, torch.Tensor) else value, node.meta.get("val")
-        )
+        self.values[node] = tree_map(lambda value: self._new(node, value), node.meta.get("val"))
 
-    def _source(self, node: fx.Node, like: torch.Tensor) -> torch.Tensor:
-        numel = int(like.numel())
-        self.found.sources.append(Source(node, numel, like.dtype))
-        return self.memory.allocate(like, contents.run(len(self.found.sources) - 1, numel, precision_of(like.dtype)))
+    def _new(self, node: fx.Node, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return hint(value) if isinstance(value, torch.SymInt) else value
+        like = torch.empty([hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+        number = self.found.table.add(Source(node, like.numel(), like.dtype))
+        return self.memory.allocate(like, contents.run(number, like.nbytes, precision_of(like.dtype), like.dtype))
 
     def _value(self, argument: Any) -> Any:
         return self.values.get(argument) if _is_node(argument) else None
@@ -177,98 +165,77 @@ class _Walk:
         """Note what compute reads of what launches brought, and forget what it overwrites."""
         for source in node.all_input_nodes:
             for tensor in _tensors(self.values.get(source)):
-                self.found.uses.append(Use(node, source, self.memory.read(contents.in_memory_order(tensor))))
+                content = self.memory.read(contents.in_memory_order(tensor))
+                self.found.uses.append(Use(node, source, tensor.dtype, content))
         for written in written_arguments(node):
             for tensor in _tensors(self.values.get(written)):
-                self.found.sources.append(Source(node, int(tensor.numel()), tensor.dtype))
-                self.memory.write(
-                    tensor, contents.run(len(self.found.sources) - 1, int(tensor.numel()), precision_of(tensor.dtype))
-                )
+                number = self.found.table.add(Source(node, tensor.numel(), tensor.dtype))
+                self.memory.write(tensor, contents.run(number, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype))
 
     def _launch(self, launch: Launch) -> None:
-        argument = collectives.sent_by(launch.node)
-        sent = Sent(launch, len(self.found.sent), None, 0)
+        given = collectives.sent_by(launch.node)
+        several = isinstance(given, (list, tuple))
+        sent = Sent(launch, len(self.found.sent))
         self.found.sent[launch.node] = sent
-        if not _is_node(argument):
-            sent.problem = f"{launch.operator} launches several tensors at once, which is not followed"
-            return
-        tensor = self._known(argument)
-        sent.dtype, sent.numel = tensor.dtype, int(tensor.numel())
-        content, ranks = self.memory.read(tensor), collectives.argument(launch.node, "group_size")
-        if launch.kind == "all_gather" and isinstance(ranks, int):
-            self._gather(sent, tensor, content, ranks)
-        elif launch.kind == "reduce_scatter" and isinstance(ranks, int):
-            self._scatter(sent, tensor, content, ranks)
-        else:
-            sent.problem = f"{launch.operator} is not followed"
-            self._start(launch.node)
+        nodes = [item for item in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(item, torch.fx.Node)]
+        results: list[tuple[torch.Tensor, Runs, Sequence[int]]] = []
+        for node in nodes:
+            tensor = self._known(node)
+            brought = self._brought(sent, tensor)
+            if isinstance(brought, str):
+                sent.problem = sent.problem or brought
+            else:
+                results.append((tensor, *brought))
+            sent.numel += tensor.numel()
+            sent.bytes += tensor.nbytes
+            sent.symbolic = sent.symbolic or symbolic(node)
+        dtypes = {self.values[node].dtype for node in nodes}
+        sent.dtype = dtypes.pop() if len(dtypes) == 1 else None
+        if nodes and len(results) == len(nodes):
+            values = self._results(launch.node, results)
+            self.values[launch.node] = values if several else values[0]
 
-    def _gather(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> None:
-        node, numel = sent.launch.node, int(tensor.numel())
-        if bool((content[:, RANK] != OWN_RANK).any()):
-            sent.problem = "it gathers what another launch gathered, which is not followed"
-            self._start(node)
-            return
-        content = self._gathered(content, node)
-        sent.content = [(r[OFFSET], r[LENGTH], r[SOURCE]) for r in content.tolist()]
-        rows = content.repeat(ranks, 1)
-        rank = torch.arange(ranks).repeat_interleave(len(content))
-        rows[:, OFFSET] += rank * numel
-        rows[:, RANK] = rank
-        rows[:, RANK] = torch.where(rows[:, SOURCE] > contents.ZERO, rows[:, RANK], OWN_RANK)
-        out = node.kwargs.get("out")
-        if out is None:
-            shape = (tensor.shape[0] * ranks, *tensor.shape[1:]) if tensor.dim() else (ranks,)
-            self.values[node] = self.memory.allocate(torch.empty(shape, dtype=tensor.dtype, device="meta"), rows)
-        else:
-            self.values[node] = self._known(out)
-            self.memory.write(self.values[node], rows)
+    def _brought(self, sent: Sent, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
+        """(content, shape) of what ``sent`` brings for one tensor; or why that is not known, as of most kinds."""
+        content, table = self.memory.read(tensor), self.found.table
+        kind, ranks = sent.launch.kind, collectives.argument(sent.launch.node, "group_size")
+        if kind == "all_reduce":
+            return table.summed(sent, tensor, content)
+        if kind not in ("all_gather", "reduce_scatter") or not isinstance(ranks, int):
+            return f"{sent.launch.operator} is not followed"
+        if kind == "all_gather":
+            return table.gathered(sent, tensor, content, ranks)
+        return table.scattered(sent, tensor, content, ranks)
 
-    def _gathered(self, content: Runs, launch: fx.Node) -> Runs:
-        """The same runs of sources that say by which launch they came."""
-        out = content.clone()
-        for number in torch.unique(content[:, SOURCE]).tolist():
-            source = self.found.sources[number]
-            if source is not None:
-                out[content[:, SOURCE] == number, SOURCE] = len(self.found.sources)
-                self.found.sources.append(Source(source.node, source.numel, source.dtype, launch))
-        return out
+    def _results(self, launch: fx.Node, brought: Sequence[tuple[torch.Tensor, Runs, Sequence[int]]]) -> list[torch.Tensor]:
+        """Where results lie: in buffers that the launch is given, in what it reduces in place, or in storages of their own."""
+        given = launch.kwargs.get("out")
+        buffers = [self._known(given)] if _is_node(given) else []
+        values = []
+        for index, (tensor, runs, shape) in enumerate(brought):
+            if index < len(buffers):
+                value = buffers[index]
+            elif written_arguments(launch):
+                value = tensor
+            else:
+                value = self.memory.allocate(torch.empty(list(shape), dtype=tensor.dtype, device="meta"))
+            self.memory.write(value, runs)
+            values.append(value)
+        return values
 
-    def _scatter(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> None:
-        node, numel = sent.launch.node, int(tensor.numel()) // ranks
-        first = contents.read(content, torch.empty(numel, device="meta"))
-        first = first[first[:, SOURCE] > contents.ZERO]
-        if not self._scattered_evenly(first, content, numel, ranks):
-            sent.problem = "it does not send each rank the same piece of every gradient"
-            self._start(node)
-            return
-        rows = []
-        for offset, length, number, precision in first[:, [OFFSET, LENGTH, SOURCE, PRECISION]].tolist():
-            source = self.found.sources[number]
-            assert source is not None
-            self.found.sources.append(Source(source.node, length, source.dtype, node))
-            sent.content.append((offset, length, len(self.found.sources) - 1))
-            rows.append(contents.shifted(contents.run(len(self.found.sources) - 1, length, precision), offset))
-        shape = (tensor.shape[0] // ranks, *tensor.shape[1:])
-        result = torch.empty(shape, dtype=tensor.dtype, device="meta")
-        self.values[node] = self.memory.allocate(result, torch.cat(rows) if rows else contents.run(0, numel))
 
-    def _scattered_evenly(self, first: Runs, content: Runs, numel: int, ranks: int) -> bool:
-        """Whether rank k's part of the input is, member by member, the k-th piece of the same whole gradients."""
-        expected = []
-        for offset, length, number, start in first[:, [OFFSET, LENGTH, SOURCE, START]].tolist():
-            source = self.found.sources[number]
-            assert source is not None
-            piece = next((r[LENGTH] for r in first.tolist() if r[SOURCE] == number), 0)
-            if start != 0 or piece != length or -(-source.numel // ranks) > length:
-                return False
-            index = torch.arange(ranks)
-            have = (source.numel - index * length).clamp(0, length)
-            row = first[first[:, SOURCE] == number][:1].repeat(ranks, 1)
-            row[:, OFFSET], row[:, START], row[:, LENGTH] = offset + index * numel, index * length, have
-            expected.append(row[have > 0])
-        wanted = contents.joined(torch.cat(expected)[torch.sort(torch.cat(expected)[:, OFFSET]).indices])
-        return torch.equal(wanted, content[content[:, SOURCE] > contents.ZERO])
+def hint(size: int | torch.SymInt) -> int:
+    """A size as a number: that which a symbolic one was traced with, 1 if that is not known."""
+    if isinstance(size, int):
+        return size
+    known = size.node.hint
+    return known if isinstance(known, int) else 1
+
+
+def symbolic(node: fx.Node) -> str:
+    """A size of ``node``'s fake value that is no number; empty if all are."""
+    value = node.meta.get("val")
+    return next((str(s) for s in value.shape if not isinstance(s, int)), "") if isinstance(value, torch.Tensor) else ""
 
 
 def _leads_to_launch(graph: fx.Graph) -> set[fx.Node]:

@@ -1,18 +1,23 @@
-"""Which reduction made which returned gradient."""
+"""Which reductions made which returned gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.graph.collectives import is_reduce_scatter
-from pytest_fxbucket.graph.contents import LENGTH, RANK, SOURCE, START, Runs
+from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.graph.contents import FORM, LENGTH, RANK, SOURCE, START, Runs, dtype_of
+from pytest_fxbucket.graph.ops import overload
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.capture.roles import Role, Value
     from pytest_fxbucket.graph.follow import Followed, Use
+
+
+_REDUCTIONS = ("reduce_scatter", "all_reduce")
+_SUMS = ("add", "mul", "div", "_to_copy", "view", "clone", "reshape", "detach", "alias")
 
 
 def returned(output: fx.Node) -> list[Any]:
@@ -22,10 +27,11 @@ def returned(output: fx.Node) -> list[Any]:
 
 
 class Gradients:
-    """The gradients that a graph returns, each traced back to the reduction that it is a piece of.
+    """The gradients that a graph returns, each traced back to the reductions that it is a whole piece of.
 
-    Compute between the reduction and the output, a scaling say, is passed through; a gradient of which that leaves no single
-    whole piece is a problem.
+    Compute between the reduction and the output, a scaling say, is passed through. A gradient may be the sum of several
+    pieces, as that of a layer used twice is; one that is made of parts of pieces is a problem. What a reduction sends of
+    another one's result (reduce-scatter, then all-reduce) has the name of what became of it.
     """
 
     def __init__(self, found: Followed, output: fx.Node, outputs: Sequence[Value], role: Mapping[fx.Node, Role]) -> None:
@@ -45,8 +51,9 @@ class Gradients:
         pieces = sorted({int(number) for runs in contents for number in runs[:, SOURCE] if self._is_reduced(int(number))})
         if not pieces:
             return
-        if len(pieces) == 1 and all(self._is_whole(runs) for runs in contents):
-            self.names[pieces[0]] = fqn
+        if all(self._is_whole(runs) for runs in contents) and (len(pieces) == 1 or self._adds(node, pieces)):
+            for number in pieces:
+                self._name_all(number, fqn)
             return
         makers = dict.fromkeys(self._maker(number) for number in pieces)
         self.problems.append(
@@ -69,13 +76,37 @@ class Gradients:
             queue.extend(fresh)
         return found
 
+    def _name_all(self, number: int, fqn: str) -> None:
+        """Name a piece, and the pieces of earlier reductions that it was made of."""
+        while self._is_reduced(number):
+            self.names[number] = fqn
+            number = self.found.table.known(number).sent
+
+    def _adds(self, node: fx.Node, pieces: Sequence[int]) -> bool:
+        """Whether ``node`` can be the sum of ``pieces``: all are as large, and whatever lies between adds or scales."""
+        if len({self.found.table.known(number).numel for number in pieces}) > 1:
+            return False
+        queue, seen = [node], {node}
+        for current in queue:
+            op = overload(current)
+            if op is None or op._schema.name.removeprefix("aten::").rstrip("_") not in _SUMS:
+                return False
+            read = {use.value for use in self.read_by.get(current, [])}
+            fresh = [source for source in current.all_input_nodes if source not in seen and source not in read]
+            fresh = [source for source in fresh if source.op != "placeholder"]
+            seen.update(fresh)
+            queue.extend(fresh)
+        return True
+
     def _is_reduced(self, number: int) -> bool:
-        source = self.found.sources[number]
-        return source is not None and source.launch is not None and is_reduce_scatter(source.launch)
+        source = self.found.sources[number] if number >= 0 else None
+        return source is not None and source.launch is not None and launch_kind(source.launch) in _REDUCTIONS
 
     def _is_whole(self, runs: Runs) -> bool:
         source = self.found.sources[int(runs[0, SOURCE])] if len(runs) == 1 else None
-        return source is not None and int(runs[0, START]) == 0 and int(runs[0, LENGTH]) == source.numel
+        if source is None or int(runs[0, START]):
+            return False
+        return int(runs[0, LENGTH]) == source.numel * dtype_of(int(runs[0, FORM])).itemsize
 
     def _maker(self, number: int) -> str:
         """Operator and node that computed what a reduction sent."""

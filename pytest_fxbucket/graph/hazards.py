@@ -1,73 +1,56 @@
-"""Writes in place near what a pass moves. FX edges carry no order between them, so a pass must not guess."""
+"""The storage under a node, as far as the graph's operators tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import is_view, returns_written, written_arguments
+from pytest_fxbucket.graph.ops import is_view, overload, returns_written, written_arguments
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-def refuse_writes(graph: fx.Graph, launches: Sequence[fx.Node]) -> None:
-    """Raise :class:`PassError` if any storage that ``launches`` read, or whose results they bring, is written in place.
-
-    A write whose result a launch reads is ordered by that edge, and harmless.
-    """
-    writers: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        for target in written_arguments(node):
-            writers.setdefault(base(target), []).append(node)
-    if not writers:
-        return
-    for launch in launches:
-        for node in [*_packed(launch), *_arrived(launch)]:
-            writer = _unordered(writers.get(base(node), ()), launch)
-            if writer is not None:
-                raise PassError(
-                    f"{launch.name} cannot be moved safely: {writer.target} ({writer.name}) writes in place to "
-                    f"{base(node).name}, which it reads or brings"
-                )
+_PARTED = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::tensor_split", "aten::unbind")
+"""What the names of operators begin with whose results have no element in common, be they views or copies."""
 
 
-def base(node: fx.Node) -> fx.Node:
-    """The node whose storage ``node`` shares, back through views, their parts, waits, and results of writes."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node's result lies: a storage, and which part of it for each list of parts on the way there."""
+
+    storage: fx.Node
+    parts: Mapping[fx.Node, object]
+
+    def meets(self, other: Place) -> bool:
+        """Whether both may have an element in common."""
+        parted = any(other.parts.get(parts, index) != index for parts, index in self.parts.items())
+        return self.storage is other.storage and not parted
+
+
+def place(node: fx.Node) -> Place:
+    """Where ``node``'s result lies, back through views, their parts, waits, and results of writes."""
+    parts: dict[fx.Node, object] = {}
     while True:
-        if (is_view(node) or collectives.is_wait(node) or node.target is getitem) and node.all_input_nodes:
+        if node.target is getitem and (op := overload(node.all_input_nodes[0])) is not None:
+            if op._schema.name.startswith(_PARTED) and _is_from_the_front(node.args[1]):
+                parts[node.all_input_nodes[0]] = node.args[1]
+            node = node.all_input_nodes[0]
+        elif (is_view(node) or collectives.is_wait(node) or node.target is getitem) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         elif returns_written(node) and (written := written_arguments(node)):
             node = written[0]
         else:
-            return node
+            return Place(node, parts)
 
 
-def _unordered(writers: Sequence[fx.Node], launch: fx.Node) -> fx.Node | None:
-    """A writer, other than ``launch``, on whose result ``launch`` does not depend; None if there is none."""
-    needed = set(_closure([launch], lambda node: node.all_input_nodes)) if writers else set()
-    return next((writer for writer in writers if writer not in needed), None)
+def _is_from_the_front(index: object) -> bool:
+    return isinstance(index, int) and index >= 0
 
 
-def _packed(launch: fx.Node) -> list[fx.Node]:
-    """The launch's inputs, back through what only moves data."""
-    return _closure(launch.all_input_nodes, lambda node: node.all_input_nodes if moves_data(node) else [])
-
-
-def _arrived(launch: fx.Node) -> list[fx.Node]:
-    """The launch and what shares its result's storage."""
-    return _closure([launch], lambda node: [user for user in node.users if is_view(user) or collectives.is_wait(user)])
-
-
-def _closure(start: Sequence[fx.Node], more: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
-    found = dict.fromkeys(start)
-    queue = list(found)
-    for node in queue:
-        fresh = [other for other in more(node) if other not in found]
-        found.update(dict.fromkeys(fresh))
-        queue.extend(fresh)
-    return queue
+def base(node: fx.Node) -> fx.Node:
+    """The node whose storage ``node`` shares."""
+    return place(node).storage

@@ -12,66 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.compat.torch_pass import numbered_dtypes
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import Runs
+from pytest_fxbucket.graph.memory import Memory, NotFollowedError
 from pytest_fxbucket.graph.ops import is_view, overload
 
 if TYPE_CHECKING:
     from torch import fx
 
-MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
-"""How much of a number each floating dtype keeps; other dtypes lose nothing that is followed here."""
-
-
-def precision_of(dtype: torch.dtype) -> int:
-    """Bits of mantissa that a value of ``dtype`` has; EXACT for what is no float."""
-    return MANTISSA_BITS.get(dtype, contents.EXACT)
-
-
-class Memory:
-    """Contents of every storage that was met so far."""
-
-    def __init__(self) -> None:
-        self._content: dict[int, Runs] = {}
-        self._alive: dict[int, torch.Tensor] = {}
-
-    def allocate(self, like: torch.Tensor, content: Runs | None = None) -> torch.Tensor:
-        """A new contiguous meta tensor of ``like``'s shape and dtype, holding ``content`` (left out: undefined)."""
-        tensor = torch.empty(like.shape, dtype=like.dtype, device="meta")
-        self.define(tensor, contents.run(contents.UNDEFINED, tensor.numel()) if content is None else content)
-        return tensor
-
-    def define(self, tensor: torch.Tensor, content: Runs) -> None:
-        """Say what the whole storage under ``tensor`` holds."""
-        self._content[storage_key(tensor)] = content
-        self._alive[storage_key(tensor)] = tensor
-
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor``'s storage was allocated here."""
-        return storage_key(tensor) in self._content
-
-    def read(self, tensor: torch.Tensor) -> Runs:
-        """Runs of ``tensor`` in logical order."""
-        return contents.read(self._content[storage_key(tensor)], tensor)
-
-    def write(self, target: torch.Tensor, runs: Runs) -> None:
-        """Copy ``runs``, in logical order, into the view ``target``; a cast to fewer bits is noted in them."""
-        runs = runs.clone()
-        runs[:, contents.PRECISION].clamp_(max=precision_of(target.dtype))
-        key = storage_key(target)
-        self._content[key] = contents.write(self._content[key], target, runs)
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """``target.copy_(source)``."""
-        self.write(target, self.read(source.expand(target.shape)))
-
-
-class NotFollowedError(Exception):
-    """An operator moves data in a way that runs of elements cannot tell; the message says how."""
-
-
+_PAD = "aten::constant_pad_nd"
 Handler = Callable[[Memory, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -80,7 +29,16 @@ def moves_data(node: fx.Node) -> bool:
     if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
         return True
     op = overload(node)
-    return op is not None and (is_view(node) or op._schema.name in _HANDLERS or op._schema.name in _NEW_STORAGE)
+    if op is None:
+        return False
+    name = op._schema.name
+    return is_view(node) or name in _NEW_STORAGE or (name in _HANDLERS and (name != _PAD or _is_bytes(node)))
+
+
+def _is_bytes(node: fx.Node) -> bool:
+    """Whether ``node`` gives bytes: a pad of those aligns what a pack holds, one of numbers belongs to the model."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8
 
 
 def is_new_storage(node: fx.Node) -> bool:
@@ -90,9 +48,9 @@ def is_new_storage(node: fx.Node) -> bool:
 
 
 def joins(node: fx.Node) -> bool:
-    """Whether ``node`` puts tensors one behind the other, as a model does with its parameters too."""
+    """Whether ``node`` puts tensors or zeros one behind the other, as a model does with its parameters too."""
     op = overload(node)
-    return op is not None and op._schema.name == "aten::cat"
+    return op is not None and op._schema.name in ("aten::cat", _PAD)
 
 
 def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
@@ -112,15 +70,18 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
         kwargs = {**kwargs, "device": torch.device("meta")}
         result = op(*args, **kwargs)
         zero = name.endswith(("zeros", "zeros_like", "new_zeros"))
-        memory.define(result, contents.run(contents.ZERO if zero else contents.UNDEFINED, result.numel()))
+        memory.define(result, contents.run(contents.ZERO if zero else contents.UNDEFINED, result.nbytes))
         return result
     result = op(*args, **kwargs)
-    if isinstance(result, torch.Tensor) and result.element_size() != args[0].element_size():
-        raise NotFollowedError(f"it sees {args[0].dtype} as {result.dtype}, whose elements have another size")
     if isinstance(result, torch.Tensor) and not memory.knows(result):
-        memory.define(result, contents.run(contents.UNDEFINED, result.numel()))
-        memory.write(result, memory.read(args[0].reshape(result.shape) if args[0].is_contiguous() else args[0]))
+        memory.define(result, contents.run(contents.UNDEFINED, result.nbytes))
+        memory.copy(_in_shape(result, args[0]), args[0])
     return result
+
+
+def _in_shape(result: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """A copy that an operator of shapes made, seen in the shape of what it copied."""
+    return result if result.shape == source.shape else result.view(source.shape)
 
 
 def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -136,7 +97,7 @@ def _by_place(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
 def _clone(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     dtype = kwargs.get("dtype") or args[0].dtype
     target = torch.empty_like(args[0], dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format)
-    memory.define(target, contents.run(contents.UNDEFINED, target.numel()))
+    memory.define(target, contents.run(contents.UNDEFINED, target.nbytes))
     memory.copy(target, args[0])
     return target
 
@@ -173,10 +134,27 @@ def _chunk_cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> t
         shape = list(part.shape)
         shape[dim] = -(-shape[dim] // chunks) * chunks
         whole = memory.allocate(torch.empty(shape, dtype=part.dtype, device="meta"))
-        memory.define(whole, contents.run(contents.ZERO, whole.numel()))
+        memory.define(whole, contents.run(contents.ZERO, whole.nbytes))
         memory.copy(whole.narrow(dim, 0, part.shape[dim]), part)
         padded.append(whole.view(*shape[:dim], chunks, -1))
     return _cat(memory, [padded, dim + 1], {})
+
+
+def _pad(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Pads are (before, after) of each dimension, the last one first; below zero they cut."""
+    source, pads, value = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("value", 0)
+    target = memory.allocate(torch.empty(torch.constant_pad_nd(source, pads).shape, dtype=source.dtype, device="meta"))
+    if value != 0:
+        raise NotFollowedError(f"it pads with {value}")
+    memory.define(target, contents.run(contents.ZERO, target.nbytes))
+    inner = target
+    for i, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        dim = source.dim() - 1 - i
+        kept = source.shape[dim] + min(before, 0) + min(after, 0)
+        source = source.narrow(dim, max(-before, 0), max(kept, 0))
+        inner = inner.narrow(dim, max(before, 0), max(kept, 0))
+    memory.copy(inner, source)
+    return target
 
 
 def _split_copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -209,15 +187,12 @@ def _pre_bucket_all_gather(memory: Memory, args: Sequence[Any], kwargs: dict[str
     """torch's pack: the members, cast, in this rank's part of a new buffer for the whole gather."""
     parts, ranks, dtype, numbers, rank = args[:5]
     dtypes = [numbered_dtypes()[number] for number in numbers]
-    other = next((d for d in dtypes if d.itemsize != dtype.itemsize), None)
-    if other is not None:
-        raise NotFollowedError(f"it packs {other} into a buffer of {dtype}, whose elements have another size")
-    numel = sum(part.numel() for part in parts)
-    whole = memory.allocate(torch.empty(numel * ranks, dtype=dtype, device="meta"))
-    offset = rank * numel
-    for part, cast in zip(parts, dtypes, strict=True):
-        memory.copy(whole.narrow(0, offset, part.numel()).view(cast).view(part.shape), part)
-        offset += part.numel()
+    sizes = [part.numel() * cast.itemsize // dtype.itemsize for part, cast in zip(parts, dtypes, strict=True)]
+    whole = memory.allocate(torch.empty(sum(sizes) * ranks, dtype=dtype, device="meta"))
+    offset = rank * sum(sizes)
+    for part, cast, size in zip(parts, dtypes, sizes, strict=True):
+        memory.copy(whole.narrow(0, offset, size).view(cast).view(part.shape), part)
+        offset += size
     return whole
 
 
@@ -243,6 +218,7 @@ _HANDLERS: dict[str, Handler] = {
     "aten::cat": _cat,
     "aten::flatten_dense_tensors": _flatten_dense,
     "aten::_chunk_cat": _chunk_cat,
+    _PAD: _pad,
     "aten::split_with_sizes_copy": _split_copy,
     "prims::convert_element_type": _convert,
     "bucketing::_pre_bucket_all_gather": _pre_bucket_all_gather,

@@ -159,6 +159,8 @@ def _callable(target: Any) -> Any:
     if not isinstance(target, _Op):
         return target
     namespace, name = target.name.split("::")
+    if namespace == "fxbucket":
+        importlib.import_module("pytest_fxbucket.compat.after")
     packet = getattr(getattr(torch.ops, namespace), name)
     return getattr(packet, target.overload) if target.overload else packet
 

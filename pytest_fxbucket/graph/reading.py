@@ -6,83 +6,25 @@ Derived from the GraphModule alone (:mod:`pytest_fxbucket.graph.follow`) and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives, contents
-from pytest_fxbucket.graph.contents import PRECISION, RANK, SOURCE
+from pytest_fxbucket.graph.apart import why_apart
+from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
+from pytest_fxbucket.graph.contents import FORM, PRECISION, RANK, SOURCE
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.needs import needs_of
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.sending import Piece
 
 if TYPE_CHECKING:
-    import torch
     from torch import fx
 
     from pytest_fxbucket.capture.roles import Value
 
-Direction = Literal["forward", "backward"]
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A parameter (or its gradient) in a launch."""
-
-    fqn: str
-    """Empty if what is sent is no parameter and no parameter's gradient."""
-    offset: int
-    """Elements before it in a rank's part of the launch."""
-    numel: int
-    """Elements of it in a rank's part of the launch."""
-    precision: int
-    """Fewest bits of mantissa it was squeezed through on its way to where it is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """One launch as the graph has it. Positions count the graph's nodes."""
-
-    kind: collectives.Kind
-    op: str
-    group: str
-    dtype: torch.dtype | None
-    numel: int
-    """Elements of the larger side: the gathered result, or the input that is reduced."""
-    members: tuple[Member, ...]
-    """In byte order."""
-    direction: Direction
-    launch: int
-    wait: int | None
-    """First wait for it; None if nobody waits."""
-    first_use: int | None
-    """First compute that reads a member after the wait; for a reduction the output counts too."""
-    backward_use: int | None
-    """First compute of the backward that reads a member."""
-    node: str
-    """Name of the launching node, for messages only."""
-
-    @property
-    def bytes(self) -> int:
-        """Size of the larger side in bytes."""
-        return self.numel * self.dtype.itemsize if self.dtype is not None else 0
-
-    @property
-    def fqns(self) -> tuple[str, ...]:
-        """Members in byte order."""
-        return tuple(member.fqn for member in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A whole graph, read."""
-
-    buckets: tuple[Bucket, ...]
-    """Every launch, in order."""
-    computes: tuple[tuple[int, Direction, str], ...]
-    """(position, direction, FQN): compute that reads a gathered parameter, or makes a gradient that is reduced."""
-    problems: tuple[str, ...]
-    """What could not be followed, or is jumbled; one sentence each."""
-    last: int
-    """Position of the output."""
+__all__ = ["Bucket", "Direction", "Member", "Reading", "read_graph"]
 
 
 def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Reading:
@@ -102,17 +44,30 @@ class _Reader:
         self.parameter = {n: v.fqn for n, v in zip(placeholders, inputs, strict=True) if v.role == "param"}
         self.problems = list(self.found.problems)
         self.computes: set[tuple[int, Direction, str]] = set()
+        self.seen_as: set[tuple[str, str]] = set()
         self.precision: dict[tuple[fx.Node, int], int] = {}
         self.uses: dict[tuple[fx.Node, int], list[int]] = {}
+        self.order = order_of(graph)
+        self.needs = needs_of(self.order, list(self.found.sent))
         gradients = Gradients(self.found, self.output, outputs, self.role)
         self.names = gradients.names
         self.problems += gradients.problems
         for use in self.found.uses:
             self._note(use)
+        for node, sent in self.found.sent.items():
+            for piece in sent.content:
+                self._note_sent(node, piece)
 
     def reading(self) -> Reading:
         buckets = tuple(self._bucket(node, sent) for node, sent in self.found.sent.items())
-        return Reading(buckets, tuple(sorted(self.computes)), tuple(self.problems), self.position[self.output])
+        return Reading(
+            buckets=buckets,
+            computes=tuple(sorted(self.computes)),
+            problems=tuple(self.problems),
+            last=self.position[self.output],
+            seen_as=tuple(sorted(self.seen_as)),
+            names=tuple(node.name for node in self.position if _computes(node)),
+        )
 
     def _direction(self, node: fx.Node) -> Direction:
         return "forward" if node in self.forward else "backward"
@@ -126,7 +81,9 @@ class _Reader:
         number = int(runs[0, SOURCE])
         source = self.found.sources[number]
         fqn = self.parameter.get(source.node, "") if source is not None else ""
-        if source is None or not contents.ascends(runs, source.numel):
+        dtype = contents.dtype_of(int(runs[0, FORM])) if source is not None else None
+        whole = use.dtype != dtype or contents.whole_elements(runs)
+        if source is None or not whole or not contents.ascends(runs, source.numel, source.ranks):
             names = [self._source_name(int(n)) for n in dict.fromkeys(runs[:, SOURCE].tolist())]
             self.problems.append(
                 f"{use.reader.target} ({use.reader.name}) reads gathered bytes that are no parameter in its order: "
@@ -136,6 +93,8 @@ class _Reader:
         where = self.position[use.reader]
         if source.launch is not None:
             self._note_use(source.launch, number, where, runs)
+        if fqn and use.dtype != dtype:
+            self.seen_as.add((fqn, f"{dtype} as {use.dtype}".replace("torch.", "")))
         if fqn and use.reader is not self.output:
             self.computes.add((where, self._direction(use.reader), fqn))
 
@@ -150,8 +109,20 @@ class _Reader:
 
     def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
         self.uses.setdefault((launch, number), []).append(where)
-        known = self.precision.get((launch, number), contents.EXACT)
-        self.precision[launch, number] = min(known, int(runs[:, PRECISION].min()))
+        bits = int(runs[:, PRECISION].min())
+        source = self.found.sources[number]
+        while source is not None and source.launch is not None:
+            key = (source.launch, number)
+            self.precision[key] = min(self.precision.get(key, contents.EXACT), bits)
+            number = source.sent
+            source = self.found.sources[number] if number >= 0 else None
+
+    def _note_sent(self, launch: fx.Node, piece: Piece) -> None:
+        """A launch reads what an earlier one brought."""
+        source = self.found.sources[piece.source]
+        before = self.found.sources[source.sent] if source is not None and source.sent >= 0 else None
+        if source is not None and before is not None and before.launch is not None:
+            self.uses.setdefault((before.launch, source.sent), []).append(self.position[launch])
 
     def _source_name(self, number: int) -> str:
         source = self.found.sources[number]
@@ -161,9 +132,8 @@ class _Reader:
 
     def _bucket(self, node: fx.Node, sent: Sent) -> Bucket:
         launch = sent.launch
-        if sent.problem and launch.kind in ("all_gather", "reduce_scatter"):
-            self.problems.append(f"{launch.operator} ({node.name}): {sent.problem}")
-        members = tuple(self._member(node, launch.kind, *row) for row in sent.content)
+        members = tuple(self._member(node, sent, piece) for piece in sent.content)
+        self._note_problems(node, sent, members)
         uses = sorted(where for (of, _), places in self.uses.items() if of is node for where in places)
         waits = sorted(self.position[wait] for wait in collectives.waits_of(node))
         backward = [where for where in uses if where not in self.forward_positions]
@@ -172,13 +142,17 @@ class _Reader:
         else:
             direction = self._direction(node)
         ranks = collectives.argument(node, "group_size")
-        scale = ranks if launch.kind == "all_gather" and isinstance(ranks, int) else 1
+        parts = ranks if launch.kind in ("all_gather", "reduce_scatter") and isinstance(ranks, int) else 1
+        scale = parts if launch.kind == "all_gather" else 1
+        needs = self.needs[node]
         return Bucket(
             kind=launch.kind,
             op=launch.op,
             group=launch.group,
             dtype=sent.dtype,
             numel=sent.numel * scale,
+            bytes=sent.bytes * scale,
+            parts=parts,
             members=members,
             direction=direction,
             launch=self.position[node],
@@ -186,23 +160,40 @@ class _Reader:
             first_use=uses[0] if uses else None,
             backward_use=backward[0] if backward else None,
             node=node.name,
+            apart=why_apart(node, self.order),
+            blocked=needs.blocked,
+            needed=needs.needed,
         )
 
-    def _member(self, node: fx.Node, kind: collectives.Kind, offset: int, length: int, number: int) -> Member:
+    def _note_problems(self, node: fx.Node, sent: Sent, members: Sequence[Member]) -> None:
+        what = f"{sent.launch.operator} ({node.name})"
+        if sent.problem and sent.launch.kind in ("all_gather", "reduce_scatter"):
+            self.problems.append(f"{what}: {sent.problem}")
+        named = [member.fqn for member in members if member.fqn]
+        if sent.symbolic and named:
+            self.problems.append(
+                f"{what} carries {', '.join(named[:4])} of a symbolic size ({sent.symbolic}), of which nothing can be "
+                "promised: trace the step with sizes that are numbers"
+            )
+
+    def _member(self, node: fx.Node, sent: Sent, piece: Piece) -> Member:
+        number, kind, numel = piece.source, sent.launch.kind, piece.length // piece.dtype.itemsize
         source = self.found.sources[number]
         precision = self.precision.get((node, number), contents.EXACT)
         if source is None:
-            self.problems.append(f"{node.name} sends {length} elements at offset {offset} that nothing defined")
-            return Member("", offset, length, precision)
-        fqn = self.names.get(number, "") if kind == "reduce_scatter" else self.parameter.get(source.node, "")
-        if kind == "all_gather" and fqn and length != source.numel:
-            self.problems.append(f"{node.name} gathers {length} of the {source.numel} elements of {fqn}'s shard")
+            offset = piece.offset // piece.dtype.itemsize
+            self.problems.append(f"{node.name} sends {numel} elements at offset {offset} that nothing defined")
+            return Member("", piece.offset, numel, precision, piece.dtype)
+        fqn = self.parameter.get(source.node, "") if kind == "all_gather" else self.names.get(number, "")
+        if kind == "all_gather" and fqn and numel % source.numel:
+            self.problems.append(f"{node.name} gathers {numel} of the {source.numel} elements of {fqn}'s shard")
         if kind == "all_gather" and not fqn and (made_of := self._parameters_alone(source.node)):
             self.problems.append(
                 f"{node.name} gathers what {source.node.target} ({source.node.name}) made of {', '.join(made_of[:4])}, "
                 "an operator that is not followed"
             )
-        return Member(fqn, offset, length, precision)
+        last = max(self.uses.get((node, number), ()), default=None)
+        return Member(fqn, piece.offset, numel, precision, piece.dtype, last)
 
     def _parameters_alone(self, node: fx.Node) -> list[str]:
         """Parameters that ``node`` is made of, if neither the batch nor anything that was sent goes into it."""
@@ -232,6 +223,13 @@ def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         found.update(fresh)
         queue.extend(fresh)
     return found
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether ``node`` neither communicates nor moves data; what a pass may make anew is not counted."""
+    if node.op != "call_function" or collectives.is_wait(node) or collectives.launch_kind(node) is not None:
+        return False
+    return not moves_data(node)
 
 
 def _is_node(value: object) -> bool:

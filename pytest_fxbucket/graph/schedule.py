@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+    from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,12 @@ class NamedBucket:
     direction: Direction
     label: str
     dtype: str
+    """Of all members; ``mixed`` if they differ."""
     bytes: int
     dims: str
     op: str
-    members: tuple[tuple[str, int], ...]
-    """(FQN, elements on a rank) in byte order."""
+    members: tuple[tuple[str, str], ...]
+    """(FQN, elements on a rank, with their dtype if not all have one) in byte order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
 
 
 def label_of(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
-    """Kind and entry: ``all_gather layers.0``; several entries in one launch are joined by ``&``."""
+    """Kind and entry: ``all_gather layers.0``; several entries are joined by ``&``, of many the first and last."""
     entries = dict.fromkeys(entry_of.get(fqn, fqn) or "activations" for fqn in bucket.fqns)
-    return f"{bucket.kind} {' & '.join(entries) or 'activations'}"
+    names = list(entries)
+    shown = " & ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]} ({len(names)})"
+    return f"{bucket.kind} {shown or 'activations'}"
 
 
 def _labels(reading: Reading, entry_of: Mapping[str, str]) -> dict[str, str]:
@@ -83,12 +86,18 @@ def _timeline(reading: Reading, names: Mapping[str, str], entry_of: Mapping[str,
 
 
 def _named(bucket: Bucket, label: str, dims_of: Mapping[str, str]) -> NamedBucket:
+    dtypes = {str(dtype).removeprefix("torch.") for dtype in [bucket.dtype, *(member.dtype for member in bucket.members)]}
+    mixed = len(dtypes) > 1
     return NamedBucket(
         direction=bucket.direction,
         label=label,
-        dtype=str(bucket.dtype).removeprefix("torch."),
+        dtype="mixed" if mixed else dtypes.pop(),
         bytes=bucket.bytes,
         dims=dims_of.get(bucket.group, "unknown group"),
         op=bucket.op,
-        members=tuple((member.fqn or "(no parameter)", member.numel) for member in bucket.members),
+        members=tuple((member.fqn or "(no parameter)", _size(member, mixed)) for member in bucket.members),
     )
+
+
+def _size(member: Member, mixed: bool) -> str:
+    return f"{member.numel} {str(member.dtype).removeprefix('torch.')}" if mixed else str(member.numel)

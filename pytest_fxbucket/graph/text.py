@@ -104,8 +104,8 @@ def _bucket_lines(bucket: NamedBucket) -> Iterator[str]:
         f"  {bucket.direction} {bucket.label}: {count} member{'s' * (count != 1)}, {bucket.dtype}, "
         f"{bucket.bytes} bytes, {bucket.dims}{op}"
     )
-    for fqn, numel in bucket.members:
-        yield f"    {fqn} {numel}"
+    for fqn, size in bucket.members:
+        yield f"    {fqn} {size}"
 
 
 def _repetition(lines: Sequence[_Line], at: int) -> _Repetition | None:

@@ -12,6 +12,7 @@ from pytest_fxbucket.graph.text import unfold
 _BUCKET = re.compile(
     r"^  (?P<name>(?:forward|backward) .*): \d+ members?, (?P<dtype>\w+), (?P<bytes>\d+) bytes, (?P<where>.*)$"
 )
+_MEMBER = re.compile(r"^(?P<fqn>.+?) (?P<size>\d+(?: [a-z]\w*)?)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ def _member_words(bucket: str, old: Sequence[str], new: Sequence[str]) -> Iterat
 
 
 def _pair(member: str) -> tuple[str, str]:
-    fqn, _, size = member.rpartition(" ")
-    return fqn, size
+    match = _MEMBER.match(member)
+    return (match["fqn"], match["size"]) if match else (member, "")
 
 
 def _event_words(a: _Read, b: _Read) -> Iterator[str]:

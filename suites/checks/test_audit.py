@@ -54,8 +54,8 @@ def script(prefetch: int = 1, defer: bool = True, reshard: bool = True) -> Scrip
     return events + [("wait", reduction) for reduction in held]
 
 
-def reading(events: Script, members: dict[str, Sequence[str]] | None = None, **change: Any) -> Reading:
-    """The graph that runs ``events``; ``members`` by launch (left out: those of its entry), ``change`` of every bucket."""
+def reading(events: Script, members: dict[str, Sequence[str]] | None = None, dtype: torch.dtype = F32) -> Reading:
+    """The graph that runs ``events``; ``members`` by launch (left out: those of its entry), each of 4 elements on 4 ranks."""
     places: dict[tuple[str, str], int] = {event: 10 * i for i, event in enumerate(events)}
     uses = {name: place for (what, name), place in places.items() if what == "use"}
     last = 10 * len(events)
@@ -66,13 +66,16 @@ def reading(events: Script, members: dict[str, Sequence[str]] | None = None, **c
         direction, kind, entry = name.split()
         fqns = (members or {}).get(name, ENTRIES.get(entry, (entry,)))
         first = uses.get(f"{direction} {entry}") if kind == "all_gather" else last
+        size = 4 * dtype.itemsize
         bucket = Bucket(
             kind=kind,  # type: ignore[arg-type]
             op="" if kind == "all_gather" else "avg",
             group="0",
-            dtype=F32,
+            dtype=dtype,
             numel=16 * len(fqns),
-            members=tuple(Member(fqn, 4 * i, 4, 23) for i, fqn in enumerate(fqns)),
+            bytes=4 * size * len(fqns),
+            parts=4,
+            members=tuple(Member(fqn, size * i, 4, 23, dtype, first) for i, fqn in enumerate(fqns)),
             direction="forward" if direction == "forward" else "backward",
             launch=places[what, name],
             wait=places.get(("wait", name)),
@@ -80,7 +83,7 @@ def reading(events: Script, members: dict[str, Sequence[str]] | None = None, **c
             backward_use=first if direction == "backward" else None,
             node=name,
         )
-        buckets.append(replace(bucket, **change))
+        buckets.append(bucket)
     computes: list[tuple[int, Direction, str]] = []
     for name, place in uses.items():
         direction, entry = name.split()
@@ -88,14 +91,15 @@ def reading(events: Script, members: dict[str, Sequence[str]] | None = None, **c
     return Reading(tuple(buckets), tuple(computes), (), last)
 
 
-def captured(reshard: bool = True, **change: Any) -> Reading:
+def captured(reshard: bool = True, dtype: torch.dtype = F32) -> Reading:
     """The graph before the pass: every parameter on its own, launched where it is read."""
     events = script(0, False, reshard)
-    whole = reading(events, **change)
+    whole = reading(events, dtype=dtype)
     alone = []
     for bucket in whole.buckets:
         for i, member in enumerate(bucket.members):
-            one = replace(bucket, members=(replace(member, offset=0),), numel=16, node=f"{bucket.node} {i}")
+            size = 16 * dtype.itemsize
+            one = replace(bucket, members=(replace(member, offset=0),), numel=16, bytes=size, node=f"{bucket.node} {i}")
             alone.append(one)
     return replace(whole, buckets=tuple(alone))
 
@@ -123,8 +127,10 @@ class TestSchedule:
         for other in {0, 1, 2} - {prefetch}:
             found = audit(replace(promise, prefetch=other), captured(reshard), have)
             words = f"prefetch = {other} is not reached" if other > prefetch else f"earlier than prefetch = {other}"
-            assert found
-            assert all("all_gather" in line and words in line for line in found)
+            schedule = [line for line in found if "gathered bytes alive" not in line]
+            assert schedule
+            assert all("all_gather" in line and words in line for line in schedule)
+            assert other < prefetch or schedule == found, "what is gathered too late takes no memory"
         other_defer = audit(replace(promise, defer_reduce=not defer), captured(reshard), have)
         words = "but defer_reduce = false" if defer else "it is not deferred"
         assert [line.split(",")[0] for line in other_defer] == ["entry c", "entry b"]
@@ -142,6 +148,30 @@ class TestSchedule:
         assert audit(PROMISE, captured(), reading(early)) == [
             "entry c, forward all_gather is launched before the wait for a: earlier than prefetch = 1"
         ]
+
+    def test_a_launch_that_was_as_early_before_the_pass_is_not_the_pass_s(self) -> None:
+        events = script(prefetch=2)
+        early = [replace(b, node=f"{b.node} {i}") for i, b in enumerate(reading(events).buckets)]
+        assert audit(replace(PROMISE, prefetch=1), replace(reading(events), buckets=tuple(early)), reading(events)) == []
+        assert audit(replace(PROMISE, prefetch=1), captured(), reading(events)) != []
+
+    def test_a_launch_that_needs_what_another_wait_brings_cannot_stand_before_that_wait(self) -> None:
+        late = moved(script(), "launch", "forward all_gather c", script().index(("wait", "forward all_gather b")))
+        have = reading(late)
+        wait = next(b.wait for b in have.buckets if b.node == "forward all_gather b")
+        assert wait is not None
+        assert audit(PROMISE, captured(), change_bucket(have, "forward all_gather c", blocked=wait)) == []
+        assert audit(PROMISE, captured(), change_bucket(have, "forward all_gather c", blocked=wait - 1)) != []
+
+    def test_a_reduction_whose_result_a_launch_needs_is_waited_for_before_that(self) -> None:
+        events = script()
+        early = moved(events, "wait", "backward reduce_scatter c", events.index(("launch", "backward reduce_scatter c")) + 1)
+        have = reading(early)
+        wait = next(b.wait for b in have.buckets if b.node == "backward reduce_scatter c")
+        assert wait is not None
+        assert audit(PROMISE, captured(), change_bucket(have, "backward reduce_scatter c", needed=wait + 1)) == []
+        late = change_bucket(have, "backward reduce_scatter c", needed=have.last)
+        assert any("it is not deferred" in line for line in audit(PROMISE, captured(), late))
 
     @pytest.mark.parametrize("prefetch", [1, 2])
     def test_a_gather_that_is_waited_for_before_what_should_hide_it_is_exposed(self, prefetch: int) -> None:
@@ -223,15 +253,15 @@ class TestEntries:
         ]
 
     def test_a_gap_between_members_says_where(self) -> None:
-        gap = (Member("a.w", 0, 4, 23), Member("a.b", 6, 4, 23))
+        gap = (Member("a.w", 0, 4, 23, F32), Member("a.b", 24, 4, 23, F32))
         broken = change_bucket(reading(script()), "forward all_gather a", members=gap)
         assert audit(PROMISE, captured(), broken) == [
-            "entry a, forward all_gather: a.b begins at element 6 of a rank's part, expected 4"
+            "entry a, forward all_gather: a.b begins at byte 24 of a rank's part, expected 16"
         ]
 
     def test_bytes_behind_the_members_are_counted(self) -> None:
-        broken = change_bucket(reading(script()), "forward all_gather a", numel=40)
-        assert audit(PROMISE, captured(), broken) == ["forward all_gather of a.w, a.b moves 40 elements, its members have 32"]
+        broken = change_bucket(reading(script()), "forward all_gather a", bytes=160)
+        assert audit(PROMISE, captured(), broken) == ["forward all_gather of a.w, a.b moves 160 bytes, its members have 128"]
 
     def test_a_launch_that_the_graph_before_did_not_have_is_said(self) -> None:
         extra = replace(reading(script()).buckets[0], kind="all_reduce", op="sum", members=(), node="extra")
@@ -259,6 +289,29 @@ class TestEntries:
         assert problem.startswith("forward compute uses a.b where it used a.w before the pass")
         more = replace(have, computes=(*have.computes, (have.last - 1, "backward", "c.w")))
         assert audit(PROMISE, captured(), more) == ["backward compute uses c.w 2 times, once before the pass"]
+
+
+class TestOrderOfCompute:
+    def moved(self, names: str) -> list[str]:
+        before = replace(captured(), names=tuple("abcdefghijklmnop"))
+        return audit(PROMISE, before, replace(reading(script()), names=tuple(names)))
+
+    def test_compute_that_changes_its_order_without_need_is_counted(self) -> None:
+        assert self.moved("abcdefghijklmnop") == []
+        assert self.moved("ponmlkjihgfedcba") == [
+            "15 of 16 compute nodes stand in another order than before the pass; at most 5% may"
+        ]
+
+    def test_a_few_nodes_of_a_small_graph_and_nodes_of_other_names_are_not(self) -> None:
+        assert self.moved("ebcdafghijklmnop") == []
+        assert self.moved("ponmlkj") == []
+
+    def test_bits_that_are_read_as_another_dtype_are_told_unless_they_were_before(self) -> None:
+        read = replace(reading(script()), seen_as=(("a.w", "bfloat16 as float16"),))
+        assert audit(PROMISE, captured(), read) == [
+            "compute reads the bits of a.w, bfloat16 as float16, which it did not before the pass"
+        ]
+        assert audit(PROMISE, replace(captured(), seen_as=read.seen_as), read) == []
 
 
 WITHOUT_B = {fqn: entry for fqn, entry in ENTRY_OF.items() if entry != "b"}
@@ -325,7 +378,9 @@ class TestNumbers:
         assert all(kind in line for line in found)
 
     def test_left_out_means_the_own_dtype(self) -> None:
-        found = audit(PROMISE, captured(), change_bucket(reading(script()), "forward all_gather c", dtype=BF16))
+        members = (Member("c.w", 0, 4, 7, BF16),)
+        narrow = change_bucket(reading(script()), "forward all_gather c", members=members, dtype=BF16, bytes=32)
+        found = audit(PROMISE, captured(), narrow)
         assert found == ["forward all_gather of c.w is launched in bfloat16, expected float32"]
 
     def test_what_asked_for_bfloat16_and_has_it_is_green(self) -> None:
@@ -333,7 +388,7 @@ class TestNumbers:
         assert audit(promise, captured(dtype=BF16), reading(script(), dtype=BF16)) == []
 
     def test_one_member_squeezed_on_its_way_is_named_alone(self) -> None:
-        squeezed = (Member("a.w", 0, 4, 23), Member("a.b", 4, 4, 7))
+        squeezed = (Member("a.w", 0, 4, 23, F32), Member("a.b", 16, 4, 7, F32))
         found = audit(PROMISE, captured(), change_bucket(reading(script()), "backward reduce_scatter a", members=squeezed))
         assert found == ["backward reduce_scatter of a.b is squeezed through bfloat16 on its way, expected float32"]
 

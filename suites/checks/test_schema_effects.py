@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     value: str
     sees: str
-    """error, unbucketed (graph), schedule, items, audit, bitwise (verdicts)."""
+    """error, unbucketed (graph), passed (graph), schedule, items, audit, bitwise (verdicts)."""
     words: str = ""
     """What the error or the verdict says."""
     also: str = ""
@@ -76,17 +76,22 @@ CASES: dict[tuple[str, str], Case] = {
     ("optimizer", "args"): Case("{ lr = 0.1 }", "error", NOT_BUILT),
     ("bucket", "enabled"): Case("false", "schedule"),
     ("bucket", "plan"): Case('["scale", "up", "down"]', "schedule"),
-    ("bucket", "by"): Case('"size"', "error", NOT_BUILT),
+    ("bucket", "by"): Case('"size"\nbucket.plan = []', "schedule", also="bucket.cap_mb = 25"),
     ("bucket", "layout"): Case('"execution"', "schedule"),
-    ("bucket", "dtypes"): Case('"mixed"', "error", NOT_BUILT),
-    ("bucket", "cap_mb"): Case("25", "error", NOT_BUILT),
+    ("bucket", "dtypes"): Case(
+        '"mixed"', "schedule", also='model.factory = "effects_models:of_two_dtypes"\nbucket.plan = ["scale+up+down"]'
+    ),
+    ("bucket", "cap_mb"): Case("[0.0002, 0]", "schedule"),
+    ("bucket", "packer"): Case('"effects_models:joined"', "passed"),
     ("bucket", "unplanned"): Case('"root"', "audit", "3 entries as planned", also='bucket.plan = ["up", "down"]'),
     ("overlap", "prefetch"): Case("0", "schedule"),
     ("overlap", "defer_reduce"): Case("false", "schedule"),
-    ("overlap", "insert_overlap_deps"): Case("true", "error", NOT_BUILT),
-    ("overlap", "gather_group"): Case('"own"', "error", NOT_BUILT),
-    ("overlap", "launch_at"): Case('{ forward = { "down" = "up" } }', "error", NOT_BUILT),
-    ("overlap", "wait_before"): Case('{ backward = { "down" = "up" } }', "error", NOT_BUILT),
+    ("overlap", "insert_overlap_deps"): Case("true", "passed"),
+    ("overlap", "gather_group"): Case('"own"', "passed"),
+    ("overlap", "launch_at"): Case('{ forward = { "down" = "scale+up" } }', "schedule"),
+    ("overlap", "wait_before"): Case(
+        '{ backward = { "scale" = "down" } }', "schedule", also='bucket.plan = ["scale", "up", "down"]'
+    ),
     ("run", "backend"): Case('"fake"', "bitwise", "back end fake holds no values to compare"),
     ("run", "world"): Case("{ dp_shard = 2 }", "items", "bitwise@2", also="parallel.dp_shard = 4"),
     ("run", "steps"): Case("3", "bitwise", "in 3 steps"),
@@ -129,7 +134,7 @@ def test_a_second_value_is_seen(table: str, key: str, tmp_path: Path, pools: Poo
     assert one != two
     assert case.words in two
     assert not case.words or case.words not in one
-    if case.sees in ("schedule", "unbucketed"):
+    if case.sees in ("schedule", "passed", "unbucketed"):
         assert seen(second, "audit", pools, tmp_path).startswith("passed\n")
 
 
@@ -141,6 +146,9 @@ def seen(plan: Plan, what: str, pools: Pools, folder: Path) -> str:
     if what == "unbucketed":
         with run._paths():
             return digest(run._mesh_world.unbucketed(0, "joint"))
+    if what == "passed":
+        with run._paths():
+            return run._mesh_world.passed(0)["joint"].digest
     if what == "schedule":
         with run._paths():
             world = run._mesh_world

@@ -55,11 +55,14 @@ class Handmade:
     def part(self, node: fx.Node, index: int) -> fx.Node:
         return self.call(getitem, node, index)
 
-    def gather(self, node: fx.Node) -> fx.Node:
-        return self.call(c10d.all_gather_into_tensor.default, node, self.ranks, GROUP)
+    def gather(self, node: fx.Node, ranks: int | None = None, group: str = GROUP) -> fx.Node:
+        return self.call(c10d.all_gather_into_tensor.default, node, ranks or self.ranks, group)
 
     def reduce(self, node: fx.Node, op: str = "avg") -> fx.Node:
         return self.call(c10d.reduce_scatter_tensor.default, node, op, self.ranks, GROUP)
+
+    def summed(self, node: fx.Node, group: str = GROUP) -> fx.Node:
+        return self.wait(self.call(c10d.all_reduce.default, node, "sum", group))
 
     def wait(self, node: fx.Node) -> fx.Node:
         return self.call(c10d.wait_tensor.default, node)

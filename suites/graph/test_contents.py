@@ -1,4 +1,4 @@
-"""Tables of runs against arrays that hold every element: a copy between any two views must come out the same."""
+"""Tables of runs against arrays that hold every byte: a copy between any two views must come out the same."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ import pytest
 import torch
 
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import EXACT, LENGTH, OFFSET, OWN_RANK, RANK, UNDEFINED, ZERO, Runs
+from pytest_fxbucket.graph.contents import EXACT, FORM, LENGTH, OFFSET, OWN_RANK, RANK, START, UNDEFINED, ZERO, Runs
+
+BYTE, HALF, WHOLE = (contents.form_of(dtype) for dtype in (torch.uint8, torch.bfloat16, torch.float32))
 
 
-def elements(runs: Runs) -> list[tuple[int, int, int, int]]:
-    """(source, rank, index, precision) of each element; what is undefined or zero has no index."""
+def elements(runs: Runs) -> list[tuple[int, int, int, int, int]]:
+    """(source, rank, index, precision, form) of each byte; what is undefined or zero has no index."""
     found = []
-    for offset, length, source, rank, start, precision in runs.tolist():
+    for offset, length, source, rank, start, precision, form in runs.tolist():
         assert offset == len(found), "runs cover everything in order, without a gap"
         assert length > 0, "no run is empty"
-        found += [(source, rank, start + i if source > ZERO else start, precision) for i in range(length)]
+        found += [(source, rank, start + i if source > ZERO else start, precision, form) for i in range(length)]
     return found
 
 
 def table(*rows: Sequence[int]) -> Runs:
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, contents.COLUMNS)
 
 
 def placed(draw: random.Random, numel: int) -> torch.Tensor | None:
-    """A view into ``numel`` elements, of up to three dimensions in any memory order, with gaps; None if it does not fit."""
+    """A view into ``numel`` bytes, of elements of one to four, in up to three dimensions of any memory order, with gaps.
+
+    None if it does not fit.
+    """
+    dtype = draw.choice([torch.uint8, torch.bfloat16, torch.float32])
+    numel //= dtype.itemsize
     shape = [draw.randint(1, 4) for _ in range(draw.randint(0, 3))]
     strides, step = [0] * len(shape), 1
     for dim in draw.sample(range(len(shape)), len(shape)):
@@ -38,24 +45,26 @@ def placed(draw: random.Random, numel: int) -> torch.Tensor | None:
     extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     if extent > numel:
         return None
-    return torch.as_strided(torch.empty(numel, device="meta"), shape, strides, draw.randint(0, numel - extent))
+    return torch.as_strided(torch.empty(numel, dtype=dtype, device="meta"), shape, strides, draw.randint(0, numel - extent))
 
 
 def places(view: torch.Tensor) -> list[int]:
-    """Where in the storage the elements of ``view`` lie, in logical order."""
+    """Where in the storage the bytes of ``view`` lie, in logical order of its elements."""
     spans = itertools.product(*(range(size) for size in view.shape))
-    return [view.storage_offset() + sum(i * s for i, s in zip(at, view.stride(), strict=True)) for at in spans]
+    starts = [view.storage_offset() + sum(i * s for i, s in zip(at, view.stride(), strict=True)) for at in spans]
+    return [start * view.itemsize + byte for start in starts for byte in range(view.itemsize)]
 
 
 def drawn_runs(draw: random.Random, numel: int, first_source: int) -> Runs:
-    """``numel`` elements in one to four runs: of sources, of zeros, of other ranks, of fewer bits."""
+    """``numel`` bytes in one to four runs: of sources, of zeros, of other ranks, of fewer bits, in several forms."""
     ends = sorted({*(draw.randint(1, numel) for _ in range(draw.randint(0, 3))), numel})
     rows = []
     for i, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
         source = draw.choice([UNDEFINED, ZERO, first_source + i, first_source + i])
         known = source > ZERO
         rank, start = (draw.choice([OWN_RANK, 0, 1]), draw.randint(0, 5)) if known else (OWN_RANK, 0)
-        rows.append((begin, end - begin, source, rank, start, draw.choice([EXACT, 7])))
+        form = draw.choice([BYTE, HALF]) if known else 0
+        rows.append((begin, end - begin, source, rank, start, draw.choice([EXACT, 7]), form))
     return table(*rows)
 
 
@@ -63,7 +72,7 @@ def drawn_runs(draw: random.Random, numel: int, first_source: int) -> Runs:
 def test_what_is_copied_through_any_views_arrives_element_by_element(seed: int) -> None:
     draw, copies = random.Random(seed), 0
     for _ in range(20):
-        numel = draw.randint(4, 40)
+        numel = draw.randint(4, 80)
         content = drawn_runs(draw, numel, 2)
         real = elements(content)
         for step in range(5):
@@ -71,7 +80,7 @@ def test_what_is_copied_through_any_views_arrives_element_by_element(seed: int) 
                 continue
             where = places(view)
             assert elements(contents.read(content, view)) == [real[at] for at in where]
-            written = drawn_runs(draw, view.numel(), 10 * (step + 1))
+            written = drawn_runs(draw, view.nbytes, 10 * (step + 1))
             content = contents.write(content, view, written)
             for at, element in zip(where, elements(written), strict=True):
                 real[at] = element
@@ -92,22 +101,22 @@ def test_blocks_of_a_view_cover_its_elements_in_order() -> None:
 
 def test_a_transposed_matrix_reads_like_itself() -> None:
     matrix = torch.empty(3, 4, device="meta")
-    content = contents.run(2, 12)
+    content = contents.run(2, 48, dtype=torch.float32)
     assert len(contents.read(content, matrix.t())) == 12
     assert torch.equal(contents.read(content, contents.in_memory_order(matrix.t())), content)
 
 
 def test_a_row_of_many_ranks_stays_one_run_for_each() -> None:
-    rows = table(*((8 * rank, 8, 2, rank, 0, EXACT) for rank in range(4096)))
+    rows = table(*((32 * rank, 32, 2, rank, 0, EXACT, WHOLE) for rank in range(4096)))
     column = torch.empty(4096, 8, device="meta").narrow(1, 2, 3)
     piece = contents.read(rows, column)
     assert len(piece) == 4096
     assert piece[:, RANK].tolist() == list(range(4096))
-    assert set(piece[:, LENGTH].tolist()) == {3}
+    assert set(piece[:, LENGTH].tolist()) == {12}
 
 
 def test_nothing_is_nothing() -> None:
-    content = contents.run(2, 6)
+    content = contents.run(2, 24)
     none = torch.empty(0, 3, device="meta")
     assert len(contents.run(2, 0)) == 0
     assert contents.size(contents.run(2, 0)) == 0
@@ -139,20 +148,60 @@ def test_joined_is_the_same_in_as_few_runs_as_possible() -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        pytest.param((4, 4, 2, 1, 4, EXACT), id="rank"),
-        pytest.param((4, 4, 3, 0, 4, EXACT), id="source"),
-        pytest.param((4, 4, 2, 0, 5, EXACT), id="start"),
-        pytest.param((4, 4, 2, 0, 4, 7), id="precision"),
-        pytest.param((5, 4, 2, 0, 4, EXACT), id="offset"),
+        pytest.param((4, 4, 2, 1, 4, EXACT, BYTE), id="rank"),
+        pytest.param((4, 4, 3, 0, 4, EXACT, BYTE), id="source"),
+        pytest.param((4, 4, 2, 0, 5, EXACT, BYTE), id="start"),
+        pytest.param((4, 4, 2, 0, 4, 7, BYTE), id="precision"),
+        pytest.param((5, 4, 2, 0, 4, EXACT, BYTE), id="offset"),
+        pytest.param((4, 4, 2, 0, 4, EXACT, HALF), id="form"),
     ],
 )
 def test_runs_that_differ_in_anything_are_not_joined(second: tuple[int, ...]) -> None:
-    first = (0, 4, 2, 0, 0, EXACT)
-    assert len(contents.joined(table(first, (4, 4, 2, 0, 4, EXACT)))) == 1
+    first = (0, 4, 2, 0, 0, EXACT, BYTE)
+    assert len(contents.joined(table(first, (4, 4, 2, 0, 4, EXACT, BYTE)))) == 1
     assert len(contents.joined(table(first, second))) == 2
 
 
 def test_zeros_join_although_they_count_nothing() -> None:
-    assert contents.joined(table((0, 4, ZERO, OWN_RANK, 0, EXACT), (4, 2, ZERO, OWN_RANK, 0, EXACT))).tolist() == [
-        [0, 6, ZERO, OWN_RANK, 0, EXACT]
+    assert contents.joined(table((0, 4, ZERO, OWN_RANK, 0, EXACT, 0), (4, 2, ZERO, OWN_RANK, 0, EXACT, 0))).tolist() == [
+        [0, 6, ZERO, OWN_RANK, 0, EXACT, 0]
     ]
+
+
+def test_a_cast_keeps_elements_and_notes_the_bits_it_leaves() -> None:
+    runs = table((0, 8, 2, 1, 4, EXACT, WHOLE), (8, 4, ZERO, OWN_RANK, 0, EXACT, 0))
+    narrow = contents.cast(runs, torch.float32, torch.bfloat16, 7)
+    assert narrow is not None
+    assert narrow.tolist() == [[0, 4, 2, 1, 2, 7, HALF], [4, 2, ZERO, OWN_RANK, 0, 7, 0]]
+    wide = contents.cast(narrow, torch.bfloat16, torch.float32, 23)
+    assert wide is not None
+    assert wide[:, [OFFSET, LENGTH, START, FORM]].tolist() == runs[:, [OFFSET, LENGTH, START, FORM]].tolist()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param((0, 8, 2, 0, 0, EXACT, HALF), id="seen as another dtype"),
+        pytest.param((0, 8, 2, 0, 2, EXACT, WHOLE), id="from the middle of an element"),
+        pytest.param((0, 6, 2, 0, 0, EXACT, WHOLE), id="to the middle of an element"),
+    ],
+)
+def test_what_is_no_row_of_elements_cannot_be_cast(row: tuple[int, ...]) -> None:
+    assert contents.cast(table(row), torch.float32, torch.bfloat16, 7) is None
+
+
+@pytest.mark.parametrize(("start", "length", "whole"), [(4, 8, True), (2, 8, False), (4, 6, False)])
+def test_a_run_between_elements_is_told_from_one_through_them(start: int, length: int, whole: bool) -> None:
+    assert contents.whole_elements(table((0, length, 2, 0, start, EXACT, WHOLE))) == whole
+
+
+def test_two_groups_may_be_nested_either_way_and_no_other() -> None:
+    """Rank 3 * outer + inner of 2 times 3."""
+
+    def gathered(ranks: Sequence[int]) -> bool:
+        rows = table(*((8 * i, 8, 2, rank, 0, EXACT, WHOLE) for i, rank in enumerate(ranks)))
+        return contents.ascends(rows, 2, (2, 3))
+
+    assert gathered([0, 1, 2, 3, 4, 5])
+    assert gathered([0, 3, 1, 4, 2, 5])
+    assert not gathered([0, 1, 3, 2, 4, 5])

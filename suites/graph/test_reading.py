@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from handmade import Handmade, aten, gathered_rows, unpacked
+from handmade import GROUP, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
@@ -18,7 +18,7 @@ from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import Bucket, Reading, read_graph
-from pytest_fxbucket.passes.manual import manual_overlap_bucketing
+from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 
 MODULES = ["tok_embeddings", "layers.0", "layers.1", ["norm", "output"]]
@@ -123,9 +123,14 @@ def test_a_rank_that_packs_into_the_part_of_another_is_a_problem(llama: StepGrap
     assert any("sends 1024 elements at offset 0 that nothing defined" in problem for problem in read(llama, graph).problems)
 
 
-def test_coalesced_launches_are_said_not_to_be_followed(llama: StepGraph) -> None:
-    problems = read(llama, torchs(llama, "coalesced").graph).problems
-    assert any("launches several tensors at once, which is not followed" in problem for problem in problems)
+def test_torchs_coalesced_launches_are_followed(llama: StepGraph) -> None:
+    reading = read(llama, torchs(llama, "coalesced").graph)
+    assert reading.problems == ()
+    reductions = [b for b in reading.buckets if b.kind == "reduce_scatter"]
+    assert [len(b.members) for b in reductions] == [2, 9, 9, 1]
+    whole = read(llama, torchs(llama, None).graph)
+    assert sorted(b.bytes for b in reading.buckets) == sorted(b.bytes for b in whole.buckets)
+    assert readers_of(reading) == readers_of(whole)
 
 
 def _swap(values: list[fx.Node], i: int, j: int) -> list[fx.Node]:
@@ -275,12 +280,33 @@ def test_an_unknown_operator_that_unpacks_gradients_is_named() -> None:
     assert "neg.default" in problems[1]
 
 
-def test_a_gradient_of_two_reductions_is_a_problem_and_never_half_checked() -> None:
+def test_a_gradient_added_of_two_reductions_names_both() -> None:
+    """A layer that is used twice."""
     made = Handmade()
     first, second = (made.reduced(gradient) for gradient in gradients(made))
-    made.returns(made.call(aten.add.Tensor, first, second), fqn="a")
+    made.returns(made.call(aten.add.Tensor, made.call(aten.mul.Tensor, first, 0.5), second), fqn="a")
+    reading = made.read()
+    assert reading.problems == ()
+    assert [b.fqns for b in reading.buckets] == [("a",), ("a",)]
+
+
+def joined_by_cat(made: Handmade, first: fx.Node, second: fx.Node) -> fx.Node:
+    return made.call(aten.sum.dim_IntList, made.call(aten.stack.default, [first, second]), [0])
+
+
+def added_in_part(made: Handmade, first: fx.Node, second: fx.Node) -> fx.Node:
+    half = made.call(aten.slice.Tensor, second, 0, 0, 1)
+    return made.call(aten.add.Tensor, first, half)
+
+
+@pytest.mark.parametrize("join", [joined_by_cat, added_in_part])
+def test_a_gradient_of_two_reductions_that_is_no_sum_of_both_is_a_problem_and_never_half_checked(
+    join: Callable[..., fx.Node],
+) -> None:
+    made = Handmade()
+    made.returns(join(made, *(made.reduced(gradient) for gradient in gradients(made))), fqn="a")
     (problem,) = made.read().problems
-    assert "the gradient returned for a is not one whole piece of a reduction, but made by aten.add.Tensor" in problem
+    assert "the gradient returned for a is not one whole piece of a reduction, but made by aten." in problem
 
 
 def test_a_gradient_that_is_scaled_after_its_reduction_keeps_its_name() -> None:
@@ -321,12 +347,14 @@ def test_direction_is_where_a_gather_is_read() -> None:
     ]
 
 
-def test_a_gather_that_is_not_followed_still_has_its_direction() -> None:
+def test_a_launch_that_is_not_followed_still_has_its_direction() -> None:
     made = Handmade()
-    made.loss(made.gathered(made.gathered(made.param("a", 2, 2))))
+    made.loss(made.wait(made.call(c10d.broadcast.default, made.gathered(made.param("a", 2, 2)), 0, GROUP)))
     reading = made.read()
-    assert [bucket.direction for bucket in reading.buckets] == ["forward", "forward"]
-    assert any("gathers what another launch gathered" in problem for problem in reading.problems)
+    assert [(bucket.kind, bucket.direction) for bucket in reading.buckets] == [
+        ("all_gather", "forward"),
+        ("broadcast", "forward"),
+    ]
 
 
 def test_a_launch_that_nobody_waits_for_has_no_wait() -> None:

@@ -1,0 +1,59 @@
+"""Is no more gathered ahead than the plan says?
+
+At each compute, the bytes that are gathered and still to be read may exceed those of the schedule before the pass by the entry
+in use, which a bucket brings as a whole, and by the ``prefetch`` entries after it. What ``launch_at`` names is the user's own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, of_kind, stages_of
+from pytest_fxbucket.graph.live import gathered_lives, live_bytes
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.reading import Direction, Reading
+
+
+def memory_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """A sentence for each direction in which more is alive at some compute than the plan allows: the first such compute."""
+    before, after = _live_at_computes(captured), _live_at_computes(passed)
+    for direction in DIRECTIONS:
+        allowed = _Allowance(promise, passed, direction)
+        for key, (where, now) in after.items():
+            then = before[key][1] if key in before else now
+            if key[0] == direction and now - then > allowed.at(where):
+                name = promise.entry_of.get(key[1], key[1])
+                yield (
+                    f"{direction} compute of {name} has {now} gathered bytes alive, {then} before the pass: "
+                    f"prefetch = {promise.prefetch} allows {allowed.at(where)} more"
+                )
+                break
+
+
+def _live_at_computes(reading: Reading) -> dict[tuple[Direction, str, int], tuple[int, int]]:
+    """(position, bytes alive) by (direction, FQN, nth) of every compute."""
+    places = [where for where, _, _ in reading.computes]
+    seen: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for (where, direction, fqn), alive in zip(reading.computes, live_bytes(gathered_lives(reading), places), strict=True):
+        found[direction, fqn, seen[direction, fqn]] = (where, alive)
+        seen[direction, fqn] += 1
+    return found
+
+
+class _Allowance:
+    """Bytes of the entry in use at a position, of the ``prefetch`` entries after it, and of those placed by hand."""
+
+    def __init__(self, promise: Promise, passed: Reading, direction: Direction) -> None:
+        stages = stages_of(promise, of_kind(passed, direction, "all_gather"), lambda b: b.first_use or 0)
+        self.begins = [min(bucket.first_use or 0 for bucket in stage) for stage in stages.values()]
+        sizes = [sum(bucket.bytes for bucket in stage) for stage in stages.values()]
+        by_hand = sum(size for name, size in zip(stages, sizes, strict=True) if name in promise.launch_at.get(direction, {}))
+        self.sums = [sum(sizes[i : i + promise.prefetch + 1]) + by_hand for i in range(len(sizes))] or [0]
+
+    def at(self, where: int) -> int:
+        return self.sums[max(bisect_right(self.begins, where) - 1, 0)]

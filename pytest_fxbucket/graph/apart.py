@@ -1,0 +1,64 @@
+"""Which launches no pass may merge with others, and why: read from the graph before the pass."""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import overload
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.order import Order
+
+_FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
+_IN_PLACE = ("all_reduce_", "all_reduce_coalesced_")
+
+
+def why_apart(launch: fx.Node, order: Order) -> str:
+    """Why ``launch`` must stay on its own; empty if it may share a bucket."""
+    op = overload(launch)
+    name = op._schema.name if op is not None else ""
+    if not name.startswith("_c10d_functional::") or name.endswith(_IN_PLACE) or name.endswith("reduce_scatter_tensor_out"):
+        return f"{name} is not merged"
+    if collectives.argument(launch, "group_size") == 1:
+        return "its group has one rank"
+    waits = collectives.waits_of(launch)
+    parts = [user for user in launch.users if user.target is getitem] or [launch]
+    early = any(not collectives.is_wait(user) for part in parts for user in part.users if user not in parts)
+    if not waits or early or any(not part.users for part in parts):
+        return "it is read without a wait, or never"
+    return _buffer(launch) or _changed(launch, waits, order)
+
+
+def _buffer(launch: fx.Node) -> str:
+    buffer = launch.kwargs.get("out")
+    if not isinstance(buffer, torch.fx.Node):
+        return ""
+    op = overload(buffer)
+    fresh = op is not None and op._schema.name in _FRESH
+    return "" if fresh and list(buffer.users) == [launch] else "its buffer is used elsewhere"
+
+
+def _changed(launch: fx.Node, waits: list[fx.Node], order: Order) -> str:
+    """Whether what it sends is written before all of it arrived."""
+    begin, end = order.index[launch], min(order.index[wait] for wait in waits)
+    sent = {storage for node in launch.all_input_nodes for storage in order.storages(node)}
+    written = (index for storage in sorted(sent) for index in order.writers(storage))
+    return "what it sends is written before its wait" if any(begin < index < end for index in written) else ""
+
+
+def moves_freely(node: fx.Node) -> bool:
+    """Whether ``node`` may be hoisted with a launch that needs it: a pack, or what neither communicates, writes nor draws."""
+    if node.op != "call_function":
+        return node.op in ("placeholder", "get_attr")
+    if collectives.is_wait(node) or collectives.launch_kind(node) is not None:
+        return False
+    does = effects_of(node)
+    return moves_data(node) or not (does.writes or does.everything or does.random or does.chained or does.barrier)

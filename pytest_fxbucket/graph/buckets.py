@@ -1,0 +1,93 @@
+"""What is read off a graph: its launches with their members, and the compute that uses what they bring. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pytest_fxbucket.graph import collectives
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A parameter (or its gradient) in a launch."""
+
+    fqn: str
+    """Empty if what is sent is no parameter and no parameter's gradient."""
+    offset: int
+    """Bytes before it in a rank's part of the launch."""
+    numel: int
+    """Elements of it in a rank's part of the launch."""
+    precision: int
+    """Fewest bits of mantissa it was squeezed through on its way to where it is read."""
+    dtype: torch.dtype = torch.float32
+    """Of its elements in the launch, which may itself carry bytes."""
+    last_use: int | None = None
+    """Last node that reads what arrived of it."""
+
+    @property
+    def bytes(self) -> int:
+        """Size in a rank's part of the launch."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One launch as the graph has it. Positions count the graph's nodes."""
+
+    kind: collectives.Kind
+    op: str
+    group: str
+    dtype: torch.dtype | None
+    """None if it launches tensors of several."""
+    numel: int
+    """Elements of the larger side: the gathered result, or the input that is reduced."""
+    bytes: int
+    """Size of the larger side."""
+    parts: int
+    """Ranks whose parts the larger side has: all of the group; one for an all-reduce."""
+    members: tuple[Member, ...]
+    """In byte order."""
+    direction: Direction
+    launch: int
+    wait: int | None
+    """First wait for it; None if nobody waits."""
+    first_use: int | None
+    """First compute that reads a member after the wait; for a reduction the output counts too."""
+    backward_use: int | None
+    """First compute of the backward that reads a member."""
+    node: str
+    """Name of the launching node, for messages only."""
+    apart: str = ""
+    """Why no pass may merge it with others; empty if it may."""
+    blocked: int = -1
+    """Position of the last node that it needs and that cannot be hoisted with it; -1 if there is none."""
+    needed: int | None = None
+    """Position of the first launch that needs what it brings, through any path; None if none does."""
+
+    @property
+    def fqns(self) -> tuple[str, ...]:
+        """Members in byte order."""
+        return tuple(member.fqn for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A whole graph, read."""
+
+    buckets: tuple[Bucket, ...]
+    """Every launch, in order."""
+    computes: tuple[tuple[int, Direction, str], ...]
+    """(position, direction, FQN): compute that reads a gathered parameter, or makes a gradient that is reduced."""
+    problems: tuple[str, ...]
+    """What could not be followed, or is jumbled; one sentence each."""
+    last: int
+    """Position of the output."""
+    seen_as: tuple[tuple[str, str], ...] = ()
+    """(FQN, dtypes) of each gathered parameter whose bits compute reads as another dtype; sorted."""
+    names: tuple[str, ...] = ()
+    """Names of all nodes that neither communicate nor move data, in order."""

@@ -1,0 +1,43 @@
+"""A model of two dtypes and a packer of its own, for the keys that need them."""
+
+from __future__ import annotations
+
+from operator import getitem
+
+import torch
+from bitwise_models import WIDTH, Mlp
+from torch import Tensor, fx, nn
+
+from pytest_fxbucket.passes import default_packer
+from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.passes.packers import Bucket, Unpack
+
+
+class Halved(nn.Linear):
+    """Computes in bfloat16 what comes in and goes out as float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.bfloat16()).float()
+
+
+def of_two_dtypes(used: float = 1.0) -> Mlp:
+    """``down`` has bfloat16 parameters, ``scale`` and ``up`` have float32."""
+    model = Mlp(used)
+    model.down = Halved(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+    return model
+
+
+def joined(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    """Gathers are packed by ``cat`` of views; anything else as by default."""
+    if bucket.kind != "all_gather":
+        return default_packer.pack(make, bucket)
+    aten = torch.ops.aten
+    parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
+
+    def unpack(arrived: fx.Node) -> list[fx.Node]:
+        rows = make(aten.view.default, arrived, [bucket.ranks, -1])
+        pieces = make(aten.split_with_sizes_copy.default, rows, list(bucket.numels), 1)
+        found = [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
+        return [make(aten.view.default, part, list(shape)) for part, shape in zip(found, bucket.shapes, strict=True)]
+
+    return make(aten.cat.default, parts), unpack

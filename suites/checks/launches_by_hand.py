@@ -1,0 +1,53 @@
+"""Launches and promises made by hand: two entries, a gather of each parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pytest_fxbucket.checks.promise import Promise
+from pytest_fxbucket.graph.reading import Bucket, Member
+
+F32, BF16 = torch.float32, torch.bfloat16
+ENTRIES = {"a": ("a.u", "a.v", "a.w"), "b": ("b.u", "b.v")}
+ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
+
+
+def promise(**change: Any) -> Promise:
+    plain: dict[str, Any] = {
+        "entry_of": ENTRY_OF,
+        "registration": tuple(ENTRY_OF),
+        "own_dtype": dict.fromkeys(ENTRY_OF, F32),
+        "param_dtype": None,
+        "reduce_dtype": None,
+        "merged": True,
+        "layout": "registration",
+        "prefetch": 1,
+        "defer_reduce": True,
+        "reshard_after_forward": True,
+        "entries": tuple(ENTRIES),
+    }
+    return Promise(**{**plain, **change})
+
+
+def gather(fqn: str, place: int, size: int = 256, **change: Any) -> Bucket:
+    """A gather of ``fqn``, ``size`` bytes in all, on two ranks; its node is named as it is."""
+    dtype = change.get("dtype", F32)
+    plain: dict[str, Any] = {
+        "kind": "all_gather",
+        "op": "",
+        "group": "0",
+        "dtype": dtype,
+        "numel": size // dtype.itemsize,
+        "bytes": size,
+        "parts": 2,
+        "members": (Member(fqn, 0, size // 2 // dtype.itemsize, 23, dtype),),
+        "direction": "forward",
+        "launch": 10 * place,
+        "wait": 10 * place + 1,
+        "first_use": 10 * place + 2,
+        "backward_use": None,
+        "node": fqn,
+    }
+    return Bucket(**{**plain, **change})

@@ -1,0 +1,83 @@
+"""How many gathered bytes are alive, and how many a plan allows: the entry in use and ``prefetch`` more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from launches_by_hand import F32, gather, promise
+
+from pytest_fxbucket.checks.promised_memory import memory_problems
+from pytest_fxbucket.graph.live import gathered_lives, live_bytes, peak_bytes
+from pytest_fxbucket.graph.reading import Bucket, Member, Reading
+
+FQNS = ("a.u", "b.u", "c.u", "d.u")
+SIZE = 256
+
+
+def lives(fqn: str, launch: int, use: int, last: int | None = None, **change: Any) -> Bucket:
+    member = Member(fqn, 0, 32, 23, F32, use if last is None else last)
+    plain = {"launch": launch, "wait": use - 1, "first_use": use, "members": (member,)}
+    return gather(fqn, 0, SIZE, **{**plain, **change})
+
+
+def graph(launches: Mapping[str, int] | None = None, last: Mapping[str, int] | None = None) -> Reading:
+    """Each parameter is used at 10, 20, 30, 40 and launched right before, unless told otherwise."""
+    uses = {fqn: 10 * (i + 1) for i, fqn in enumerate(FQNS)}
+    buckets = [lives(fqn, (launches or {}).get(fqn, use - 2), use, (last or {}).get(fqn)) for fqn, use in uses.items()]
+    computes: Sequence[Any] = [(use, "forward", fqn) for fqn, use in uses.items()]
+    return Reading(tuple(buckets), tuple(computes), (), 50)
+
+
+def asked(prefetch: int, **change: Any) -> Any:
+    entry_of = {fqn: fqn[0] for fqn in FQNS}
+    return promise(prefetch=prefetch, entry_of=entry_of, registration=FQNS, entries=("a", "b", "c", "d"), **change)
+
+
+def test_a_member_is_alive_from_its_launch_to_its_last_reader_both_included() -> None:
+    reading = graph(last={"a.u": 20})
+    assert gathered_lives(reading)[0] == (8, 20, SIZE)
+    assert live_bytes(gathered_lives(reading), [7, 8, 10, 18, 20, 21]) == [0, SIZE, SIZE, 2 * SIZE, 2 * SIZE, 0]
+    assert peak_bytes(gathered_lives(reading)) == 2 * SIZE
+
+
+def test_what_nobody_reads_is_alive_until_its_wait_and_reductions_are_never_counted() -> None:
+    unread = lives("a.u", 1, 10, members=(Member("a.u", 0, 32, 23, F32, None),))
+    assert gathered_lives(Reading((unread,), (), (), 50)) == [(1, 9, SIZE)]
+    assert peak_bytes(gathered_lives(Reading((lives("a.u", 1, 10, kind="reduce_scatter"),), (), (), 50))) == 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_gathering_as_far_ahead_as_asked_is_green_and_one_further_is_red(prefetch: int) -> None:
+    launches = {fqn: 10 * max(1, i + 1 - prefetch) - 2 for i, fqn in enumerate(FQNS)}
+    assert list(memory_problems(asked(prefetch), graph(), graph(launches))) == []
+    everything = dict.fromkeys(FQNS, 1)
+    found = list(memory_problems(asked(prefetch), graph(), graph(everything)))
+    if prefetch < 2:
+        allowed = (prefetch + 1) * SIZE
+        assert found == [
+            f"forward compute of a has {4 * SIZE} gathered bytes alive, {SIZE} before the pass: "
+            f"prefetch = {prefetch} allows {allowed} more"
+        ]
+    else:
+        assert found == [], "four are alive, and four may be"
+
+
+def test_what_was_alive_before_the_pass_may_stay_so() -> None:
+    early = graph(dict.fromkeys(FQNS, 1))
+    assert list(memory_problems(asked(0), early, early)) == []
+
+
+def test_a_gather_that_is_kept_longer_is_told() -> None:
+    kept = graph(last=dict.fromkeys(FQNS, 40))
+    assert any("forward compute of d has" in problem for problem in memory_problems(asked(1), graph(), kept))
+
+
+def test_what_the_user_launches_by_hand_is_allowed() -> None:
+    by_hand = graph({"d.u": 8})
+    assert list(memory_problems(asked(0), graph(), by_hand)) == []
+    deep = graph({"c.u": 8, "d.u": 8})
+    assert list(memory_problems(asked(0), graph(), deep)) != []
+    places = {"forward": {"c": "a", "d": "a"}}
+    assert list(memory_problems(asked(0, launch_at=places), graph(), deep)) == []

@@ -1,0 +1,78 @@
+"""What each option of [bucket] and [overlap] promises: green on a graph that keeps it, red on one that was made without it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "passes"))
+from bucketing import Outcome, passed, world_of
+
+from pytest_fxbucket.checks.audit import audit
+from pytest_fxbucket.checks.expected import needs_of
+from pytest_fxbucket.checks.promise import Promise, promise_of
+from pytest_fxbucket.graph.order import order_of
+
+KB = 1 / 1024
+CASE = "normed"
+OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a cap": (CASE, {"cap_mb": (0.3 * KB,)}, "its launch also carries"),
+    "a cap for each entry": (CASE, {"cap_mb": (0.0, 0.3 * KB)}, "entry layers.1, forward all_gather, part 1 of 2"),
+    "neighbours by size": (CASE, {"by": "size", "entries": (), "cap_mb": (1.0 * KB,)}, "by size, forward all_gather"),
+    "several dtypes in one launch": ("two_dtypes", {"dtypes": "mixed"}, "2 launches, expected 1"),
+    "a group of their own": (
+        CASE,
+        {"gather_group": "own"},
+        'does not run on a process group of its own, though gather_group = "own"',
+    ),
+    "a gather by hand": (
+        CASE,
+        {"launch_at": {"forward": {"layers.2": "layers.0"}}},
+        "entry layers.2, forward all_gather is not launched before the compute of layers.0 starts",
+    ),
+    "a wait by hand": (
+        "linears",
+        {"wait_before": {"backward": {"layers.3": "layers.0"}}},
+        "reduction is not waited for right before the compute of layers.0: layers.1 computes in between",
+    ),
+    "two ahead": (CASE, {"prefetch": 2}, "prefetch = 2 is not reached"),
+    "execution order": ("late", {"layout": "execution"}, "member 0 of the layout"),
+}
+
+
+def promised(case: str, options: dict[str, Any]) -> Promise:
+    world = world_of(case, **options)
+    return promise_of(world.plan, world.step(0).parameters, world.resolution)
+
+
+def problems(case: str, options: dict[str, Any], outcome: Outcome) -> list[str]:
+    needs = needs_of(order_of(outcome.step.graphs["joint"].graph))
+    return audit(promised(case, options), outcome.before, outcome.after, needs)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_graph_that_keeps_an_option_is_green(option: str) -> None:
+    case, options, _ = OPTIONS[option]
+    assert problems(case, options, passed(case, **options)) == []
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_graph_made_without_an_option_is_red_and_names_it(option: str) -> None:
+    case, options, words = OPTIONS[option]
+    found = problems(case, options, passed(case))
+    assert any(words in line for line in found), found
+
+
+# A wait that stands later than it must is no breach.
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option != "a wait by hand"])
+def test_a_graph_made_with_an_option_that_the_plan_does_not_ask_for_is_red(option: str) -> None:
+    case, options, _ = OPTIONS[option]
+    assert problems(case, {}, passed(case, **options)) != []
+
+
+def test_what_is_gathered_too_early_is_red_for_the_memory_that_it_takes() -> None:
+    found = problems("linears", {"prefetch": 1}, passed("linears", prefetch=3))
+    assert any("gathered bytes alive" in line and "prefetch = 1 allows" in line for line in found), found
