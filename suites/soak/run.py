@@ -1,6 +1,7 @@
 """Runs ranks for long and kills them often; ``make soak``. What is well says `N of M`, and the seed that repeats the rest.
 
-``python -m suites.soak.run --part 0.1``: a tenth of everything. Ends with 1 if anything was not as it should be.
+``python -m suites.soak.run --part 0.1``: a tenth of everything; ``--only graphs``: one part of it. Ends with 1 if anything was
+not as it should be.
 """
 
 from __future__ import annotations
@@ -9,36 +10,47 @@ import argparse
 import os
 import random
 import time
+from collections.abc import Sequence
+from functools import partial
 
+from suites.soak.graphs import graphs
 from suites.soak.parts import faults, items, verdicts
 
-ITEMS, VERDICTS, FAULTS = 1000, 200, 20
+ITEMS, VERDICTS, FAULTS, GRAPHS = 1000, 200, 20, 2000
+OF_RANKS = ("items", "verdicts", "faults")
+PARTS = (*OF_RANKS, "graphs")
 
 
 def main() -> int:
-    """Run all three parts; the exit status."""
+    """Run what is asked for; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=float, default=1.0, help="how much of it, 0.1: a tenth")
-    parser.add_argument("--seed", type=int, default=None, help="which ranks are killed when")
+    parser.add_argument("--seed", type=int, default=None, help="which ranks are killed when, and which graphs are drawn")
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
     given = parser.parse_args()
     seed = random.randrange(10**6) if given.seed is None else given.seed
     print(f"soak: part {given.part:g}, seed {seed}, {os.cpu_count()} cores", flush=True)
-    problems = soak(given.part, seed)
+    problems = soak(given.part, seed, [given.only] if given.only else PARTS)
     for problem in problems:
         print(f"NOT WELL: {problem}", flush=True)
     print(f"soak: {'all well' if not problems else f'{len(problems)} not well'}; seed {seed}", flush=True)
     return min(1, len(problems))
 
 
-def soak(part: float, seed: int) -> list[str]:
-    """What was not as it should be in `part` of everything."""
+def soak(part: float, seed: int, names: Sequence[str] = OF_RANKS) -> list[str]:
+    """What was not as it should be in `part` of everything that `names` says."""
     begin = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - begin:7.1f} s  {line}", flush=True)
 
-    problems = [*items(round(ITEMS * part), say), *verdicts(round(VERDICTS * part), say)]
-    return [*problems, *faults(round(FAULTS * part), seed, say)]
+    parts = {
+        "items": partial(items, round(ITEMS * part), say),
+        "verdicts": partial(verdicts, round(VERDICTS * part), say),
+        "faults": partial(faults, round(FAULTS * part), seed, say),
+        "graphs": partial(graphs, round(GRAPHS * part), seed, say),
+    }
+    return [problem for name in names for problem in parts[name]()]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""A legal graph of collectives under construction: what there is at each point that a next step may read, write or wait for.
+
+Legal: all ranks run the same; a result is read behind its wait; what a launch sends is not written, and what it fills not
+touched, before its wait; every launch is waited for. Values are small integers, or thirds and quarters of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from suites.passes.on_ranks import HALVES
+from suites.passes.programs import Program
+
+MOST = 4096
+"""Elements that a value has at most."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done next; ``a``, ``b`` and ``c`` choose among what there is then."""
+
+    what: str
+    a: int = 0
+    b: int = 0
+    c: int = 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step may read."""
+
+    node: fx.Node
+    storage: int
+    plain: bool
+    """Whether it is an input that was moved, cast or gathered, and nothing else: a parameter."""
+
+    @property
+    def fake(self) -> torch.Tensor:
+        value: torch.Tensor = self.node.meta["val"]
+        return value
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether each element lies in a place of its own."""
+        return all(size < 2 or stride for size, stride in zip(self.fake.shape, self.fake.stride(), strict=True))
+
+    def is_like(self, other: Drawn) -> bool:
+        return self.fake.shape == other.fake.shape and self.fake.dtype == other.fake.dtype
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """One tensor of a launch."""
+
+    node: fx.Node
+    storage: int
+    plain: bool
+    sends: int
+    """Storage that is sent."""
+    fills: bool
+    """Whether ``storage`` was there before, and belongs to the launch until the wait."""
+
+
+@dataclass
+class Drawing:
+    """A program under construction."""
+
+    world: int
+    program: Program = field(init=False)
+    values: list[Drawn] = field(default_factory=list)
+    open: list[InFlight] = field(default_factory=list)
+    waited: list[InFlight] = field(default_factory=list)
+    returned: list[fx.Node] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    """Of launches."""
+    storages: int = 0
+
+    def __post_init__(self) -> None:
+        everybody = list(range(self.world))
+        groups = {"again": [everybody], "alone": [[rank] for rank in everybody], **HALVES.get(self.world, {})}
+        self.program = Program(self.world, groups)
+        self.groups = [*sorted(groups), *["0"] * 6]
+        w = self.world
+        shapes: list[tuple[int, ...]] = [(2, 3), (2, 3), (2 * w, 3), (2 * w, 3), (1, 5), (3,), (2 * w * w, 3), (0, 3), ()]
+        for i, shape in enumerate(shapes):
+            self.add(self.program.given(f"p{i}", *shape), plain=True)
+        for i, dtype in enumerate(DTYPES[1:]):
+            self.add(self.program.given(f"q{i}", 2 * w, 3, dtype=dtype), plain=True)
+
+    def add(self, node: fx.Node, *, storage: int | None = None, plain: bool = False) -> Drawn:
+        """``node`` as a value that steps may read; without ``storage`` in one of its own."""
+        self.values.append(Drawn(node, self.new_storage() if storage is None else storage, plain))
+        return self.values[-1]
+
+    def new_storage(self) -> int:
+        self.storages += 1
+        return self.storages
+
+    def readable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+        filled = {one.storage for one in self.open if one.fills}
+        return [value for value in self.values if value.storage not in filled and allowed(value)]
+
+    def writable(self, allowed: Callable[[Drawn], bool] = lambda _: True) -> list[Drawn]:
+        sent = {one.sends for one in self.open}
+        return [value for value in self.readable(allowed) if value.storage not in sent and value.is_one_to_one]
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        plain = [arg.node if isinstance(arg, Drawn) else arg for arg in args]
+        return self.program.call(target, *plain, **kwargs)
+
+    def fly(self, made: Sequence[fx.Node], sent: Sequence[Drawn], plain: bool, fills: int | None = None) -> None:
+        """``made`` are the parts of a launch that sends ``sent``; they are new, or ``fills`` is the storage that they fill."""
+        self.modules.append(self.program.module)
+        for node, value in zip(made, sent, strict=True):
+            storage = self.new_storage() if fills is None else fills
+            self.open.append(InFlight(node, storage, plain, value.storage, fills is not None))
+
+    def wait(self, number: int = 0) -> None:
+        """Wait for one that is in flight, counted from the last."""
+        one = pick(self.open, number)
+        if one is not None:
+            self.open.remove(one)
+            self.waited.append(one)
+            self.add(self.program.wait(one.node), storage=one.storage, plain=one.plain)
+
+    def finish(self) -> fx.GraphModule:
+        """Wait for all that is in flight, and return what was given and what nobody read."""
+        while self.open:
+            self.wait()
+        unread = [value.node for value in self.values if not value.node.users and value.node.op == "call_function"]
+        return self.program.returns(*self.returned, *(node for node in unread if node not in self.returned))
+
+
+def pick(values: Sequence[Any], number: int) -> Any:
+    """The one of ``values`` that ``number`` means, counted from the last; None if there is none."""
+    return values[-1 - number % len(values)] if values else None

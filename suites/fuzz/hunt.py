@@ -1,0 +1,167 @@
+"""Hunts for a graph that our pass changes, breaks or refuses: random programs and plans, on real ranks before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.checks.collectives import Call, calls_of, joint_problems
+from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.passes.grouping import MB
+from pytest_fxbucket.ranks.pools import Pools
+from suites.fuzz.drawing import Step
+from suites.fuzz.drawn import NAMES, drawn
+from suites.passes.on_ranks import compare, copied, fake_groups
+from suites.passes.programs import Program, run_pass, through
+
+PLANS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("a", "b", "c"),),
+    (("a",), ("b",), ("c",)),
+    (("a", "b"), ("c",)),
+    (("b",), ("a",)),
+    (("c",),),
+)
+"""Entries, each of one module or several."""
+BYTES = (0, 60, 200, 1000, 20_000)
+"""Caps; 0: none."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan: which modules share an entry, and how buckets and overlap are to be."""
+
+    plan: int = 0
+    by: str = "plan"
+    caps: tuple[int, ...] = (0,)
+    mixed: bool = False
+    merging: bool = True
+    layout: str = "registration"
+    prefetch: int = 1
+    defer_reduce: bool = True
+
+    def entries(self, modules: Sequence[str]) -> list[list[str]]:
+        """The plan's entries, as far as they name modules that have launches; all in one if that leaves none."""
+        named = [[name for name in entry if name in modules] for entry in PLANS[self.plan]]
+        return [entry for entry in named if entry] or [sorted(set(modules))]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """ManualPass's."""
+        names = ("by", "mixed", "merging", "layout", "prefetch", "defer_reduce")
+        return {**{name: getattr(self, name) for name in names}, "caps_mb": tuple(size / MB for size in self.caps)}
+
+
+small = st.integers(0, 11)
+steps = st.lists(st.builds(Step, st.sampled_from(NAMES), small, small, small), min_size=12, max_size=44)
+plans = st.builds(
+    Chosen,
+    plan=st.integers(0, len(PLANS) - 1),
+    by=st.sampled_from(["plan", "plan", "plan", "size"]),
+    caps=st.one_of(st.just((0,)), st.lists(st.sampled_from(BYTES), min_size=1, max_size=3).map(tuple)),
+    mixed=st.booleans(),
+    merging=st.sampled_from([True, True, True, True, False]),
+    layout=st.sampled_from(["registration", "execution"]),
+    prefetch=st.integers(0, 2),
+    defer_reduce=st.booleans(),
+)
+
+
+@dataclass
+class Hunt:
+    """What a hunt came to."""
+
+    world: int
+    equal: int = 0
+    """Graphs that were found equal, up to the first that was not."""
+    merged: int = 0
+    """Of them those that had fewer launches after the pass."""
+    trouble: Exception | None = None
+    """With the smallest program that shows it, as a note."""
+
+
+def hunt(pools: Pools, world: int, count: int, number: int) -> Hunt:
+    """Look at ``count`` graphs that the seed ``number`` gives, on ``world`` ranks; the first that is not well ends it."""
+    found = Hunt(world)
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(steps=steps, chosen=plans)
+    def look(steps: list[Step], chosen: Chosen) -> None:
+        try:
+            merged = look_at(pools, world, steps, chosen)
+        except Exception as error:
+            found.trouble = error
+            raise
+        if found.trouble is None:
+            found.equal += 1
+            found.merged += merged
+
+    try:
+        look()
+    except Exception as error:
+        found.trouble = error
+    return found
+
+
+def look_at(pools: Pools, world: int, steps: Sequence[Step], chosen: Chosen) -> bool:
+    """Take the program of ``steps`` through the pass; whether launches were merged.
+
+    Raises AssertionError for what is not well.
+    """
+    drawing = drawn(world, steps)
+    before = drawing.finish()
+    program, entries = drawing.program, chosen.entries(drawing.modules)
+    passed = through(program, before, entries, **chosen.options)
+    after = passed.after
+    after.graph.lint()
+    differences = compare(pools, before, after, world, len(steps), program.groups)
+    assert not differences, "\n".join([*differences, *_shown(before, after)])
+    again = copied(after)
+    with fake_groups(world, program.groups):
+        run_pass(again.graph, entries, **chosen.options)
+    assert str(again.graph) == str(after.graph), "\n".join(["the pass changes its own output:", *_shown(after, again)])
+    if not problems(program, before.graph):
+        found = problems(program, after.graph)
+        assert not found, "\n".join([*found, *_shown(before, after)])
+    return passed.report.launches_after < passed.report.launches_before
+
+
+def problems(program: Program, graph: fx.Graph) -> list[str]:
+    """What checks/collectives says of ``graph`` when every rank runs it."""
+    inputs = [_value(node) for node in graph.find_nodes(op="placeholder")]
+    outputs = [_value(node) for node in graph.output_node().args[0]]
+    reading = read_graph(graph, inputs, outputs)
+    calls: dict[int, list[Call]] = {}
+    found: dict[str, None] = {}
+    for rank in range(program.world):
+        calls[rank], own = calls_of(graph, reading, _ranks_of(program, rank))
+        found.update(dict.fromkeys(own))
+    return [*found, *joint_problems(calls)]
+
+
+def _value(node: fx.Node) -> Value:
+    value = node.meta["val"]
+    return Value("value", "", tuple(value.shape), value.dtype)
+
+
+def _ranks_of(program: Program, rank: int) -> Mapping[str, tuple[int, ...]]:
+    lists = {"0": [list(range(program.world))], **program.groups}
+    return {name: next(tuple(ranks) for ranks in parts if rank in ranks) for name, parts in lists.items()}
+
+
+def _shown(before: fx.GraphModule, after: fx.GraphModule) -> list[str]:
+    return ["before:", str(before.graph), "after:", str(after.graph)]

@@ -1,0 +1,31 @@
+"""A tenth of the random graphs of ``make soak``: our pass changes none of them, breaks none and refuses none."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_fxbucket.ranks.pools import Pools
+from suites.fuzz.hunt import hunt
+
+SEED = 1
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    made = Pools(warm=("suites.passes.rank_jobs_of_passes",))
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("world", "count"), [(3, 200), (4, 30)])
+def test_random_graphs_come_out_equal_and_whole(pools: Pools, world: int, count: int) -> None:
+    """With groups within the world at 4 ranks."""
+    found = hunt(pools, world, count, SEED)
+    if found.trouble is not None:
+        pytest.fail("".join(traceback.format_exception(found.trouble)), pytrace=False)
+    assert found.equal >= count
+    assert found.merged > count // 4
