@@ -41,12 +41,5 @@ def test_no_more_is_gathered_at_once_than_the_entry_in_use_and_the_one_ahead(wor
     assert peaks[1] - peaks[0] <= sum(two)
 
 
-def test_nodes_in_another_order_are_counted_and_as_few_as_explain_it() -> None:
-    assert displaced("abcdef", "abcdef") == (0, 6)
-    assert displaced("abcdef", "bcdefa") == (1, 6)
-    assert displaced("abcdef", "fedcba") == (5, 6)
-    assert displaced("abcdef", "axcyd") == (0, 3)
-
-
 def _communicates(node: object) -> bool:
     return collectives.is_wait(node) or collectives.launch_kind(node) is not None  # type: ignore[arg-type]

@@ -38,6 +38,12 @@ def holding(pid: int) -> Holding:
     )
 
 
+def cpu_ticks(pid: int) -> int:
+    """Clock ticks that process `pid` has computed so far."""
+    fields_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields_[11]) + int(fields_[12])
+
+
 def descendants(pid: int) -> list[int]:
     """Processes that came from `pid`, theirs included."""
     children: dict[int, list[int]] = {}

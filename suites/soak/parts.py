@@ -59,7 +59,7 @@ def items(count: int, say: Say) -> Iterator[str]:
     if done.returncode or len(looks) != 2:
         yield f"the {count} items in a row ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
         return
-    say(f"items: {count} of {count} in a row on one pool; since item {warm}:")
+    say(f"items: {count} of {count} in a row on one pool; since item {warm}, or when the server had imported all it will:")
     first, last = ({int(pid): Holding(**one) for pid, one in look.items()} for look in looks)
     if first.keys() != last.keys():
         yield f"other processes than before: {sorted(first.keys() ^ last.keys())}"
