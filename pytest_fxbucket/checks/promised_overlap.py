@@ -18,12 +18,13 @@ def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> It
     """What ``passed`` does not keep of the promised schedule, one sentence each; ``captured`` is the graph before the pass.
 
     A launch that cannot stand earlier, since it needs what another wait brings, and a wait that cannot stand later, since
-    another launch needs what it brings, are exempt.
+    another launch needs what it brings, are exempt; but only if that was so before the pass: a pack that makes one bucket wait
+    for another loses the overlap too.
     """
     for direction in DIRECTIONS:
         yield from _prefetching(promise, captured, passed, direction)
     yield from _exposed(promise, captured, passed)
-    yield from _deferring(promise, passed)
+    yield from _deferring(promise, captured, passed)
     yield from placing_problems(promise, passed)
 
 
@@ -33,13 +34,16 @@ def _prefetching(promise: Promise, captured: Reading, passed: Reading, direction
     waits = {name: _first_wait(stage) for name, stage in stages.items()}
     for index, name in enumerate(names):
         free = [bucket for bucket in stages[name] if name not in promise.launch_at.get(direction, {})]
+        was_bound = any(bucket.blocked >= 0 for bucket in before.get(name, []))
         what = f"entry {name}, {direction} all_gather"
         if index == 0:
             if direction == "backward" and _in_forward(passed, free) and not _in_forward(captured, before.get(name, [])):
                 yield f"{what} is launched in forward, before its last wait"
             continue
         ahead = names[max(0, index - promise.prefetch)]
-        if promise.prefetch and any(bucket.blocked < waits[ahead] < bucket.launch for bucket in free):
+        if promise.prefetch and any(
+            waits[ahead] < bucket.launch and not (was_bound and bucket.blocked >= waits[ahead]) for bucket in free
+        ):
             yield f"{what} is launched after the wait for {ahead}: prefetch = {promise.prefetch} is not reached"
         early = names[max(0, index - promise.prefetch - 1)]
         if index > promise.prefetch and any(bucket.launch < waits[early] for bucket in free):
@@ -90,15 +94,17 @@ def _numbered_before(reading: Reading, position: int) -> set[tuple[str, str, int
     return found
 
 
-def _deferring(promise: Promise, passed: Reading) -> Iterator[str]:
+def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
     reductions = [b for b in passed.buckets if b.kind in ("reduce_scatter", "all_reduce") and b.direction == "backward"]
+    bound = {(b.kind, fqn) for b in captured.buckets if b.needed is not None for fqn in b.fqns}
     stages = stages_of(promise, reductions, lambda b: b.launch)
     by_hand = promise.wait_before.get("backward", {})
     in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
     for (name, stage), (following, next_stage) in pairwise(in_order):
         launched = max(other.launch for other in next_stage)
         for bucket in stage if name not in by_hand else []:
-            if bucket.wait is None or (bucket.needed is not None and bucket.needed <= launched):
+            was_bound = any((bucket.kind, fqn) in bound for fqn in bucket.fqns)
+            if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
                 continue
             what = f"entry {name}, backward {bucket.kind}"
             if promise.defer_reduce and bucket.wait < launched:

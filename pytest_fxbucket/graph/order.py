@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import getitem
 from typing import TYPE_CHECKING
 
-from torch._ops import HigherOrderOperator, OpOverload
+import torch
 
 from pytest_fxbucket.graph.effects import Effects, effects_of, given, written
 from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
@@ -196,7 +196,7 @@ def _called(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, str):
         return target
-    if isinstance(target, (OpOverload, HigherOrderOperator)):
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(target)
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", type(target).__name__)
     return f"{module}.{name}" if module else str(name)

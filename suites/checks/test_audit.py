@@ -160,8 +160,12 @@ class TestSchedule:
         have = reading(late)
         wait = next(b.wait for b in have.buckets if b.node == "forward all_gather b")
         assert wait is not None
-        assert audit(PROMISE, captured(), change_bucket(have, "forward all_gather c", blocked=wait)) == []
-        assert audit(PROMISE, captured(), change_bucket(have, "forward all_gather c", blocked=wait - 1)) != []
+        before = change_bucket(captured(), "forward all_gather c 0", blocked=wait)
+        assert audit(PROMISE, before, change_bucket(have, "forward all_gather c", blocked=wait)) == []
+        assert audit(PROMISE, before, change_bucket(have, "forward all_gather c", blocked=wait - 1)) != []
+        assert audit(PROMISE, captured(), change_bucket(have, "forward all_gather c", blocked=wait)) != [], (
+            "not before the pass"
+        )
 
     def test_a_reduction_whose_result_a_launch_needs_is_waited_for_before_that(self) -> None:
         events = script()
@@ -169,9 +173,12 @@ class TestSchedule:
         have = reading(early)
         wait = next(b.wait for b in have.buckets if b.node == "backward reduce_scatter c")
         assert wait is not None
-        assert audit(PROMISE, captured(), change_bucket(have, "backward reduce_scatter c", needed=wait + 1)) == []
+        before = change_bucket(captured(), "backward reduce_scatter c 0", needed=wait + 1)
+        bound = change_bucket(have, "backward reduce_scatter c", needed=wait + 1)
+        assert audit(PROMISE, before, bound) == []
         late = change_bucket(have, "backward reduce_scatter c", needed=have.last)
-        assert any("it is not deferred" in line for line in audit(PROMISE, captured(), late))
+        for earlier, now in ((before, late), (captured(), bound)):
+            assert any("it is not deferred" in line for line in audit(PROMISE, earlier, now))
 
     @pytest.mark.parametrize("prefetch", [1, 2])
     def test_a_gather_that_is_waited_for_before_what_should_hide_it_is_exposed(self, prefetch: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,12 @@ def test_a_graph_made_with_an_option_that_the_plan_does_not_ask_for_is_red(optio
 def test_what_is_gathered_too_early_is_red_for_the_memory_that_it_takes() -> None:
     found = problems("linears", {"prefetch": 1}, passed("linears", prefetch=3))
     assert any("gathered bytes alive" in line and "prefetch = 1 allows" in line for line in found), found
+
+
+def test_a_pack_that_makes_buckets_wait_for_each_other_is_no_excuse_for_lost_overlap() -> None:
+    """Gathers and reductions that nothing bound before the pass: that they are bound in its graph exempts none of them."""
+    outcome = passed("linears", prefetch=0, defer_reduce=False)
+    bound = tuple(replace(b, blocked=b.launch - 1, needed=b.launch + 1) for b in outcome.after.buckets)
+    found = audit(promised("linears", {}), outcome.before, replace(outcome.after, buckets=bound))
+    assert any("prefetch = 1 is not reached" in line for line in found), found
+    assert any("it is not deferred" in line for line in found), found
