@@ -10,7 +10,7 @@ import torch
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -23,8 +23,7 @@ _IN_PLACE = ("all_reduce_", "all_reduce_coalesced_")
 
 def why_apart(launch: fx.Node, order: Order) -> str:
     """Why ``launch`` must stay on its own; empty if it may share a bucket."""
-    op = overload(launch)
-    name = op._schema.name if op is not None else ""
+    name = operator_name(launch)
     if not name.startswith("_c10d_functional::") or name.endswith(_IN_PLACE) or name.endswith("reduce_scatter_tensor_out"):
         return f"{name} is not merged"
     if collectives.argument(launch, "group_size") == 1:
@@ -41,16 +40,13 @@ def _buffer(launch: fx.Node) -> str:
     buffer = launch.kwargs.get("out")
     if not isinstance(buffer, torch.fx.Node):
         return ""
-    op = overload(buffer)
-    fresh = op is not None and op._schema.name in _FRESH
-    return "" if fresh and list(buffer.users) == [launch] else "its buffer is used elsewhere"
+    return "" if operator_name(buffer) in _FRESH and list(buffer.users) == [launch] else "its buffer is used elsewhere"
 
 
 def _changed(launch: fx.Node, waits: list[fx.Node], order: Order) -> str:
     """Whether what it sends is written before all of it arrived."""
     begin, end = order.index[launch], min(order.index[wait] for wait in waits)
-    sent = {storage for node in launch.all_input_nodes for storage in order.storages(node)}
-    written = (index for storage in sorted(sent) for index in order.writers(storage))
+    written = (index for node in launch.all_input_nodes for index in order.writing(node))
     return "what it sends is written before its wait" if any(begin < index < end for index in written) else ""
 
 

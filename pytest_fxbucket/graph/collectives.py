@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import getitem as _getitem
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import by_operator, operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -40,17 +40,37 @@ class Launch:
 
 def is_wait(node: fx.Node) -> bool:
     """Whether ``node`` waits for a collective."""
-    op = overload(node)
-    return op is not None and op._schema.name.endswith("_c10d_functional::wait_tensor")
+    return _waits(node)
 
 
 def launch_kind(node: fx.Node) -> Kind | None:
     """Kind of the collective that ``node`` launches; None if it launches none."""
-    op = overload(node)
-    if op is None or not op._schema.name.startswith(_NAMESPACES) or is_wait(node):
+    return _kind(node)
+
+
+def _waiting(op: torch._ops.OpOverload) -> bool:
+    return str(op._schema.name).endswith("_c10d_functional::wait_tensor")
+
+
+_waits = by_operator(_waiting, False)
+
+
+def _launching(op: torch._ops.OpOverload) -> Kind | None:
+    if not op._schema.name.startswith(_NAMESPACES) or _waiting(op):
         return None
     name = op._schema.name.split("::")[1]
     return next((kind for prefix, kind in _KINDS if name.startswith(prefix)), "other")
+
+
+def _defaults(op: torch._ops.OpOverload) -> dict[str, tuple[int, Any]]:
+    """Place and default value of each argument, by name."""
+    return {a.name: (i, a.default_value if a.has_default_value() else None) for i, a in enumerate(op._schema.arguments)}
+
+
+_NO_KIND: Kind | None = None
+_kind = by_operator(_launching, _NO_KIND)
+_NO_ARGUMENTS: dict[str, tuple[int, Any]] = {}
+_arguments = by_operator(_defaults, _NO_ARGUMENTS)
 
 
 def is_all_gather(node: fx.Node) -> bool:
@@ -65,30 +85,28 @@ def is_reduce_scatter(node: fx.Node) -> bool:
 
 def read_launch(node: fx.Node) -> Launch | None:
     """The collective that ``node`` launches, or None."""
-    kind, op = launch_kind(node), overload(node)
-    if kind is None or op is None:
+    kind = launch_kind(node)
+    if kind is None:
         return None
     reduction = argument(node, "reduce_op")
     group = argument(node, "group_name")
-    return Launch(node, kind, str(reduction or ""), str(group or ""), op._schema.name.split("::")[1])
+    return Launch(node, kind, str(reduction or ""), str(group or ""), operator_name(node).split("::")[1])
 
 
 def argument(node: fx.Node, name: str) -> object:
     """Value of the operator's argument ``name`` at ``node``; None if it has none of that name."""
-    op = overload(node)
-    if op is None:
+    known = _arguments(node).get(name)
+    if known is None:
         return None
-    for index, schema in enumerate(op._schema.arguments):
-        if schema.name == name:
-            default = schema.default_value if schema.has_default_value() else None
-            return node.args[index] if index < len(node.args) else node.kwargs.get(name, default)
-    return None
+    index, default = known
+    args = node.args
+    return args[index] if index < len(args) else node.kwargs.get(name, default)
 
 
 def sent_by(node: fx.Node) -> object:
     """First argument of the launch or wait ``node``, given by place or by name: what is sent, or waited for."""
-    op = overload(node)
-    return argument(node, op._schema.arguments[0].name) if op is not None else None
+    name = next(iter(_arguments(node)), None)
+    return None if name is None else argument(node, name)
 
 
 def waits_of(launch: fx.Node) -> list[fx.Node]:

@@ -62,17 +62,20 @@ class Effects:
 PURE = Effects()
 _SILENT = "says nothing about what it writes"
 
-_of_operator: dict[torch._ops.OpOverload, Effects] = {}
+_of_operator: dict[int, tuple[torch._ops.OpOverload, Effects]] = {}
+"""By identity: hashing an operator is slow."""
 
 
 def effects_of(node: fx.Node) -> Effects:
     """What ``node`` does besides giving a new result made of its inputs."""
     target: Any = node.target
+    known = _of_operator.get(id(target))
+    if known is not None:
+        return known[1]
     if node.op == "call_function":
         if isinstance(target, torch._ops.OpOverload):
-            found = _of_operator.get(target)
-            if found is None:
-                found = _of_operator[target] = _operator(node, target)
+            found = _operator(node, target)
+            _of_operator[id(target)] = target, found
             return found
         if isinstance(target, torch._ops.HigherOrderOperator):
             return _higher_order(node, target)

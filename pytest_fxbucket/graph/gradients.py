@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.contents import FORM, LENGTH, RANK, SOURCE, START, Runs, dtype_of
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -88,8 +88,7 @@ class Gradients:
             return False
         queue, seen = [node], {node}
         for current in queue:
-            op = overload(current)
-            if op is None or op._schema.name.removeprefix("aten::").rstrip("_") not in _SUMS:
+            if operator_name(current).removeprefix("aten::").rstrip("_") not in _SUMS:
                 return False
             read = {use.value for use in self.read_by.get(current, [])}
             fresh = [source for source in current.all_input_nodes if source not in seen and source not in read]

@@ -8,7 +8,7 @@ from operator import getitem
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.ops import is_view, overload, returns_written, written_arguments
+from pytest_fxbucket.graph.ops import is_view, operator_name, overload, returns_written, written_arguments
 
 if TYPE_CHECKING:
     from torch import fx
@@ -35,8 +35,8 @@ def place(node: fx.Node) -> Place:
     """Where ``node``'s result lies, back through views, their parts, waits, and results of writes."""
     parts: dict[fx.Node, object] = {}
     while True:
-        if node.target is getitem and (op := overload(node.all_input_nodes[0])) is not None:
-            if op._schema.name.startswith(_PARTED) and _is_from_the_front(node.args[1]):
+        if node.target is getitem and overload(node.all_input_nodes[0]) is not None:
+            if operator_name(node.all_input_nodes[0]).startswith(_PARTED) and _is_from_the_front(node.args[1]):
                 parts[node.all_input_nodes[0]] = node.args[1]
             node = node.all_input_nodes[0]
         elif (is_view(node) or collectives.is_wait(node) or node.target is getitem) and node.all_input_nodes:

@@ -8,6 +8,7 @@ device, never from ``node.meta``: a wrong split size shows, whatever the pass no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from pytest_fxbucket.compat.torch_pass import numbered_dtypes
 from pytest_fxbucket.graph import contents
 from pytest_fxbucket.graph.memory import Memory, NotFollowedError
-from pytest_fxbucket.graph.ops import is_view, overload
+from pytest_fxbucket.graph.ops import by_operator, is_view, operator_name, overload
 
 if TYPE_CHECKING:
     from torch import fx
@@ -26,13 +27,9 @@ Handler = Callable[[Memory, Sequence[Any], dict[str, Any]], Any]
 
 def moves_data(node: fx.Node) -> bool:
     """Whether ``node`` only moves data, so that contents can be followed through it."""
-    if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
+    if node.target is getitem:
         return True
-    op = overload(node)
-    if op is None:
-        return False
-    name = op._schema.name
-    return is_view(node) or name in _NEW_STORAGE or (name in _HANDLERS and (name != _PAD or _is_bytes(node)))
+    return is_view(node) or (_is_followed(node) and (operator_name(node) != _PAD or _is_bytes(node)))
 
 
 def _is_bytes(node: fx.Node) -> bool:
@@ -43,14 +40,12 @@ def _is_bytes(node: fx.Node) -> bool:
 
 def is_new_storage(node: fx.Node) -> bool:
     """Whether ``node`` makes a buffer, of zeros or of nothing."""
-    op = overload(node)
-    return op is not None and op._schema.name in _NEW_STORAGE
+    return operator_name(node) in _NEW_STORAGE
 
 
 def joins(node: fx.Node) -> bool:
     """Whether ``node`` puts tensors or zeros one behind the other, as a model does with its parameters too."""
-    op = overload(node)
-    return op is not None and op._schema.name in ("aten::cat", _PAD)
+    return operator_name(node) in ("aten::cat", _PAD)
 
 
 def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
@@ -226,3 +221,4 @@ _HANDLERS: dict[str, Handler] = {
 }
 
 _NEW_STORAGE = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::zeros", "aten::new_zeros"})
+_is_followed = by_operator(lambda op: op._schema.name in _NEW_STORAGE or op._schema.name in _HANDLERS, False)

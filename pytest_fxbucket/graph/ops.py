@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _VIEWS_BY_TABLE = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
 """Operators whose result shares its input's storage although their schema is silent."""
+Fact = TypeVar("Fact")
 _MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
 
 
@@ -23,17 +25,46 @@ def overload(node: fx.Node) -> torch._ops.OpOverload | None:
     return None
 
 
+def by_operator(read: Callable[[torch._ops.OpOverload], Fact], otherwise: Fact) -> Callable[[fx.Node], Fact]:
+    """What ``read`` says of the operator that a node calls, asked once for each operator; ``otherwise`` if it calls none.
+
+    Schemas are slow to read, and a graph of 50,000 nodes calls some 50 operators.
+    """
+    known: dict[int, tuple[torch._ops.OpOverload, Fact]] = {}  # by identity: hashing an operator is slow too
+
+    def fact(node: fx.Node) -> Fact:
+        found = known.get(id(node.target))
+        if found is None:
+            op = overload(node)
+            if op is None:
+                return otherwise
+            found = known[id(op)] = op, read(op)
+        return found[1]
+
+    return fact
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether ``node``'s result shares the storage of its first input and writes nothing."""
-    op = overload(node)
-    if op is None:
-        return False
+    return _is_view(node)
+
+
+def operator_name(node: fx.Node) -> str:
+    """Name of the operator that ``node`` calls, without its overload (``aten::mm``); empty for anything else."""
+    return _name(node)
+
+
+def _views(op: torch._ops.OpOverload) -> bool:
     name = op._schema.name
     if name in _VIEWS_BY_TABLE or name in _MAYBE_VIEWS:
         return True
     aliased = [argument.alias_info for argument in op._schema.arguments if argument.alias_info is not None]
     returned = [value.alias_info for value in op._schema.returns if value.alias_info is not None]
     return bool(aliased and returned) and not any(info.is_write for info in aliased)
+
+
+_is_view = by_operator(_views, False)
+_name = by_operator(lambda op: str(op._schema.name), "")
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.effects import Effects, effects_of, given, written
 from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
 
@@ -42,6 +43,12 @@ class Order:
         """Nodes that write ``storage``, ascending. A collective in place writes it at its launch, and until its wait."""
         return tuple(self._writers.get(storage, ()))
 
+    def writing(self, node: fx.Node) -> tuple[int, ...]:
+        """Nodes that write where ``node``'s result lives, ascending."""
+        if not self._writers:
+            return ()
+        return tuple(sorted({index for storage in self._storages.of(node) for index in self._writers.get(storage, ())}))
+
     def readers(self, storage: int) -> tuple[int, ...]:
         """Nodes that are given ``storage``, ascending, views and waits among them."""
         return tuple(self._readers.get(storage, ()))
@@ -56,20 +63,26 @@ class Order:
 
 
 def order_of(graph: fx.Graph) -> Order:
-    """Read the order of ``graph``, near-linear in its nodes and their inputs. Changes nothing; needs no fake values."""
+    """Read the order of ``graph``, near-linear in its nodes and their inputs. Changes nothing; needs no fake values.
+
+    Raises :class:`PassError` for a graph in which a node stands before one of its inputs.
+    """
     nodes = tuple(graph.nodes)
-    storages = Storages()
     effects = [effects_of(node) for node in nodes]
-    for node, does in zip(nodes, effects, strict=True):
-        storages.meet(node, does)
+    storages = Storages(nodes, effects)
     walk = _Walk(storages, _written(nodes, effects, storages))
-    index = walk.index
+    index = {node: i for i, node in enumerate(nodes)}
     before: list[tuple[int, ...]] = []
     for i, (node, does) in enumerate(zip(nodes, effects, strict=True)):
-        earlier = {index[source] for source in node.all_input_nodes}
-        walk.step(i, node, does, earlier)
-        index[node] = i
-        before.append(tuple(sorted(earlier)))
+        inputs = [index[source] for source in node.all_input_nodes]
+        if walk.asks or does.random or does.chained or does.barrier or node.op == "output":
+            earlier = set(inputs)
+            walk.step(i, node, does, earlier)
+            inputs = [*earlier]
+        inputs.sort()
+        if inputs and inputs[-1] >= i:
+            raise PassError(f"the graph is not in order: {node.name} stands before {nodes[inputs[-1]].name}, which it needs")
+        before.append(tuple(inputs))
     return Order(nodes, index, before, tuple(walk.barriers), storages, walk.writers)
 
 
@@ -94,7 +107,6 @@ class _Walk:
     storages: Storages
     changing: set[int]
     """Storages that something writes."""
-    index: dict[fx.Node, int] = field(default_factory=dict)
     writers: dict[int, list[int]] = field(default_factory=dict)
     barriers: list[str] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
@@ -108,6 +120,11 @@ class _Walk:
     random: int = -1
     effect: int = -1
     barrier: int = -1
+
+    @property
+    def asks(self) -> bool:
+        """Whether any node may have to stay behind more than its inputs: in most graphs none writes, and none is a barrier."""
+        return bool(self.changing) or self.barrier >= 0
 
     def step(self, i: int, node: fx.Node, does: Effects, earlier: set[int]) -> None:
         """Add to ``earlier`` what must stay before ``node``, the ``i``-th."""

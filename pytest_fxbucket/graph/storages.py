@@ -6,6 +6,7 @@ whatever its fake value says) are joined: a union-find with path halving (R. E. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,20 @@ Numbers = tuple[int, ...]
 
 
 class Storages:
-    """Storages of the nodes met so far; :meth:`meet` must see them in graph order, with every input met before."""
+    """Storages of all nodes of a graph, in graph order, each with its effects. Found out when first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], effects: Sequence[Effects]) -> None:
+        self._unmet = list(zip(nodes, effects, strict=True))
         self._parent: list[int] = []
         self._of_key: dict[object, int] = {}
         self._of: dict[fx.Node, Numbers] = {}
 
-    def meet(self, node: fx.Node, effects: Effects) -> None:
-        """Find out where ``node``'s result lives."""
+    def _meet_all(self) -> None:
+        unmet, self._unmet = self._unmet, []
+        for node, effects in unmet:
+            self._meet(node, effects)
+
+    def _meet(self, node: fx.Node, effects: Effects) -> None:
         own = self._own(node, effects)
         if effects.shares or effects.shares_all or effects.everything:
             others = self.of_all(shared(node, effects))
@@ -40,6 +46,8 @@ class Storages:
 
     def of(self, node: fx.Node) -> Numbers:
         """Storages of ``node``'s result, ascending."""
+        if self._unmet:
+            self._meet_all()
         found = self._of[node]
         if len(found) == 1:
             return (self._root(found[0]),)

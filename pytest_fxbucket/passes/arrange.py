@@ -6,7 +6,6 @@ is pulled up with it.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,14 +22,24 @@ if TYPE_CHECKING:
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
     """The items of ``edges`` in an order that keeps them, as near to ``wishes`` (by item) as that lets them.
 
-    Equal wishes stand in order of dependence, then of number. The items must not form a circle.
+    Equal wishes stand in order of dependence, then of number. The items must not form a circle. O(edges + items log items), and
+    near-linear where most wishes ascend.
     """
     place: dict[int, float] = {}
-    rank: dict[int, int] = {}
-    for item in _topological(edges, wishes):
-        rank[item] = len(rank)
-        place[item] = max([wishes[item], *(place[source] for source in edges[item])])
-    return sorted(edges, key=lambda item: (place[item], rank[item]))
+    stack = sorted(edges, reverse=True)
+    while stack:  # an item behind all that it depends on: depth first, without recursion
+        item = stack.pop()
+        latest, missing = wishes[item], []
+        for source in edges[item]:
+            if source not in place:
+                missing.append(source)
+            elif place[source] > latest:
+                latest = place[source]
+        if not missing:
+            place[item] = latest
+        elif item not in place:
+            stack += (item, *sorted(missing, reverse=True))
+    return sorted(place, key=place.__getitem__)  # stable: what is equal stays in order of dependence
 
 
 def pull_up(order: Order, wishes: list[float], starts: Sequence[int], place: float) -> None:
@@ -97,21 +106,3 @@ def _may_move(node: fx.Node) -> bool:
         return False
     does = effects_of(node)
     return not (does.writes or does.everything or does.random or does.chained or does.barrier)
-
-
-def _topological(edges: Edges, wishes: Sequence[float]) -> Iterable[int]:
-    """Items behind all they depend on; of those that could come next, the one with the earliest wish."""
-    missing = {item: len(sources) for item, sources in edges.items()}
-    users: dict[int, list[int]] = {}
-    for item, sources in edges.items():
-        for source in sources:
-            users.setdefault(source, []).append(item)
-    ready = [(wishes[item], item) for item, count in missing.items() if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, item = heapq.heappop(ready)
-        yield item
-        for user in users.get(item, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, (wishes[user], user))

@@ -7,16 +7,15 @@ and sequence parallelism), which a bucket of parameters must leave alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from operator import getitem
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -45,7 +44,7 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     returned = graph.output_node().args[0]
     values = returned if isinstance(returned, (list, tuple)) else (returned,)
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
-    products = _reaching_products(graph)
+    products = _Products()
     found: dict[fx.Node, Carried] = {}
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
@@ -97,9 +96,9 @@ def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
             yield source
 
 
-def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: set[fx.Node], index: int) -> Carried:
+def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, index: int) -> Carried:
     direction = direction_of(node)
-    if any(user in products for user in node.users):
+    if any(products.reached_from(user) for user in node.users):
         return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
     queue = list(node.users)
     for current in queue:
@@ -110,27 +109,56 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: set[fx.Node
     return Carried((), len(outputs) + index, direction)
 
 
-def _reaching_products(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose value reaches a product of something with a weight: a graph input or a gather, as it is or moved and cast."""
-    weights: set[fx.Node] = set()
-    products: list[fx.Node] = []
-    for node in graph.nodes:
-        if node.op == "placeholder" or collectives.is_all_gather(node) or _is_moved(node, weights):
-            weights.add(node)
-        elif _is_product(node) and any(source in weights for source in node.all_input_nodes):
-            products.append(node)
-    marked = set(products)
-    for node in reversed(graph.nodes):
-        if node not in marked and any(user in marked for user in node.users):
-            marked.add(node)
-    return marked
+class _Products:
+    """Products of something with a weight: a graph input or a gather, as it is or moved and cast; each node asked once."""
+
+    def __init__(self) -> None:
+        self._reached: dict[fx.Node, bool] = {}
+        self._weights: dict[fx.Node, bool] = {}
+
+    def reached_from(self, node: fx.Node) -> bool:
+        """Whether the value of ``node`` reaches such a product through any path, or ``node`` is one."""
+        return _spread(node, self._reached, self._is_product, lambda current: current.users)
+
+    def _is_product(self, node: fx.Node) -> bool | None:
+        return True if _is_product(node) and any(map(self._is_weight, node.all_input_nodes)) else None
+
+    def _is_weight(self, node: fx.Node) -> bool:
+        return _spread(node, self._weights, _weight_by_itself, lambda current: current.all_input_nodes)
 
 
-def _is_moved(node: fx.Node, weights: set[fx.Node]) -> bool:
-    moved = collectives.is_wait(node) or moves_data(node) or node.target is getitem
-    return moved and any(source in weights for source in node.all_input_nodes)
+def _weight_by_itself(node: fx.Node) -> bool | None:
+    """Whether ``node`` is a weight; None if it is one where an input is."""
+    if node.op == "placeholder" or collectives.is_all_gather(node):
+        return True
+    return None if collectives.is_wait(node) or moves_data(node) else False
+
+
+def _spread(
+    start: fx.Node,
+    known: dict[fx.Node, bool],
+    itself: Callable[[fx.Node], bool | None],
+    onward: Callable[[fx.Node], Iterable[fx.Node]],
+) -> bool:
+    """Whether ``itself`` holds for ``start`` or anything ``onward`` of it, which None asks for; kept in ``known``."""
+    stack = [start]
+    while stack:
+        node = stack[-1]
+        if node in known:
+            stack.pop()
+            continue
+        answer = itself(node)
+        following = [] if answer is not None else list(onward(node))
+        if answer is None and any(known.get(other, False) for other in following):
+            answer = True
+        missing = [] if answer is not None else [other for other in following if other not in known]
+        if missing:
+            stack.extend(reversed(missing))
+        else:
+            known[node] = bool(answer)
+    return known[start]
 
 
 def _is_product(node: fx.Node) -> bool:
-    op = overload(node)
-    return op is not None and op._schema.name.startswith("aten::") and op._schema.name[6:] in _PRODUCTS
+    name = operator_name(node)
+    return name.startswith("aten::") and name[6:] in _PRODUCTS

@@ -6,7 +6,7 @@ The strongly connected components of the graph with every bucket drawn together 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.targets import Target
 
 Group = tuple["Target", ...]
-Edges = dict[int, set[int]]
+Edges = Mapping[int, Collection[int]]
 """For each item the items that it depends on."""
 
 
@@ -61,7 +61,7 @@ def drawn(order: Order, groups: Iterable[Group]) -> dict[int, int]:
 
 def drawn_together(before: Sequence[Iterable[int]], item_of: Mapping[int, int]) -> Edges:
     """The dependencies with nodes drawn together as ``item_of`` says; a node that it does not name is an item of its own."""
-    edges: Edges = {}
+    edges: dict[int, set[int]] = {}
     for index, earlier in enumerate(before):
         item = item_of.get(index, index)
         mine = edges.setdefault(item, set())

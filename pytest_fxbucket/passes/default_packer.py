@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.passes.fake import alone, fake_value, fresh, has_numbers, seen
 
 if TYPE_CHECKING:
@@ -146,5 +147,15 @@ def _held(bucket: Bucket, rows: FakeTensor, sizes: Sequence[int], places: Sequen
 
 
 def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
-    """``piece`` in the shape of result ``index``."""
-    return make(torch.ops.aten.view.default, piece, list(bucket.shapes[index]))
+    """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
+    view = torch.ops.aten.view.default
+    shape, value, old = list(bucket.shapes[index]), fake_value(piece), bucket.replaced[index]
+    if shape == list(old.shape) and _is_all_of(value, old):
+        return make.holding(old, view, piece, shape)
+    return make(view, piece, shape)
+
+
+def _is_all_of(value: FakeTensor, old: FakeTensor) -> bool:
+    """Whether ``value`` is all of the storage that ``old`` is all of, seen in another shape."""
+    same = (value.numel(), value.dtype) == (old.numel(), old.dtype)
+    return same and storage_key(value) == storage_key(old) and alone(old)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket import collector
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.passes.keep_order import forget_order
+from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.targets import by_module
@@ -43,12 +43,14 @@ def manual_overlap_bucketing(
     entries = parse_entries(module_bucket_plans, "module_bucket_plans")
     if not entries:
         raise PlanError("module_bucket_plans has no entry; name a module that launches collectives")
-    graph = copy.deepcopy(gm.graph)
-    forget_order(graph)
-    targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)
-    ManualPass(mixed=bucket_mode == "custom_ops_multidtype", insert_overlap_deps=insert_overlap_deps).run(graph, targets)
-    gm.graph = graph
-    gm.recompile()
+    with collector.paused():
+        graph = without_kept_order(gm.graph)
+        targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)
+        ManualPass(mixed=bucket_mode == "custom_ops_multidtype", insert_overlap_deps=insert_overlap_deps).run(graph, targets)
+        if graph is gm.graph:
+            gm.recompile()
+        else:
+            gm.graph = graph  # which recompiles
     return gm
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -51,15 +51,6 @@ def alone(value: FakeTensor) -> bool:
 def has_numbers(value: torch.Tensor) -> bool:
     """Whether no size of ``value`` is symbolic."""
     return all(isinstance(size, int) for size in value.shape)
-
-
-def again(value: FakeTensor) -> FakeTensor:
-    """The same tensor as another object, for another node."""
-    if has_numbers(value):
-        return _strided(value, value.fake_mode, value.dtype, int(value.storage_offset()), tuple(value.shape), value.stride())
-    with value.fake_mode:
-        again: Any = value.detach()
-        return cast(FakeTensor, again)
 
 
 def moved(mode: FakeTensorMode, value: FakeTensor) -> FakeTensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.passes.fake import fake_value
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Folded:
     def apply(self, make: Maker, packed: fx.Node) -> fx.Node:
         """The cast of ``packed``, by the operator that the first member was cast with."""
         target: Any = self.casts[0].target
-        if _name(self.casts[0]) == "prims::convert_element_type":
+        if operator_name(self.casts[0]) == "prims::convert_element_type":
             return make(target, packed, self.dtype)
         return make(target, packed, dtype=self.dtype)
 
@@ -52,9 +52,9 @@ def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Cal
 
 def _is_cast(node: fx.Node) -> bool:
     """Whether ``node`` casts a floating tensor to another floating dtype, and does nothing else that matters to a pack."""
-    if _name(node) == "prims::convert_element_type":
+    if operator_name(node) == "prims::convert_element_type":
         plain = not node.kwargs
-    elif _name(node) == "aten::_to_copy":
+    elif operator_name(node) == "aten::_to_copy":
         plain = len(node.args) == 1 and all(_is_plain(node, *item) for item in node.kwargs.items())
     else:
         return False
@@ -78,8 +78,3 @@ def _is_plain(node: fx.Node, name: str, value: Any) -> bool:
 
 def _source(node: fx.Node) -> torch.Tensor:
     return fake_value(node.all_input_nodes[0])
-
-
-def _name(node: fx.Node) -> str:
-    op = overload(node)
-    return "" if op is None else str(op._schema.name)

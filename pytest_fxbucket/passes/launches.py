@@ -12,7 +12,7 @@ import torch
 from pytest_fxbucket.compat.groups import group_ranks
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -60,10 +60,9 @@ def read(node: fx.Node, order: Order) -> Launch | str:
 
     Raises :class:`PassError` if what it sends carries no fake value.
     """
-    op, said = overload(node), collectives.read_launch(node)
-    assert op is not None
+    said = collectives.read_launch(node)
     assert said is not None
-    if op._schema.name not in _MERGED:
+    if operator_name(node) not in _MERGED:
         return f"{node.target} is not bucketed"
     ranks = collectives.argument(node, "group_size")
     if said.kind == "all_reduce":
@@ -158,8 +157,7 @@ def _buffer(node: fx.Node, order: Order) -> tuple[tuple[fx.Node, ...], str]:
     other = next((user for user in buffer.users if user is not node), None)
     if other is not None:
         return (), f"its buffer {buffer.name} is read elsewhere, by {other.name}"
-    op = overload(buffer)
-    if op is None or op._schema.name not in ("aten::empty", "aten::new_empty", "aten::empty_like"):
+    if operator_name(buffer) not in ("aten::empty", "aten::new_empty", "aten::empty_like"):
         return (), f"its buffer {buffer.name} is no new one"
     return (buffer,), ""
 
@@ -169,8 +167,7 @@ def _changed_in_flight(node: fx.Node, parts: Sequence[Part], order: Order) -> st
     begin = order.index[node]
     for part in parts:
         end = min(order.index[wait] for wait in part.waits)
-        for storage in sorted(order.storages(part.input)):
-            writer = next((i for i in order.writers(storage) if begin < i < end), None)
-            if writer is not None:
-                return f"{order.nodes[writer].name} writes what it sends before its wait"
+        writer = next((i for i in order.writing(part.input) if begin < i < end), None)
+        if writer is not None:
+            return f"{order.nodes[writer].name} writes what it sends before its wait"
     return ""

@@ -37,7 +37,7 @@ class Maker:
     def holding(self, value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """The node that calls ``target``, whose fake value is known to be ``value``."""
         node = self._graph.call_function(target, args, kwargs)
-        node.meta = {**self._meta, "val": value}
+        node.meta.update(self._meta, val=value)  # setting meta itself takes the node out of the graph's table and back
         self._made.append(node)
         return node
 

@@ -15,7 +15,6 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import peak_bytes
-from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.compute import gathered_lives
 from pytest_fxbucket.passes.grouping import BUCKETED, Rules, groups_of
 from pytest_fxbucket.passes.keep_order import Pair, keep_order
@@ -62,11 +61,11 @@ class ManualPass:
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
         """Change ``graph`` in place.
 
-        Raises :class:`PlanError` for places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then
-        throw ``graph`` away.
+        Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
+        places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
         names = [node.name for node in graph.nodes]
-        order = order_of(graph)
+        order = targets.order
         before = gathered_lives(graph, ((t.launch, [part.waits[0] for part in t.parts], [t]) for t in targets.planned))
         rules = Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
         buckets = merge(graph, order, groups_of(order, targets.planned, rules, targets.entries), self.packer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from pytest_fxbucket.passes.arrange import arranged, pull_up, relink
 from pytest_fxbucket.passes.circles import drawn, drawn_together
@@ -37,15 +39,20 @@ class Merged:
 def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = "default") -> list[Merged]:
     """Merge each of ``groups`` that has several launches. ``order`` is of ``graph`` as it is; members must be independent.
 
-    A merged all-gather stands where its first member stood, with what it needs; a merged reduction where its last one did.
+    A merged all-gather stands where its first member stood, with what it needs; a merged reduction where its last one did. If a
+    bucket cannot be built (:class:`PassError`), ``graph`` is as it was.
     """
     edges = drawn_together(order.before, drawn(order, groups))
     merging = [group for group in groups if len(group) > 1]
     items = arranged(edges, _wishes(order, merging))
     made: dict[int, list[fx.Node]] = {}
-    packed = {id(group): _build(graph, order, group, packer, made) for group in merging}
-    for group in merging:
-        _replace(graph, group, packed[id(group)])
+    try:
+        packed = {id(group): _build(graph, order, group, packer, made) for group in merging}
+    except BaseException:
+        for node in [node for node in reversed(graph.nodes) if node not in order.index]:
+            graph.erase_node(node)
+        raise
+    _replace({wait: result for group in merging for wait, result in _results(group, packed[id(group)])})
     gone = {node for group in merging for node in _gone(group, packed[id(group)])}
     for node in sorted(gone, key=order.index.__getitem__, reverse=True):
         graph.erase_node(node)
@@ -69,7 +76,7 @@ def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[
     """Make the bucket's nodes; ``made`` says what stands in the place of its launches, and of its waits."""
 
     def foldable(cast: fx.Node) -> bool:
-        return not any(order.writers(storage) for source in cast.all_input_nodes for storage in order.storages(source))
+        return not any(order.writing(source) for source in cast.all_input_nodes)
 
     with graph.inserting_before(graph.output_node()):
         packed = build(graph, group, packer=packer, foldable=foldable)
@@ -78,13 +85,24 @@ def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[
     return packed
 
 
-def _replace(graph: fx.Graph, group: Group, packed: Packed) -> None:
-    results = iter(packed.results)
-    for target in group:
-        for part in target.parts:
-            result = next(results)
-            for wait in part.waits:
-                wait.replace_all_uses_with(result)
+def _results(group: Group, packed: Packed) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """(wait, what its readers get instead)."""
+    parts = (part for target in group for part in target.parts)
+    for part, result in zip(parts, packed.results, strict=True):
+        for wait in part.waits:
+            yield wait, result
+
+
+def _replace(results: Mapping[fx.Node, fx.Node]) -> None:
+    """Let the readers of each key read its value. Each reader once: the output may read thousands."""
+
+    def result(node: fx.Node) -> fx.Node:
+        return results.get(node, node)
+
+    for reader in dict.fromkeys(reader for wait in results for reader in wait.users):
+        reader.args = torch.fx.map_arg(reader.args, result)
+        if reader.kwargs:
+            reader.kwargs = torch.fx.map_arg(reader.kwargs, result)
 
 
 def _gone(group: Group, packed: Packed) -> list[fx.Node]:

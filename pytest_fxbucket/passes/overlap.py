@@ -68,7 +68,7 @@ def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap) -> Reord
     if rules.defer_reduce:
         moves.defer()
     if moves.wishes != list(map(float, range(len(moves.order.nodes)))):
-        edges = {index: set(before) for index, before in enumerate(moves.order.before)}
+        edges = dict(enumerate(moves.order.before))
         relink(graph, [moves.order.nodes[index] for index in arranged(edges, moves.wishes)])
     return Reordered(tuple(moves.left), tuple(moves.kept))
 

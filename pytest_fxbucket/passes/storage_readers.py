@@ -5,7 +5,9 @@ from __future__ import annotations
 from operator import getitem
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.ops import is_view, overload, returns_written
+import torch
+
+from pytest_fxbucket.graph.ops import is_view, operator_name, returns_written
 
 if TYPE_CHECKING:
     from torch import fx
@@ -36,8 +38,7 @@ def need_own_storage(node: fx.Node) -> bool:
 
 
 def _asks(node: fx.Node) -> bool:
-    op = overload(node)
-    return op is not None and (op._schema.name in _READERS or str(op) == "aten.view.dtype")
+    return operator_name(node) in _READERS or node.target is torch.ops.aten.view.dtype
 
 
 def _shares(node: fx.Node) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.passes import launches
 from pytest_fxbucket.passes.carried import Carried, carried
 from pytest_fxbucket.passes.launches import Part
@@ -60,6 +60,8 @@ class Targets:
     """In order of launch."""
     left_alone: tuple[LeftAlone, ...]
     launches: int
+    order: Order
+    """Of the graph; it holds until the graph changes."""
     entries: tuple[str, ...] = ()
     """In the plan's order; empty if launches are bucketed by size."""
 
@@ -145,7 +147,7 @@ def _sort(graph: fx.Graph, names: Mapping[fx.Node, _Name], entries: tuple[str, .
             left.append(LeftAlone(_describe(node, name), launch))
         else:
             planned.append(_target(launch, name))
-    return Targets(tuple(planned), tuple(left), len(names), entries)
+    return Targets(tuple(planned), tuple(left), len(names), order, entries)
 
 
 def _target(launch: launches.Launch, name: _Name) -> Target:

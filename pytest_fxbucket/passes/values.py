@@ -17,13 +17,13 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.passes.fake import again, fresh, moved, seen
+from pytest_fxbucket.passes.fake import fresh, moved, seen
 
 
 def value_of(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What ``target`` gives for arguments that hold fake tensors; raises :class:`PassError` if it cannot be called on them."""
-    if target is getitem and isinstance(args[0][args[1]], FakeTensor):
-        return again(args[0][args[1]])
+    if target is getitem and isinstance(args[0], (list, tuple)):
+        return args[0][args[1]]  # the very tensor that the list holds
     value = _known(mode, target, args, kwargs)
     return _called(mode, target, args, kwargs) if value is None else value
 

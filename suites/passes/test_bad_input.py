@@ -10,8 +10,8 @@ import torch
 from hand_made import ROWS, HandMade, aten, chain
 from torch import fx
 
-from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.passes import manual_overlap_bucketing, pack
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_module
 
@@ -36,7 +36,7 @@ def assert_refused(gm: fx.GraphModule, call: Callable[[], Any], *says: str) -> N
     nodes = list(graph.nodes)
     metas = [node.meta for node in nodes]
     held = [dict(meta) for meta in metas]
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises((PlanError, PassError)) as caught:
         call()
     message = str(caught.value)
     for words in says:
@@ -159,16 +159,26 @@ def test_an_activation_of_no_entry_is_no_error() -> None:
         assert [left.reason for left in targets.left_alone] == ["it gathers what mm_default computes, no parameter"]
 
 
-def test_a_pass_that_fails_half_way_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(self: ManualPass, graph: fx.Graph, targets: Any) -> None:
-        for node in graph.nodes:
-            node.meta.clear()
-        graph.eliminate_dead_code()
-        raise PlanError("half way")
-
-    monkeypatch.setattr(ManualPass, "run", half)
+def test_a_graph_that_is_not_in_order_is_refused_by_name() -> None:
     gm = layers()
-    assert_refused(gm, lambda: manual_overlap_bucketing(gm, ["embed"]), "half way")
+    launch = next(node for node in gm.graph.nodes if node.target is aten.mul.Tensor)
+    launch.append(launch.all_input_nodes[1])
+    assert_refused(gm, lambda: manual_overlap_bucketing(gm, ["embed"]), "not in order", launch.name)
+
+
+def test_a_bucket_that_cannot_be_built_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def breaking(*args: Any, **kwargs: Any) -> Any:
+        if built:
+            raise PassError("the second bucket cannot be built")
+        built.append(pack.build(*args, **kwargs))
+        return built[0]
+
+    monkeypatch.setattr("pytest_fxbucket.passes.merge.build", breaking)
+    gm = layers()
+    assert_refused(gm, lambda: manual_overlap_bucketing(gm, ["embed", "layers.0"]), "the second bucket")
+    assert built
 
 
 Hand = dict[str, dict[str, str]]
