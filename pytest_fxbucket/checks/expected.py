@@ -12,33 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind
-from pytest_fxbucket.graph import collectives
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
 
 MB = 1 << 20
-Needs = Mapping[str, frozenset[str]]
-"""For each launch, by its node's name, the launches whose results it needs."""
-
-
-def needs_of(order: Order) -> Needs:
-    """Which launches of a graph need which, through any path of values and writes."""
-    names: list[str] = []
-    above: list[int] = []
-    found: dict[str, frozenset[str]] = {}
-    for node, before in zip(order.nodes, order.before, strict=True):
-        bits = 0
-        for earlier in before:
-            bits |= above[earlier]
-        if collectives.launch_kind(node) is not None:
-            found[node.name] = frozenset(name for i, name in enumerate(names) if bits >> i & 1)
-            bits |= 1 << len(names)
-            names.append(node.name)
-        above.append(bits)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +38,26 @@ class Expected:
 
 def expected(promise: Promise, captured: Reading, needs: Needs) -> list[Expected]:
     """Every launch that carries parameters or gradients alone."""
-    found: list[tuple[Expected, list[Bucket]]] = []
-    for direction in DIRECTIONS:
-        for kind in KINDS:
-            found += _of_kind(promise, of_kind(captured, direction, kind), needs, f"{direction} {kind}")
+    place = {fqn: i for i, fqn in enumerate(promise.registration)}
+    capped = [
+        _Capped(f"{direction} {kind}", key, list(_capped(promise, key.name, same, place)))
+        for direction in DIRECTIONS
+        for kind in KINDS
+        for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
+    ]
+    levels = needs.levels([[bucket.node for bucket in part] for one in capped for part in one.parts])
+    found = list(_labelled(capped, levels))
     circling = _circling([part for _, part in found], needs)
     return [replace(one, loose=number in circling) for number, (one, _) in enumerate(found)]
 
 
-def _of_kind(promise: Promise, buckets: Sequence[Bucket], needs: Needs, what: str) -> Iterator[tuple[Expected, list[Bucket]]]:
-    keyed = _by_key(promise, buckets)
-    launches = Counter(key.name for key in keyed)
-    for key, same in keyed.items():
-        parts = [part for capped in _capped(promise, key.name, same) for part in _levels(capped, needs)]
+def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[tuple[Expected, list[Bucket]]]:
+    launches = Counter((what, key.name) for what, key, _ in several)
+    for what, key, capped in several:
+        parts = [part for whole in capped for part in _parted(whole, levels)]
         for number, part in enumerate(parts, start=1):
             label = f"entry {key.name}, {what}" if key.name else f"by size, {what}"
-            label += f" {key.dtype.removeprefix('torch.')}" if launches[key.name] > 1 and not key.alone else ""
+            label += f" {key.dtype.removeprefix('torch.')}" if launches[what, key.name] > 1 and not key.alone else ""
             label += f" ({key.alone})" if key.alone not in ("", key.name) else ""
             label += f", part {number} of {len(parts)}" if len(parts) > 1 else ""
             fqns = tuple(fqn for bucket in part for fqn in bucket.fqns)
@@ -82,18 +66,34 @@ def _of_kind(promise: Promise, buckets: Sequence[Bucket], needs: Needs, what: st
 
 def _circling(parts: Sequence[Sequence[Bucket]], needs: Needs) -> set[int]:
     """Parts that lie on a circle of parts that need each other, or between two circles."""
-    home = {bucket.node: number for number, part in enumerate(parts) for bucket in part}
-    below = {
-        number: {home[name] for bucket in part for name in needs.get(bucket.node, ()) if name in home} - {number}
-        for number, part in enumerate(parts)
-    }
-    left = set(below)
+    below = needs.below([[bucket.node for bucket in part] for part in parts])
+    first = sorted(range(len(parts)), key=lambda number: min(bucket.launch for bucket in parts[number]))
+    left = _peeled(first, below, (1 << len(parts)) - 1)
+    above = [0] * len(parts)
+    for number in first:
+        for other in first if left >> number & 1 else ():
+            above[other] |= (below[number] >> other & 1) << number
+    left = _peeled(first[::-1], above, left)
+    return {number for number in first if left >> number & 1}
+
+
+def _peeled(order: Sequence[int], below: Sequence[int], left: int) -> int:
+    """``left`` (bits) without what needs none of it, again and again; one round, if ``order`` is one of the needs."""
     while True:
-        needed = {other for number in left for other in below[number]}
-        gone = {number for number in left if number not in needed or not below[number] & left}
-        if not gone:
+        before = left
+        for number in order:
+            if left >> number & 1 and not below[number] & left & ~(1 << number):
+                left ^= 1 << number
+        if left == before:
             return left
-        left -= gone
+
+
+class _Capped(NamedTuple):
+    """Launches that agree in a key, parted by the cap."""
+
+    what: str
+    key: _Key
+    parts: list[list[Bucket]]
 
 
 class _Key(NamedTuple):
@@ -133,11 +133,12 @@ def _key(promise: Promise, bucket: Bucket) -> _Key:
     )
 
 
-def _capped(promise: Promise, name: str, buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+def _capped(promise: Promise, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
+    """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration."""
     if promise.by == "plan":
-        place = promise.entries.index(name) if name in promise.entries else 0
-        caps = [promise.caps[min(place, len(promise.caps) - 1)]]
-        buckets = _laid_out(promise, buckets)
+        turn = promise.entries.index(name) if name in promise.entries else 0
+        caps = [promise.caps[min(turn, len(promise.caps) - 1)]]
+        buckets = _laid_out(promise, buckets, place)
     else:
         caps = list(promise.caps)
     part: list[Bucket] = []
@@ -145,25 +146,21 @@ def _capped(promise: Promise, name: str, buckets: Sequence[Bucket]) -> Iterator[
     for bucket in buckets:
         cap = caps[min(parts, len(caps) - 1)] * MB
         if part and cap and size + bucket.bytes > cap:
-            yield _laid_out(promise, part)
+            yield _laid_out(promise, part, place)
             part, size, parts = [], 0, parts + 1
         part.append(bucket)
         size += bucket.bytes
-    yield _laid_out(promise, part)
+    yield _laid_out(promise, part, place)
 
 
-def _laid_out(promise: Promise, buckets: Sequence[Bucket]) -> list[Bucket]:
+def _laid_out(promise: Promise, buckets: Sequence[Bucket], place: Mapping[str, int]) -> list[Bucket]:
     if promise.layout != "registration":
         return list(buckets)
-    return sorted(buckets, key=lambda bucket: min(promise.registration.index(fqn) for fqn in bucket.fqns))
+    return sorted(buckets, key=lambda bucket: min(place[fqn] for fqn in bucket.fqns))
 
 
-def _levels(buckets: Sequence[Bucket], needs: Needs) -> list[list[Bucket]]:
+def _parted(buckets: Sequence[Bucket], level: Mapping[str, int]) -> list[list[Bucket]]:
     """``buckets`` in as few parts as possible of which none holds two that need each other; the order inside is kept."""
-    level: dict[str, int] = {}
-    for bucket in sorted(buckets, key=lambda bucket: bucket.launch):
-        taken = {level[name] for name in needs.get(bucket.node, ()) if name in level}
-        level[bucket.node] = next(number for number in range(len(buckets)) if number not in taken)
     parts: dict[int, list[Bucket]] = {}
     for bucket in buckets:
         parts.setdefault(level[bucket.node], []).append(bucket)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.expected import Expected, Needs, expected
+from pytest_fxbucket.checks.expected import Expected, expected
+from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind, some, times
 from pytest_fxbucket.compat.groups import untwinned
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Reading
 
+Member = tuple[str, str]
+"""FQN, and process group where it is launched on several."""
 _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "all-reduced"}
 
 
@@ -41,22 +44,25 @@ class _Launches:
         self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.group))
         self.there = [(bucket, self._members(bucket.fqns, untwinned(bucket.group))) for bucket in there]
         self.have = Counter(member for _, members in self.there for member in members)
+        self.carrying: dict[frozenset[tuple[Member, int]], list[Bucket]] = {}
+        """Launches by their members, each with how often it is in it."""
+        for bucket, members in self.there:
+            self.carrying.setdefault(frozenset(Counter(members).items()), []).append(bucket)
 
     def problems(self) -> Iterator[str]:
-        taken: dict[str, Expected] = {}
+        taken: set[str] = set()
+        own: list[Bucket | None] = []
         for one in self.wanted:
-            match = self._match(one, taken)
-            if match is not None:
-                taken[match.node] = one
-        for one in self.wanted:
+            own.append(self._match(one, taken))
+            taken.update(match.node for match in own[-1:] if match is not None)
+        for one, match in zip(self.wanted, own, strict=True):
             yield from self._missing(one)
-            own = [bucket for bucket, _ in self.there if taken.get(bucket.node) is one]
-            yield from self._layout(own[0], one, one.fqns) if own else self._parted(one, taken)
+            yield from self._layout(match, one, one.fqns) if match is not None else self._parted(one, taken)
 
-    def _match(self, one: Expected, taken: dict[str, Expected]) -> Bucket | None:
+    def _match(self, one: Expected, taken: Collection[str]) -> Bucket | None:
         """A launch of just these members that is nobody else's."""
-        members = Counter(self._members(one.fqns, one.group))
-        return next((b for b, found in self.there if b.node not in taken and Counter(found) == members), None)
+        same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.group)).items()), [])
+        return next((bucket for bucket in same if bucket.node not in taken), None)
 
     def _missing(self, one: Expected) -> Iterator[str]:
         members = {fqn: self._member(fqn, one.group) for fqn in dict.fromkeys(one.fqns)}
@@ -72,7 +78,7 @@ class _Launches:
             if count > 1 and have and have != count:
                 yield f"{one.label}: {fqn} is {verb} {times(have)} in {where}, {times(count)} before the pass"
 
-    def _parted(self, one: Expected, taken: dict[str, Expected]) -> Iterator[str]:
+    def _parted(self, one: Expected, taken: Collection[str]) -> Iterator[str]:
         """No launch carries just what is promised: what the launches do that have some of it."""
         members = set(self._members(one.fqns, one.group))
         carrying = [bucket for bucket, found in self.there if members.intersection(found)]
@@ -101,10 +107,10 @@ class _Launches:
             yield f"{one.label}: member {at} of the layout is {have[at]}, expected {members[at]} ({order} order)"
         yield from _gaps(bucket, one)
 
-    def _members(self, fqns: Sequence[str], group: str) -> list[tuple[str, str]]:
+    def _members(self, fqns: Sequence[str], group: str) -> list[Member]:
         return [self._member(fqn, group) for fqn in fqns]
 
-    def _member(self, fqn: str, group: str) -> tuple[str, str]:
+    def _member(self, fqn: str, group: str) -> Member:
         return fqn, group if fqn in self.several else ""
 
 

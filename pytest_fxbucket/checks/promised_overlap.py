@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, of_kind, some, stages_of
@@ -69,29 +70,44 @@ def _in_forward(reading: Reading, stage: Sequence[Bucket]) -> bool:
 def _exposed(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
     """A gather may not be waited for before compute that ran before its members' first wait until now."""
     waits = {(b.direction, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
+    hidden = _Hidden(captured, passed)
     for bucket in passed.buckets:
         old = [w for fqn in bucket.fqns if (w := waits.get((bucket.direction, fqn))) is not None]
         planned = next((fqn for fqn in bucket.fqns if promise.is_planned(fqn)), None)
         if bucket.kind != "all_gather" or bucket.wait is None or not old or planned is None:
             continue
         entry = promise.entry_of.get(planned, planned)
-        before, now = _numbered_before(captured, min(old)), _numbered_before(passed, bucket.wait)
-        ahead = (before - now) & _numbered_before(passed, passed.last)
+        ahead = hidden.before_and_no_more(min(old), bucket.wait)
         if ahead:
-            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in sorted(ahead))
+            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in ahead)
             what = f"entry {entry}, {bucket.direction} all_gather"
             yield f"{what} is waited for before {some(list(names))} computes, which used to hide it: it is exposed"
 
 
-def _numbered_before(reading: Reading, position: int) -> set[tuple[str, str, int]]:
-    """(direction, FQN, nth) of every compute before ``position``."""
+class _Hidden:
+    """Computes by (direction, FQN, nth), where each stood before the pass and where it stands now."""
+
+    def __init__(self, captured: Reading, passed: Reading) -> None:
+        now = {key: where for where, key in _numbered(passed) if where < passed.last}
+        self.before = sorted((where, key, now[key]) for where, key in _numbered(captured) if key in now)
+        self.places = [where for where, _, _ in self.before]
+        self.latest = list(accumulate((now for _, _, now in self.before), max))
+        """Of the computes up to each one, where the last of them stands now."""
+
+    def before_and_no_more(self, then: int, now: int) -> list[tuple[str, str, int]]:
+        """Computes that stood before position ``then`` and stand behind ``now``, sorted."""
+        count = bisect_left(self.places, then)
+        if not count or self.latest[count - 1] < now:
+            return []
+        return sorted(key for _, key, place in self.before[:count] if place >= now)
+
+
+def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
+    """(position, (direction, FQN, nth)) of every compute."""
     seen: Counter[tuple[str, str]] = Counter()
-    found: set[tuple[str, str, int]] = set()
     for where, direction, fqn in reading.computes:
-        if where < position:
-            found.add((direction, fqn, seen[direction, fqn]))
-            seen[direction, fqn] += 1
-    return found
+        yield where, (direction, fqn, seen[direction, fqn])
+        seen[direction, fqn] += 1
 
 
 def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:

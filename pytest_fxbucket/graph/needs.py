@@ -25,21 +25,17 @@ class Needs:
 
 
 def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
-    """Bounds of each of ``launches``, which are in graph order. One walk with a set of launches, as bits, for each node."""
-    bit = {order.index[launch]: 1 << number for number, launch in enumerate(launches)}
-    blocks = [not moves_freely(node) for node in order.nodes]
-    known: list[int] = []
+    """Bounds of each of ``launches``. One walk down the graph and one up, O(nodes + edges)."""
+    fixed = [not moves_freely(node) for node in order.nodes]
     blocked: list[int] = []
-    first: dict[int, int] = {}
-    for index, before in enumerate(order.before):
-        bits, last = 0, -1
-        for earlier in before:
-            bits |= known[earlier]
-            last = max(last, earlier if blocks[earlier] else blocked[earlier])
-        if index in bit:
-            fresh = bits & ~sum(first)
-            first |= {one: index for one in bit.values() if fresh & one}
-            bits |= bit[index]
-        known.append(bits)
-        blocked.append(last)
-    return {launch: Needs(blocked[order.index[launch]], first.get(1 << number)) for number, launch in enumerate(launches)}
+    for before in order.before:
+        blocked.append(max((earlier if fixed[earlier] else blocked[earlier] for earlier in before), default=-1))
+    sent = {order.index[launch] for launch in launches}
+    end = len(order.nodes)
+    needed = [end] * end
+    for index in range(end - 1, -1, -1):
+        first = index if index in sent else needed[index]
+        for earlier in order.before[index]:
+            needed[earlier] = min(needed[earlier], first)
+    at = {launch: order.index[launch] for launch in launches}
+    return {launch: Needs(blocked[i], needed[i] if needed[i] < end else None) for launch, i in at.items()}

@@ -141,7 +141,7 @@ def _repeats(lines: Sequence[_Line], at: int, length: int) -> _Repetition | None
 
 def _moves(lines: Sequence[_Line], at: int, length: int) -> tuple[tuple[int, ...], ...] | None:
     """What each index of the block at ``at`` counts by to the next block; None if more than indices differs."""
-    if at + 2 * length > len(lines):
+    if at + 2 * length > len(lines) or lines[at].words != lines[at + length].words:
         return None
     found = []
     for here, there in zip(lines[at : at + length], lines[at + length : at + 2 * length], strict=True):

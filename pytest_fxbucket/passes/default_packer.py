@@ -150,6 +150,8 @@ def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
     """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
     view = torch.ops.aten.view.default
     shape, value, old = list(bucket.shapes[index]), fake_value(piece), bucket.replaced[index]
+    if shape == list(value.shape):
+        return piece
     if shape == list(old.shape) and _is_all_of(value, old):
         return make.holding(old, view, piece, shape)
     return make(view, piece, shape)

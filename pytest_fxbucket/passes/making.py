@@ -36,7 +36,10 @@ class Maker:
 
     def holding(self, value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """The node that calls ``target``, whose fake value is known to be ``value``."""
-        node = self._graph.call_function(target, args, kwargs)
+        node = self._graph.call_function(target)  # given with it, arguments are walked in Python, which takes as long again
+        node.args = args
+        if kwargs:
+            node.kwargs = kwargs
         node.meta.update(self._meta, val=value)  # setting meta itself takes the node out of the graph's table and back
         self._made.append(node)
         return node
