@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_fxbucket.compat.fx_nodes import inputs_of
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.effects import Effects, effects_of, given, written
 from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
@@ -72,17 +73,18 @@ def order_of(graph: fx.Graph) -> Order:
     storages = Storages(nodes, effects)
     walk = _Walk(storages, _written(nodes, effects, storages))
     index = {node: i for i, node in enumerate(nodes)}
+    place_of = index.__getitem__
     before: list[tuple[int, ...]] = []
     for i, (node, does) in enumerate(zip(nodes, effects, strict=True)):
-        inputs = [index[source] for source in node.all_input_nodes]
+        inputs: Iterable[int] = map(place_of, inputs_of(node))
         if walk.asks or does.random or does.chained or does.barrier or node.op == "output":
             earlier = set(inputs)
             walk.step(i, node, does, earlier)
-            inputs = [*earlier]
-        inputs.sort()
-        if inputs and inputs[-1] >= i:
-            raise PassError(f"the graph is not in order: {node.name} stands before {nodes[inputs[-1]].name}, which it needs")
-        before.append(tuple(inputs))
+            inputs = earlier
+        needed = tuple(sorted(inputs))
+        if needed and needed[-1] >= i:
+            raise PassError(f"the graph is not in order: {node.name} stands before {nodes[needed[-1]].name}, which it needs")
+        before.append(needed)
     return Order(nodes, index, before, tuple(walk.barriers), storages, walk.writers)
 
 

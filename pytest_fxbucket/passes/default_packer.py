@@ -9,6 +9,7 @@ element, with zeros between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import getitem
 from typing import TYPE_CHECKING
@@ -149,12 +150,15 @@ def _held(bucket: Bucket, rows: FakeTensor, sizes: Sequence[int], places: Sequen
 def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
     """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
     view = torch.ops.aten.view.default
-    shape, value, old = list(bucket.shapes[index]), fake_value(piece), bucket.replaced[index]
+    value, old = fake_value(piece), bucket.replaced[index]
+    shape = [size for size in bucket.shapes[index] if isinstance(size, int)]
+    if len(shape) < len(bucket.shapes[index]) or not has_numbers(value) or math.prod(shape) != value.numel():
+        return make(view, piece, list(bucket.shapes[index]))
     if shape == list(value.shape):
         return piece
     if shape == list(old.shape) and _is_all_of(value, old):
         return make.holding(old, view, piece, shape)
-    return make(view, piece, shape)
+    return make.holding(seen(value, shape), view, piece, shape) if value.is_contiguous() else make(view, piece, shape)
 
 
 def _is_all_of(value: FakeTensor, old: FakeTensor) -> bool:

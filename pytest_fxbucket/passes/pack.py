@@ -65,7 +65,7 @@ def build(
     results = _checked(name, _asked(name, unpack, wait), parts, bucket)
     results = [_in_own_storage(make, result, part) for result, part in zip(results, parts, strict=True)]
     for result, value in zip(results, bucket.replaced, strict=True):
-        if has_numbers(value) and value.is_contiguous():
+        if result.meta["val"] is not value and has_numbers(value) and value.is_contiguous():
             result.meta["val"] = value
     return Packed(pack, launch, wait, make.taken(), tuple(results), cast.casts if cast else ())
 
