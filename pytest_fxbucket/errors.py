@@ -29,3 +29,11 @@ class RankError(FxbucketError):
 
 class GoldenError(FxbucketError):
     """A golden file that is missing, damaged, or of another version."""
+
+
+class GraphError(FxbucketError):
+    """A question about a graph that has no answer."""
+
+
+class NoModuleError(GraphError):
+    """A module that a graph does not have; also a KeyError, an AttributeError or an IndexError, as it was asked for."""

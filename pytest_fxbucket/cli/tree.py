@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.units import human_bytes
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -30,16 +32,6 @@ def tree(model: nn.Module) -> Iterator[str]:
     for line in lines:
         named = f"{line.label}  {line.kind}" if line.kind else line.label
         yield f"{named:<{width}}  {line.count:>{digits},}  {human_bytes(line.size_bytes):>10}{line.note}"
-
-
-def human_bytes(size: int) -> str:
-    """Write bytes with a binary unit and one decimal."""
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def _lines(module: nn.Module, label: str, depth: int) -> Iterator[Line]:

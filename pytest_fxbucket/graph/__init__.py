@@ -1,1 +1,27 @@
-"""Reads graphs and changes none: collectives, contents, layout, schedule, text."""
+"""Reads graphs and changes none: the module tree, collectives, contents, layout, schedule, text.
+
+``GraphView`` is the module tree of a traced graph; it, and what it hands out, is what users import from here. Importing this
+package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.subgraph import SubGraph
+    from pytest_fxbucket.graph.view import GraphView
+
+__all__ = ["GraphView", "SubGraph"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GraphView":
+        from pytest_fxbucket.graph.view import GraphView
+
+        return GraphView
+    if name == "SubGraph":
+        from pytest_fxbucket.graph.subgraph import SubGraph
+
+        return SubGraph
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

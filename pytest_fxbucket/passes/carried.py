@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 
@@ -53,13 +54,6 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
         elif kind is not None:
             found[node] = _reduction(node, outputs, products, index)
     return found
-
-
-def direction_of(node: fx.Node) -> Direction:
-    """Forward or backward by the marks that tracers leave; forward where there is none."""
-    if node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward":
-        return "backward"
-    return "backward" if "fwd_nn_module_stack" in node.meta and not node.meta.get("nn_module_stack") else "forward"
 
 
 def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> Carried:

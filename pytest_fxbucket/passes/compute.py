@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.passes.carried import direction_of
 
 if TYPE_CHECKING:
     from torch import fx

@@ -1,34 +1,35 @@
-"""Which entry each launch belongs to, told by the modules that its metadata names.
+"""Which entry each launch belongs to, told by the modules that its metadata names (:mod:`pytest_fxbucket.graph.modules`).
 
-A tracer writes a node's modules, outermost first, as plain FQNs (``layers.0``) or as dynamo's source of them
-(``L['self']._modules['layers']['0']``, ``L['model'].layers.0``). Whatever wraps the model stands before or within both: the
-variable that holds it, ``torch.compile``, activation checkpointing, a module of the user's. Entries are read without it.
+Whatever wraps the model, the variable that holds it, ``torch.compile``, activation checkpointing, a module of the user's, is no
+part of an entry: entries are read without it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.modules import (
+    NO_MODULES,
+    ModuleStackFn,
+    Path,
+    merged_parts,
+    module_path,
+    module_stack,
+    shared_path,
+    wrong_stack,
+)
 from pytest_fxbucket.plan.entries import Entry
 from pytest_fxbucket.plan.hints import some
-from pytest_fxbucket.plan.rules import show
 from pytest_fxbucket.plan.selector import ROOT, Resolution, resolve
 
 if TYPE_CHECKING:
     from torch import fx
 
-ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
-Path = tuple[str, ...]
-"""Names of the modules on the way to one."""
-
-_VARIABLE = re.compile(r"^[LG]\['[^']*'\]")
-_STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")
-_NO_MODULES = {"_modules", "__dict__", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+__all__ = ["ByModule", "ModuleStackFn", "entries_by_module", "module_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,6 @@ class ByModule:
     """In order, ranges and stars written out."""
     entry_of: Mapping[fx.Node, str]
     """Launches that no entry names are left out."""
-
-
-def module_stack(node: fx.Node) -> list[tuple[str, type]]:
-    """Module stack of a node as torch writes it: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` backward."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return list(stack.values())
-
-
-def module_path(name: str) -> Path:
-    """``layers.0`` of a module's name as tracers spell it, in parts; without the variable and what torch wraps modules in."""
-    parts = ("".join(found) for found in _STEP.findall(_VARIABLE.sub("", name)))
-    return tuple(part for part in parts if part not in _NO_MODULES)
 
 
 def entries_by_module(
@@ -73,7 +62,7 @@ def entries_by_module(
     """
     stack = module_stack_fn or module_stack
     launches = [node for node in graph.nodes if collectives.launch_kind(node)]
-    merged = {node: parts for node in launches if (parts := _merged_before(node))}
+    merged = {node: parts for node in launches if (parts := merged_parts(node))}
     paths = {node: _paths(stack(node), where) for node in launches if node not in merged}
     _refuse_nameless([*merged.values(), *paths.values()], module_stack_fn, where)
     entries = [Entry(name, tuple(_clean(selector) for selector in selectors)) for name, selectors in plans]
@@ -99,22 +88,11 @@ def entries_by_module(
     return ByModule(tuple(names), entry_of)
 
 
-def _paths(stack: object, where: str) -> tuple[Path, ...]:
+def _paths(stack: Sequence[tuple[str, type]], where: str) -> tuple[Path, ...]:
     """Modules of one node, innermost first."""
-    if not isinstance(stack, (list, tuple)):
-        raise PlanError(f"{where}: module_stack_fn gave {show(stack)}, expected a list of (module FQN, class), outermost first")
-    found: dict[Path, None] = {}
-    for item in reversed(stack):
-        if not isinstance(item, (list, tuple)) or not item or not isinstance(item[0], str):
-            raise PlanError(f"{where}: module_stack_fn gave a list with {show(item)} in it, expected (module FQN, class)")
-        found[module_path(item[0])] = None
-    return tuple(found)
-
-
-def _merged_before(node: fx.Node) -> tuple[Path, ...]:
-    """What a launch that this pass has merged is of: the parts of its entry, behind any prefix."""
-    entry = node.meta.get("fxbucket_entry")
-    return tuple(module_path(part) for part in entry.split("+")) if isinstance(entry, str) else ()
+    if wrong := wrong_stack(stack):
+        raise PlanError(f"{where}: {wrong}")
+    return tuple(dict.fromkeys(module_path(item[0]) for item in reversed(stack)))
 
 
 def _refuse_nameless(paths: Sequence[Sequence[Path]], given: ModuleStackFn | None, where: str) -> None:
@@ -126,19 +104,19 @@ def _refuse_nameless(paths: Sequence[Sequence[Path]], given: ModuleStackFn | Non
         raise PlanError(f"{where}: no entry can match: module_stack_fn names no module for any of {len(paths)} collectives")
     raise PlanError(
         f"{where}: no entry can match: no collective carries a module's name (nn_module_stack or fwd_nn_module_stack in "
-        "node.meta); trace with them, pass module_stack_fn, or bucket by size"
+        "node.meta, or an annotation module_fqn or module_path); trace with them, pass module_stack_fn, or bucket by size"
     )
 
 
 def _clean(selector: str) -> str:
     """``selector`` without the names that are no modules to those who write plans."""
-    return ".".join(part for part in selector.split(".") if part not in _NO_MODULES) or selector
+    return ".".join(part for part in selector.split(".") if part not in NO_MODULES) or selector
 
 
 def _prefix(paths: Iterable[Sequence[Path]], merged: Iterable[Sequence[Path]], selectors: Sequence[Path]) -> Path:
     """The shortest prefix that all launches share and behind which most selectors match; most are all, if nothing is wrong."""
     named = [found for found in paths if any(found)]
-    shared = _shared([found[0] for found in named])
+    shared = shared_path(found[0] for found in named)
     every = {path for found in named for path in found}
     bare = {part for parts in merged for part in parts}
     counts = []
@@ -147,14 +125,6 @@ def _prefix(paths: Iterable[Sequence[Path]], merged: Iterable[Sequence[Path]], s
         modules = {path[:end] for path in behind for end in range(len(path) + 1)}
         counts.append(sum(_is_among(modules, selector) for selector in selectors))
     return shared[: counts.index(max(counts))]
-
-
-def _shared(paths: Sequence[Path]) -> Path:
-    if not paths:
-        return ()
-    first, last = min(paths), max(paths)
-    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:length]
 
 
 def _is_among(modules: Collection[Path], selector: Path) -> bool:

@@ -13,8 +13,8 @@ import pytest
 from pytest_fxbucket.cli import main
 from pytest_fxbucket.cli.blocks import Names
 from pytest_fxbucket.cli.toml_text import from_toml, to_toml
-from pytest_fxbucket.cli.tree import human_bytes
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, resolve
+from pytest_fxbucket.units import human_bytes
 
 MODEL = """
 import torch

@@ -167,3 +167,12 @@ def test_a_module_called_within_another_belongs_to_its_own_entry_and_else_to_the
 def test_a_number_is_no_prefix_of_a_longer_one() -> None:
     gm = chain([f"layers.{i}" for i in range(11)])
     assert list(entries_by_module(gm.graph, [("layers.1", ["layers.1"])]).entry_of.values()) == ["layers.1"] * 2
+
+
+def test_an_annotation_names_a_launch_as_a_stack_does() -> None:
+    gm = chain(["layers.0", "layers.1"])
+    for node in gm.graph.nodes:
+        if stack := node.meta.pop("nn_module_stack", None):
+            node.meta["custom"] = {"module_fqn": [*stack][-1]}
+    found = entries_by_module(gm.graph, [("layers.*", ["layers.*"])])
+    assert list(found.entry_of.values()) == ["layers.0"] * 2 + ["layers.1"] * 2

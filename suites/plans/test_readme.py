@@ -1,4 +1,4 @@
-"""README's example is a test, and its tables name every key and option."""
+"""README's examples are tests, and its tables name every key and option."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pytest_fxbucket.plan.schema import keys
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_test_of_readme_passes(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
-    example = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "fxbucket_plan" in block)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+def test_the_example_tests_of_readme_pass(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
+    first, graph_view = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "fxbucket_plan" in block)
+    assert len([line for line in first.splitlines() if line.strip()]) <= 10
     root = request.config.rootpath
     for name in ("fixtures", "golden"):
         (pytester.path / name).symlink_to(root / name)
-    pytester.makepyfile(example)
+    pytester.makepyfile(first, test_graph_view=graph_view)
     pytester.makeini("[pytest]\npythonpath = .\n")
-    pytester.runpytest_subprocess("--rootdir", str(pytester.path)).assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("--rootdir", str(pytester.path)).assert_outcomes(passed=2)
 
 
 def test_every_key_of_the_schema_is_in_readme() -> None:

@@ -1,0 +1,115 @@
+"""Which modules a node belongs to, and which direction: what tracers write into ``node.meta``, read in one way.
+
+A tracer writes a node's modules, outermost first, as plain FQNs (``layers.0``) or as dynamo's source of them
+(``L['self']._modules['layers']['0']``, ``L['model'].layers.0``). Whatever wraps the model stands before or within both: the
+variable that holds it, ``torch.compile``, activation checkpointing, a module of the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.plan.rules import show
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import Direction
+
+ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
+"""From a node to its modules as (FQN, class), outermost first."""
+Path = tuple[str, ...]
+"""Names of the modules on the way to one."""
+Stack = tuple[tuple[str, object], ...]
+"""Modules of a node as tracers spell them, with their classes, or the names of those; outermost first."""
+
+ANNOTATIONS = ("module_fqn", "module_path")
+"""Keys under which ``torch.fx.traceback.annotate`` is given a module's FQN: the names that torch's own examples use."""
+WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""What torch calls a module within what it wraps it in."""
+NO_MODULES = WRAPPERS | {"_modules", "__dict__", "_parameters", "_buffers"}
+"""Names on the way to a module, in tracers' spelling, that are no modules to those who write models."""
+
+_VARIABLE = re.compile(r"^[LG]\['([^']*)'\]")
+_STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")
+
+
+def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
+    """Modules of ``node`` as its tracer wrote them, outermost first; nothing if it wrote none.
+
+    ``nn_module_stack`` forward, ``fwd_nn_module_stack`` backward, else an annotation of one of the keys :data:`ANNOTATIONS`.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return list(stack.values()) if stack else annotated(node)
+
+
+def annotated(node: fx.Node) -> list[tuple[str, Any]]:
+    """The module that ``node`` is annotated with (its class is not known) as a stack; nothing without an annotation."""
+    notes = node.meta.get("custom")
+    if isinstance(notes, dict):
+        for key in ANNOTATIONS:
+            if isinstance(notes.get(key), str):
+                return [(notes[key], None)]
+    return []
+
+
+def module_path(name: str) -> Path:
+    """``layers.0`` of a module's name as tracers spell it, in parts; without the variable and what torch wraps modules in."""
+    steps = _steps(name)
+    return tuple(steps) if NO_MODULES.isdisjoint(steps) else tuple(part for part in steps if part not in NO_MODULES)
+
+
+def variable(name: str) -> str:
+    """``model`` of dynamo's ``L['model'].layers.0``: the variable that holds the model; empty if ``name`` has none."""
+    found = _VARIABLE.match(name) if name.startswith(("L[", "G[")) else None
+    return found[1] if found else ""
+
+
+def wraps(name: str) -> int:
+    """How many of torch's wrappers ``name`` leads through."""
+    return sum(part in WRAPPERS for part in _steps(name)) if "_" in name else 0
+
+
+def _steps(name: str) -> list[str]:
+    """What stands between the dots and brackets of ``name``, without the variable."""
+    if name.startswith(("L[", "G[")):
+        name = _VARIABLE.sub("", name)
+    if "[" in name:
+        return ["".join(found) for found in _STEP.findall(name)]
+    return [part for part in name.split(".") if part]
+
+
+def wrong_stack(stack: object) -> str:
+    """What is wrong with what a :data:`ModuleStackFn` gave, as the end of a sentence; empty if nothing is."""
+    if not isinstance(stack, (list, tuple)):
+        return f"module_stack_fn gave {show(stack)}, expected a list of (module FQN, class), outermost first"
+    for item in stack:
+        if not isinstance(item, (list, tuple)) or not item or not isinstance(item[0], str):
+            return f"module_stack_fn gave a list with {show(item)} in it, expected (module FQN, class)"
+    return ""
+
+
+def merged_parts(node: fx.Node) -> tuple[Path, ...]:
+    """What a launch that our pass has merged, or a node around it, is of: the parts of its entry, behind any prefix."""
+    entry = node.meta.get("fxbucket_entry")
+    return tuple(module_path(part) for part in entry.split("+")) if isinstance(entry, str) else ()
+
+
+def shared_path(paths: Iterable[Path]) -> Path:
+    """What all of ``paths`` begin with."""
+    found = list(paths)
+    if not found:
+        return ()
+    first, last = min(found), max(found)
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:length]
+
+
+def direction_of(node: fx.Node) -> Direction:
+    """Forward or backward by the marks that tracers leave; forward where there is none."""
+    meta = node.meta
+    if meta.get("autograd_backward") or meta.get("partitioner_tag") == "is_backward":
+        return "backward"
+    return "backward" if "fwd_nn_module_stack" in meta and not meta.get("nn_module_stack") else "forward"

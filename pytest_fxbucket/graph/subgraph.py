@@ -1,0 +1,140 @@
+"""Nodes of a graph as a graph of their own, with what they are given as inputs and what others read as outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.errors import GraphError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.order import Order, order_of
+from pytest_fxbucket.graph.own_writes import why_not_alone
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.buckets import Direction
+
+_COPIED = ("get_attr",)
+
+
+@dataclass(frozen=True)
+class SubGraph:
+    """Part of a graph that runs by itself: ``graph_module(*values of inputs)`` gives a tuple, the values of outputs."""
+
+    graph_module: fx.GraphModule
+    nodes: tuple[fx.Node, ...]
+    """Nodes of the whole graph that are in it, in graph order."""
+    inputs: tuple[fx.Node, ...]
+    """Nodes of the whole graph whose values it takes, in order: as they are before the first of ``nodes`` that reads them."""
+    outputs: tuple[fx.Node, ...]
+    """Nodes of the whole graph whose values it gives, in order: as they are behind the last of ``nodes`` that writes them."""
+    between: tuple[fx.Node, ...]
+    """Other nodes that need an output and that an input needs, as all that lies between a module's forward and its backward.
+    Where there are any, inputs must come from a run of the whole graph."""
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph that runs by itself."""
+        return self.graph_module.graph
+
+
+def extract(
+    graph: fx.Graph, own: Sequence[fx.Node], around: Iterable[fx.Node], direction: Direction | None, what: str
+) -> SubGraph:
+    """``own`` nodes of ``graph``, and of the code ``around`` them those that lie between them in one direction, as a graph.
+
+    Parts of an operator's several results, and waits of collectives, go with what they are parts of and wait for; attributes
+    are copied. Random numbers are drawn anew. ``direction`` is that of all nodes, if known; ``what`` names them in errors.
+
+    Raises :class:`GraphError` if there are no nodes, and for writes in place that would show: others write between two of the
+    nodes what those read, or read between two what those write, or two inputs share memory that the nodes write.
+    """
+    if not own:
+        raise GraphError(f"no node ran in {what}, so there is no graph of it")
+    order = order_of(graph)
+    members = _with_parts(order, set(own))
+    members |= _between(order, members, set(around), direction)
+    members = _with_parts(order, members)
+    nodes = [node for node in order.nodes if node in members]
+    given = {source for node in nodes for source in node.all_input_nodes if source not in members}
+    inputs = [node for node in order.nodes if node in given and node.op not in _COPIED]
+    outputs = [node for node in nodes if any(user not in members for user in node.users)]
+    if why := why_not_alone(order, nodes, inputs):
+        raise GraphError(f"{what} has no graph of its own: {why}")
+    made = _made(graph, nodes, inputs, outputs, what)
+    return SubGraph(made, tuple(nodes), tuple(inputs), tuple(outputs), tuple(_circle(order, members, inputs, outputs)))
+
+
+def _with_parts(order: Order, members: set[fx.Node]) -> set[fx.Node]:
+    """``members``, where parts of results and waits are in it exactly if what they are of is."""
+    found = set(members)
+    for node in order.nodes:
+        source = node.all_input_nodes[0] if node.all_input_nodes else None
+        if source is not None and (_is_part(node, source) or (collectives.is_wait(node) and _is_flying(source))):
+            (found.add if source in found else found.discard)(node)
+    return found
+
+
+def _is_part(node: fx.Node, source: fx.Node) -> bool:
+    value = source.meta.get("val", source.meta.get("example_value"))
+    return node.target is getitem and isinstance(value, (list, tuple))
+
+
+def _is_flying(node: fx.Node) -> bool:
+    """Whether ``node`` is a launch, or a part of one."""
+    if node.target is getitem:
+        node = node.all_input_nodes[0]
+    return collectives.launch_kind(node) is not None
+
+
+def _between(order: Order, members: set[fx.Node], around: set[fx.Node], direction: Direction | None) -> set[fx.Node]:
+    """Nodes of ``around`` on a way from member to member, of nodes of ``around`` in one direction alone."""
+    candidates = [node for node in order.nodes if node in around and node not in members]
+    way = {node: direction or direction_of(node) for node in (*candidates, *members)}
+    behind: set[fx.Node] = set()
+    for node in candidates:
+        if any((s in members or s in behind) and way[s] == way[node] for s in node.all_input_nodes):
+            behind.add(node)
+    found: set[fx.Node] = set()
+    for node in reversed(candidates):
+        if node in behind and any((u in members or u in found) and way[u] == way[node] for u in node.users):
+            found.add(node)
+    return found
+
+
+def _circle(order: Order, members: set[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """Nodes that are not members, need an output and are needed by an input."""
+    after: set[fx.Node] = set()
+    start = order.index[outputs[0]] if outputs else len(order.nodes)
+    sources = set(outputs)
+    for node in order.nodes[start:]:
+        if node not in members and any(s in sources or s in after for s in node.all_input_nodes):
+            after.add(node)
+    found = {node for node in inputs if node in after}
+    for node in reversed(order.nodes):
+        if node in found:
+            found.update(s for s in node.all_input_nodes if s in after)
+    return [node for node in order.nodes if node in found]
+
+
+def _made(
+    graph: fx.Graph, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], what: str
+) -> fx.GraphModule:
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = made.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    attributes = [s for node in nodes for s in node.all_input_nodes if s.op in _COPIED and s not in copies]
+    for node in (*dict.fromkeys(attributes), *nodes):
+        if graph.owning_module is None and node.op in (*_COPIED, "call_module"):
+            raise GraphError(f"{what} has no graph of its own: {node.name} is an attribute, and the graph has no GraphModule")
+        copies[node] = made.node_copy(node, copies.__getitem__)
+    made.output(tuple(copies[node] for node in outputs))
+    made.lint()
+    return fx.GraphModule(graph.owning_module or torch.nn.Module(), made, "SubGraph")

@@ -1,0 +1,18 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def human_bytes(size: int) -> str:
+    """Write bytes with a binary unit and one decimal."""
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
