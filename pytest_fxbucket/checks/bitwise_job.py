@@ -98,7 +98,7 @@ def run(rank: int, world: int, task: Task) -> Outcome:
         ensure_twins(graph.graph)
         place(graph, device())
     outcome.ran_on = record(task.backend)
-    start, batches = _start(rank, world, task)
+    start, batches = state_and_batches(rank, world, task)
     states = [[tensor.to(device(), copy=True) for tensor in start] for _ in graphs]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}
     for step in range(task.steps):
@@ -132,7 +132,7 @@ def _peak_bytes() -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def _start(rank: int, world: int, task: Task) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
+def state_and_batches(rank: int, world: int, task: Task) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
     """Parameters and buffers to begin with, in input order; and the batch of a step."""
     if task.model is None:
         split = [value.role in ("param", "buffer") for value in task.inputs]

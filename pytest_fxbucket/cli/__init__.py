@@ -9,7 +9,10 @@ from importlib import import_module
 
 from pytest_fxbucket.errors import FxbucketError, UsageError
 
-_COMMANDS = {"init": "write a first plan for a model and print its module tree"}
+_COMMANDS = {
+    "init": "write a first plan for a model and print its module tree",
+    "explain": "say what the pass makes of a plan, bucket by bucket, and why",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

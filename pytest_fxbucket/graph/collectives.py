@@ -48,15 +48,17 @@ def launch_kind(node: fx.Node) -> Kind | None:
     return _kind(node)
 
 
-def _waiting(op: torch._ops.OpOverload) -> bool:
+def is_waiting(op: torch._ops.OpOverload) -> bool:
+    """Whether ``op`` waits for a collective."""
     return str(op._schema.name).endswith("_c10d_functional::wait_tensor")
 
 
-_waits = by_operator(_waiting, False)
+_waits = by_operator(is_waiting, False)
 
 
-def _launching(op: torch._ops.OpOverload) -> Kind | None:
-    if not op._schema.name.startswith(_NAMESPACES) or _waiting(op):
+def launching(op: torch._ops.OpOverload) -> Kind | None:
+    """Kind of the collective that ``op`` launches; None if it launches none."""
+    if not op._schema.name.startswith(_NAMESPACES) or is_waiting(op):
         return None
     name = op._schema.name.split("::")[1]
     return next((kind for prefix, kind in _KINDS if name.startswith(prefix)), "other")
@@ -68,7 +70,7 @@ def _defaults(op: torch._ops.OpOverload) -> dict[str, tuple[int, Any]]:
 
 
 _NO_KIND: Kind | None = None
-_kind = by_operator(_launching, _NO_KIND)
+_kind = by_operator(launching, _NO_KIND)
 _NO_ARGUMENTS: dict[str, tuple[int, Any]] = {}
 _arguments = by_operator(_defaults, _NO_ARGUMENTS)
 

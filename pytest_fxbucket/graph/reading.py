@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
+from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.contents import FORM, PRECISION, RANK, SOURCE
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
-from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.sending import Piece
@@ -66,7 +66,7 @@ class _Reader:
             problems=tuple(self.problems),
             last=self.position[self.output],
             seen_as=tuple(sorted(self.seen_as)),
-            names=tuple(node.name for node in self.position if _computes(node)),
+            names=tuple(node.name for node in self.position if computes(node)),
         )
 
     def _direction(self, node: fx.Node) -> Direction:
@@ -223,13 +223,6 @@ def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         found.update(fresh)
         queue.extend(fresh)
     return found
-
-
-def _computes(node: fx.Node) -> bool:
-    """Whether ``node`` neither communicates nor moves data; what a pass may make anew is not counted."""
-    if node.op != "call_function" or collectives.is_wait(node) or collectives.launch_kind(node) is not None:
-        return False
-    return not moves_data(node)
 
 
 def _is_node(value: object) -> bool:

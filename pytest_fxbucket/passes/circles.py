@@ -18,20 +18,32 @@ Edges = Mapping[int, Collection[int]]
 """For each item the items that it depends on."""
 
 
-def without_circles(order: Order, groups: Sequence[Group]) -> list[Group]:
-    """``groups``, those that lie on a circle parted so that none is left. Members of a group must not depend on each other."""
+def without_circles(order: Order, groups: Sequence[Group]) -> list[list[tuple[Group, tuple[Group, ...]]]]:
+    """The parts of each of ``groups``, so that no circle is left; only what lies on one is parted.
+
+    With each part stand the other groups on its circles, nothing if its group stayed whole. Members of a group must not depend
+    on each other.
+    """
     edges = drawn_together(order.before, drawn(order, groups))
     if is_acyclic(edges):
-        return list(groups)
-    circles = [circle for circle in components(edges) if len(circle) > 1]
-    on_circle = {item for circle in circles for item in circle}
-    heads = [drawn(order, [group]) for group in groups]
-    touched = [not on_circle.isdisjoint(head.values()) for head in heads]
-    kept = [group for group, bad in zip(groups, touched, strict=True) if not bad]
-    split = [group for group, bad in zip(groups, touched, strict=True) if bad]
-    for group in sorted(split, key=lambda group: (-sum(t.bytes for t in group), order.index[group[0].launch])):
-        kept += _parted(order, kept, group)
-    return kept
+        return [[(group, ())] for group in groups]
+    circle_of = {item: number for number, circle in enumerate(components(edges)) if len(circle) > 1 for item in circle}
+    on = [{circle_of[head] for head in drawn(order, [group]).values() if head in circle_of} for group in groups]
+    kept = [group for group, circles in zip(groups, on, strict=True) if not circles]
+    parts_of = {number: [group] for number, group in enumerate(groups)}
+    for number in sorted(
+        (number for number, circles in enumerate(on) if circles),
+        key=lambda number: (-sum(t.bytes for t in groups[number]), order.index[groups[number][0].launch]),
+    ):
+        parts_of[number] = _parted(order, kept, groups[number])
+        kept += parts_of[number]
+
+    def others(number: int) -> tuple[Group, ...]:
+        if len(parts_of[number]) == 1:
+            return ()
+        return tuple(group for i, group in enumerate(groups) if i != number and not on[i].isdisjoint(on[number]))
+
+    return [[(part, others(number)) for part in parts] for number, parts in sorted(parts_of.items())]
 
 
 def _parted(order: Order, others: Sequence[Group], group: Group) -> list[Group]:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.movement import moves_data
 
 if TYPE_CHECKING:
     from torch import fx
@@ -34,10 +33,10 @@ class Starts:
             raise PlanError(f"{where} names no bucket: entry {entry!r} has none; entries that have one: {known}")
         here = [bucket for bucket in own if bucket.first.direction == direction]
         gathers = [bucket for bucket in here if bucket.first.kind == "all_gather"]
-        places = [self.order.index[node] for bucket in gathers for node in _readers(bucket.results)]
-        places += [self.order.index[n] for bucket in here if bucket not in gathers for n in _makers([bucket.launch])]
+        places = [self.order.index[node] for bucket in gathers for node in readers_of(bucket.results)]
+        places += [self.order.index[n] for bucket in here if bucket not in gathers for n in makers_of([bucket.launch])]
         if not gathers:
-            kept = [node for bucket in own if bucket.first.kind == "all_gather" for node in _readers(bucket.results)]
+            kept = [node for bucket in own if bucket.first.kind == "all_gather" for node in readers_of(bucket.results)]
             places += [self.order.index[node] for node in kept if direction_of(node) == direction]
         if not places:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
@@ -53,12 +52,12 @@ def gathered_lives(graph: fx.Graph, gathers: Iterable[tuple[fx.Node, Sequence[fx
         for member in members:
             own, left = left[: len(member.parts)], left[len(member.parts) :]
             if member.kind == "all_gather":
-                last = max((place[node] for node in (*_readers(own), *own)), default=place[launch])
+                last = max((place[node] for node in (*readers_of(own), *own)), default=place[launch])
                 lives.append((place[launch], last, member.bytes))
     return lives
 
 
-def _readers(results: Sequence[fx.Node]) -> Iterable[fx.Node]:
+def readers_of(results: Sequence[fx.Node]) -> Iterable[fx.Node]:
     """Compute that reads ``results``, through what only moves data."""
     queue = list(dict.fromkeys(results))
     seen = set(queue)
@@ -72,7 +71,7 @@ def _readers(results: Sequence[fx.Node]) -> Iterable[fx.Node]:
                 queue.append(user)
 
 
-def _makers(launches: Sequence[fx.Node]) -> Iterable[fx.Node]:
+def makers_of(launches: Sequence[fx.Node]) -> Iterable[fx.Node]:
     """Compute that makes what ``launches`` send, before it is moved, cast and packed."""
     queue = [source for launch in launches for source in launch.all_input_nodes]
     seen = set(queue)
@@ -87,4 +86,4 @@ def _makers(launches: Sequence[fx.Node]) -> Iterable[fx.Node]:
 
 
 def _passes_on(node: fx.Node) -> bool:
-    return moves_data(node) or collectives.is_wait(node) or collectives.launch_kind(node) is not None
+    return node.op == "call_function" and not computes(node)

@@ -32,13 +32,13 @@ _BYTE = torch.uint8
 def pack(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
     """Pack ``bucket``, of any kind; see :class:`~pytest_fxbucket.passes.packers.Packer`."""
     if bucket.kind == "reduce_scatter":
-        return _side_by_side(make, bucket), lambda arrived: _cut(make, bucket, arrived)
+        return _side_by_side(make, bucket), lambda arrived: cut_views(make, bucket, arrived)
     if bucket.kind == "all_reduce":
-        return _behind_each_other(make, bucket), lambda arrived: _cut(make, bucket, arrived)
+        return _behind_each_other(make, bucket), lambda arrived: cut_views(make, bucket, arrived)
     if len(set(bucket.dtypes)) > 1:
         packed, sizes, places = _as_bytes(make, bucket)
         return packed, lambda arrived: _cut_bytes(make, bucket, arrived, sizes, places)
-    return _behind_each_other(make, bucket), lambda arrived: _cut_columns(make, bucket, arrived)
+    return _behind_each_other(make, bucket), lambda arrived: cut_columns(make, bucket, arrived)
 
 
 def _behind_each_other(make: Maker, bucket: Bucket) -> fx.Node:
@@ -60,14 +60,14 @@ def _side_by_side(make: Maker, bucket: Bucket) -> fx.Node:
     return make(torch.ops.aten.cat.default, rows, 1)
 
 
-def _cut(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
+def cut_views(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
     """Views of ``arrived``."""
     flat = make(torch.ops.aten.view.default, arrived, [-1])
     pieces = make(torch.ops.aten.split_with_sizes.default, flat, list(bucket.numels))
     return [_shaped(make, bucket, make(getitem, pieces, i), i) for i in range(len(bucket.inputs))]
 
 
-def _cut_columns(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
+def cut_columns(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
     """Copies, each in a storage of its own."""
     pieces = _columns(make, bucket, arrived, bucket.numels, range(len(bucket.inputs)))
     return [_shaped(make, bucket, piece, i) for i, piece in enumerate(pieces)]

@@ -1,12 +1,18 @@
-"""Sorts launches into buckets: by what the plan says, by size, and so that no member needs another member's result."""
+"""Sorts launches into buckets: by what the plan says, by size, and so that no member needs another member's result.
+
+Each step that parts what could have been one bucket notes why (:mod:`pytest_fxbucket.passes.splits`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_fxbucket.passes.circles import without_circles
+from pytest_fxbucket.passes.levels import leveled
+from pytest_fxbucket.passes.splits import Reason, Split, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
@@ -14,6 +20,10 @@ if TYPE_CHECKING:
 
 Group = tuple["Target", ...]
 """Members of one bucket in byte order."""
+Part = tuple[Group, tuple[Split, ...]]
+"""A bucket in the making, and what parted it from others so far."""
+Family = tuple[str, str, str]
+"""Entry, direction and kind: what would be one bucket if nothing parted it."""
 
 MB = 1 << 20
 BUCKETED = "fxbucket_bucketed"
@@ -33,90 +43,162 @@ class Rules:
     """Cap for the buckets of each entry in turn (by size: of each bucket), the last for the rest; 0: none. In 2**20 bytes."""
 
 
-def groups_of(order: Order, targets: Sequence[Target], rules: Rules, entries: Sequence[str]) -> list[Group]:
-    """Buckets in order of their first launch, each in byte order.
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Which launches share a bucket."""
 
-    ``targets`` are in order of launch, ``entries`` in the plan's. Members of a bucket do not depend on each other, and buckets
-    form no circle: both hold in as few launches as possible for the first, and split only buckets on a circle for the second.
+    groups: tuple[Group, ...]
+    """In order of their first launch, each in byte order."""
+    splits: tuple[tuple[Split, ...], ...]
+    """What parted each group from others of the same entry, direction and kind, and from those of the other direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What members of one launch must agree in, besides entry, direction and kind."""
+
+    group: str
+    op: str
+    device: str
+    ranks: int
+    dtype: str
+    alone: str
+    """Node of a launch that stays as it is; empty if it may be merged."""
+
+
+def grouping_of(order: Order, targets: Sequence[Target], rules: Rules, entries: Sequence[str]) -> Grouping:
+    """Sort ``targets``, in order of launch, into buckets; ``entries`` are in the plan's order.
+
+    Members of a bucket do not depend on each other, and buckets form no circle: both hold in as few launches as possible for
+    the first, and split only buckets on a circle for the second.
     """
-    if not rules.merging:
-        return [(target,) for target in targets]
-    groups = [group for keyed in _by_key(targets, rules) for group in _capped(keyed, rules, entries)]
-    groups = [level for group in _levels(order, groups) for level in group]
-    groups = without_circles(order, groups)
-    return sorted(groups, key=lambda group: min(order.index[target.launch] for target in group))
+    parts = _parts(order, targets, rules, entries) if rules.merging else _apart(targets)
+    parts.sort(key=lambda part: min(order.index[target.launch] for target in part[0]))
+    directions = _directions(targets)
+    splits = tuple((*splits, *directions.get(_family(group[0]), ())) for group, splits in parts)
+    return Grouping(tuple(group for group, _ in parts), splits)
 
 
-def _by_key(targets: Sequence[Target], rules: Rules) -> list[Group]:
+def _parts(order: Order, targets: Sequence[Target], rules: Rules, entries: Sequence[str]) -> list[Part]:
+    keyed = _by_key(targets, rules)
+    capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, rules, entries)]
+    levels = [
+        (level, (*splits, *more))
+        for (_, splits), parted in zip(capped, leveled(order, [group for group, _ in capped]), strict=True)
+        for level, more in parted
+    ]
+    found: list[Part] = []
+    for (_, splits), parts in zip(levels, without_circles(order, [group for group, _ in levels]), strict=True):
+        found += [(part, (*splits, *_circle(others))) for part, others in parts]
+    return found
+
+
+def _apart(targets: Sequence[Target]) -> list[Part]:
+    """Each launch alone, as merging is off."""
+    families = Counter(_family(target) for target in targets)
+    return [((target,), (Split("disabled"),) if families[_family(target)] > 1 else ()) for target in targets]
+
+
+def _family(target: Target) -> Family:
+    return target.entry, target.direction, target.kind
+
+
+def _directions(targets: Sequence[Target]) -> dict[Family, tuple[Split, ...]]:
+    """Of each family that its entry has in the other direction too: that it is apart from that."""
+    families = dict.fromkeys(_family(target) for target in targets)
+    other = {"forward": "backward", "backward": "forward"}
+    return {
+        (entry, direction, kind): (Split("direction", direction, (other[direction],)),)
+        for entry, direction, kind in families
+        if (entry, other[direction], kind) in families
+    }
+
+
+def _by_key(targets: Sequence[Target], rules: Rules) -> list[Part]:
     """Launches that agree in all that members of one launch must agree in; a launch of several dtypes stays alone."""
-    found: dict[tuple[object, ...], list[Target]] = {}
+    found: dict[tuple[Family, _Key], list[Target]] = {}
     for target in targets:
-        dtype: object = str(target.dtype)
-        if rules.mixed and target.kind == "all_gather":
-            dtype = "mixed"
-        elif target.dtype is None:
-            dtype = target.launch.name
-        if target.launch.meta.get(BUCKETED):
-            dtype = target.launch.name
-        key = (target.entry, target.direction, target.kind, target.group, target.op, target.device, target.ranks, dtype)
-        found.setdefault(key, []).append(target)
-    return [tuple(group) for group in found.values()]
+        found.setdefault((_family(target), _key(target, rules)), []).append(target)
+    families: dict[Family, list[_Key]] = {}
+    for family, key in found:
+        families.setdefault(family, []).append(key)
+    have = {family: _have(keys) for family, keys in families.items() if len(keys) > 1}
+    return [(tuple(group), tuple(_differences(key, have.get(family, {})))) for (family, key), group in found.items()]
 
 
-def _capped(group: Group, rules: Rules, entries: Sequence[str]) -> Iterator[Group]:
+def _key(target: Target, rules: Rules) -> _Key:
+    dtype = "several dtypes" if target.dtype is None else str(target.dtype).removeprefix("torch.")
+    several = target.dtype is None
+    if rules.mixed and target.kind == "all_gather":
+        dtype, several = "mixed", False
+    alone = target.launch.name if several or target.launch.meta.get(BUCKETED) else ""
+    return _Key(target.group, target.op, target.device, target.ranks, dtype, alone)
+
+
+_DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype")
+
+
+def _have(keys: Sequence[_Key]) -> dict[str, list[str]]:
+    """What the keys of one family have between them."""
+    have: dict[str, list[str]] = {f: sorted({str(getattr(key, f)) for key in keys}) for f in _DIFFERENCES}
+    have["alone"] = ["alone"] if any(key.alone for key in keys) else []
+    return have
+
+
+def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[Split]:
+    """In what ``key`` is another than others of its family; ``have`` is empty if there are none."""
+    if not have:
+        return
+    if key.alone and key.dtype == "several dtypes":
+        yield Split("several_dtypes")
+    elif key.alone or have["alone"]:
+        yield Split("bucketed")
+    for field in _DIFFERENCES:
+        mine = str(getattr(key, field))
+        if len(have[field]) > 1:
+            yield Split(field, mine, tuple(other for other in have[field] if other != mine))
+
+
+def _capped(group: Group, rules: Rules, entries: Sequence[str]) -> Iterator[Part]:
     """``group`` cut so that each part stays under its cap; a member above it stands alone."""
     if rules.by == "plan":
         place = entries.index(group[0].entry) if group[0].entry in entries else 0
         cap = rules.caps_mb[min(place, len(rules.caps_mb) - 1)]
         yield from _filled(_laid_out(group, rules), [cap])
     else:
-        yield from (_laid_out(part, rules) for part in _filled(group, rules.caps_mb))
+        yield from ((_laid_out(part, rules), splits) for part, splits in _filled(group, rules.caps_mb))
 
 
-def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Group]:
+def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
     """Neighbours fill a part until the next one does not fit; ``caps_mb`` of each part in turn, the last for the rest."""
     part: list[Target] = []
     parts, size = 0, 0
+    full: tuple[Split, ...] = ()
     for target in group:
-        cap = caps_mb[min(parts, len(caps_mb) - 1)] * MB
+        cap_mb = caps_mb[min(parts, len(caps_mb) - 1)]
+        cap = cap_mb * MB
         if part and cap and size + target.bytes > cap:
-            yield tuple(part)
+            full = (Split("cap", called(target), (), size, target.bytes, cap_mb),)
+            yield tuple(part), _above(part, size, cap_mb) or full
             part, size, parts = [], 0, parts + 1
         part.append(target)
         size += target.bytes
-    yield tuple(part)
+    cap_mb = caps_mb[min(parts, len(caps_mb) - 1)]
+    yield tuple(part), (_above(part, size, cap_mb) or full) if parts else ()
+
+
+def _above(part: Sequence[Target], size: int, cap_mb: float) -> tuple[Split, ...]:
+    """Said of a member that no bucket could hold."""
+    if len(part) == 1 and cap_mb and size > cap_mb * MB:
+        return (Split("above_cap", called(part[0]), (), size, 0, cap_mb),)
+    return ()
 
 
 def _laid_out(group: Group, rules: Rules) -> Group:
     return tuple(sorted(group, key=lambda target: target.place)) if rules.layout == "registration" else group
 
 
-def _levels(order: Order, groups: Sequence[Group]) -> list[list[Group]]:
-    """Each group parted so that no member of a part needs another member's result, in as few parts as possible.
-
-    One walk: each node knows the parts (as bits of one number) that it depends on; a member joins the first part of its group
-    that it does not depend on, so the parts are as many as the longest chain of members.
-    """
-    home = {order.index[target.launch]: (number, target) for number, group in enumerate(groups) for target in group}
-    bits: dict[tuple[int, int], int] = {}
-    level_of: dict[int, int] = {}
-    needed: list[int] = []
-    for index, before in enumerate(order.before):
-        known = 0
-        for earlier in before:
-            known |= needed[earlier]
-        if index in home:
-            number, level = home[index][0], 0
-            while known & (bit := bits.setdefault((number, level), 1 << len(bits))):
-                level += 1
-            level_of[index] = level
-            known |= bit
-        needed.append(known)
-    return [_parted(group, [level_of[order.index[target.launch]] for target in group]) for group in groups]
-
-
-def _parted(group: Group, levels: Sequence[int]) -> list[Group]:
-    parts: dict[int, list[Target]] = {}
-    for target, level in zip(group, levels, strict=True):
-        parts.setdefault(level, []).append(target)
-    return [tuple(parts[level]) for level in sorted(parts)]
+def _circle(others: Sequence[Group]) -> tuple[Split, ...]:
+    """Said of a part of a bucket that lay on a circle with ``others``."""
+    names = (f"the {group[0].kind} of {group[0].entry or called(group[0])}" for group in others)
+    return (Split("circle", "", tuple(sorted(dict.fromkeys(names)))),) if others else ()

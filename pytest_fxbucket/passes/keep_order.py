@@ -7,9 +7,9 @@ by such an operator at its own place as well, so that nobody moves it down to it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import getitem
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,11 +25,12 @@ AFTER = "pytest_fxbucket.compat.after"
 """Module that registers the operator which keeps the order."""
 
 
-def keep_order(graph: fx.Graph, pairs: Iterable[Pair]) -> list[Pair]:
+def keep_order(graph: fx.Graph, pairs: Iterable[Pair], meta_of: Mapping[fx.Node, dict[str, Any]] = {}) -> list[Pair]:
     """Let ``graph`` itself say, for each (earlier, later) of ``pairs``, that ``later`` comes behind ``earlier``.
 
     Values stay the same. Each ``later`` must stand behind its ``earlier`` already. Gives the pairs of which it cannot be said:
-    ``earlier`` is no tensor, or ``later`` reads none that it does not write or return.
+    ``earlier`` is no tensor, or ``later`` reads none that it does not write or return. ``meta_of`` holds the
+    metadata of what is made for a launch or a wait; one of each pair should be in it.
     """
     pins: dict[fx.Node, fx.Node] = {}
     wanted: dict[fx.Node, list[fx.Node]] = {}
@@ -42,10 +43,11 @@ def keep_order(graph: fx.Graph, pairs: Iterable[Pair]) -> list[Pair]:
     for later, needed in wanted.items():
         source = _input_of(later)
         assert source is not None
-        done = [_pinned(graph, earlier, pins) for earlier in needed]
-        start = _pinned(graph, source, pins)
+        meta = meta_of.get(later) or meta_of.get(needed[0], {})
+        done = [_pinned(graph, earlier, pins, meta_of.get(earlier, meta)) for earlier in needed]
+        start = _pinned(graph, source, pins, meta_of.get(source, meta))
         with graph.inserting_before(later):
-            later.replace_input_with(source, _behind(graph, start, done, like=later))
+            later.replace_input_with(source, _behind(graph, start, done, meta))
     return impossible
 
 
@@ -80,28 +82,28 @@ def _input_of(later: fx.Node) -> fx.Node | None:
     return next((source for source in sources if source not in written), None)
 
 
-def _pinned(graph: fx.Graph, node: fx.Node, pins: dict[fx.Node, fx.Node]) -> fx.Node:
+def _pinned(graph: fx.Graph, node: fx.Node, pins: dict[fx.Node, fx.Node], meta: dict[str, Any]) -> fx.Node:
     """``node``, or for a launch a reader of it that stands right behind it and is nobody's to move."""
     if collectives.launch_kind(node) is None:
         return node
     if node not in pins:
         with graph.inserting_after(node):
             if isinstance(node.meta["val"], torch.Tensor):
-                pins[node] = _behind(graph, node, [], like=node)
+                pins[node] = _behind(graph, node, [], meta)
             else:
-                pins[node] = _item(graph, node, like=node)
+                pins[node] = _item(graph, node, meta)
     return pins[node]
 
 
-def _behind(graph: fx.Graph, source: fx.Node, done: list[fx.Node], like: fx.Node) -> fx.Node:
-    """``source`` once ``done`` are there, at the graph's insertion point; named as ``like`` is."""
+def _behind(graph: fx.Graph, source: fx.Node, done: list[fx.Node], meta: dict[str, Any]) -> fx.Node:
+    """``source`` once ``done`` are there, at the graph's insertion point."""
     node = graph.call_function(after, (source, done))
-    node.meta = {**like.meta, "val": [source.meta["val"]]}
+    node.meta = {**meta, "val": [source.meta["val"]]}
     with graph.inserting_after(node):
-        return _item(graph, node, like)
+        return _item(graph, node, meta)
 
 
-def _item(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
+def _item(graph: fx.Graph, node: fx.Node, meta: dict[str, Any]) -> fx.Node:
     item = graph.call_function(getitem, (node, 0))
-    item.meta = {**like.meta, "val": node.meta["val"][0]}
+    item.meta = {**meta, "val": node.meta["val"][0]}
     return item

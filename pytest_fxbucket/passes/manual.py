@@ -7,21 +7,19 @@ nothing. The way of a graph through it: which launches (targets) share a bucket 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.displaced import displaced
-from pytest_fxbucket.graph.live import peak_bytes
-from pytest_fxbucket.passes.compute import gathered_lives
-from pytest_fxbucket.passes.grouping import BUCKETED, Rules, groups_of
+from pytest_fxbucket.passes.grouping import BUCKETED, Rules, grouping_of
 from pytest_fxbucket.passes.keep_order import Pair, keep_order
 from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
 from pytest_fxbucket.passes.own_group import on_own_group
-from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
+from pytest_fxbucket.passes.provenance import shared_meta
+from pytest_fxbucket.passes.report import LeftAlone, PassReport
+from pytest_fxbucket.passes.reporting import Before, Done, report_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -59,43 +57,34 @@ class ManualPass:
     """Run the planned all-gathers on a process group of their own."""
 
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
+        """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
+        before = Before.of(graph, targets)
+        return report_of(graph, targets, before, self.apply(graph, targets))
+
+    def apply(self, graph: fx.Graph, targets: Targets) -> Done:
         """Change ``graph`` in place.
 
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
-        names = [node.name for node in graph.nodes]
-        order = targets.order
-        before = gathered_lives(graph, ((t.launch, [part.waits[0] for part in t.parts], [t]) for t in targets.planned))
         rules = Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
-        buckets = merge(graph, order, groups_of(order, targets.planned, rules, targets.entries), self.packer)
+        grouping = grouping_of(targets.order, targets.planned, rules, targets.entries)
+        buckets = merge(graph, targets.order, grouping.groups, self.packer)
         if self.merging:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
         moved = reorder(graph, buckets, Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before))
-        launched = {node.name for bucket in buckets for node in (bucket.launch, *bucket.waits)}
-        moving = [node.name for node in graph.nodes if node.name not in launched]
-        left = [*targets.left_alone, *moved.left]
+        left = moved.left
         if self.own_gather_group:
             on_own_group(bucket.launch for bucket in buckets)
         if self.insert_overlap_deps:
-            left += _not_kept(keep_order(graph, moved.kept))
+            left += _not_kept(keep_order(graph, moved.kept, _meta_of(buckets)))
         _refuse_broken(graph)
-        removed = len(targets.planned) - len(buckets)
-        return PassReport(
-            targets.launches,
-            targets.launches - removed,
-            tuple(_report(bucket) for bucket in sorted(buckets, key=lambda bucket: bucket.launch)),
-            tuple(left),
-            *displaced(names, moving),
-            peak_bytes(before),
-            peak_bytes(gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in buckets))),
-            order.barriers,
-        )
+        return Done(tuple(buckets), grouping.splits, left)
 
 
-def _not_kept(pairs: Sequence[Pair]) -> list[LeftAlone]:
-    return [LeftAlone(f"order of {a.name} and {b.name}", "no input of the later one can carry it") for a, b in pairs]
+def _not_kept(pairs: Sequence[Pair]) -> tuple[LeftAlone, ...]:
+    return tuple(LeftAlone(f"order of {a.name} and {b.name}", "no input of the later one can carry it") for a, b in pairs)
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -105,18 +94,6 @@ def _refuse_broken(graph: fx.Graph) -> None:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
 
 
-def _report(bucket: Merged) -> BucketReport:
-    first = bucket.first
-    dtypes = dict.fromkeys(
-        str(part.input.meta["val"].dtype).removeprefix("torch.") for member in bucket.members for part in member.parts
-    )
-    return BucketReport(
-        entry=first.entry,
-        direction=first.direction,
-        kind=first.kind,
-        group=str(collectives.argument(bucket.launch, "group_name")),
-        op=first.op,
-        dtype="+".join(sorted(dtypes)),
-        members=tuple(fqn for member in bucket.members for fqn in member.fqns),
-        bytes=sum(member.bytes for member in bucket.members),
-    )
+def _meta_of(buckets: Iterable[Merged]) -> dict[fx.Node, dict[str, Any]]:
+    """What a node says that is made for a launch or a wait."""
+    return {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}

@@ -14,6 +14,7 @@ from pytest_fxbucket.passes.fake import alone, fake_value, has_numbers
 from pytest_fxbucket.passes.folding import folded
 from pytest_fxbucket.passes.making import Maker
 from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
+from pytest_fxbucket.passes.provenance import shared_meta
 from pytest_fxbucket.passes.storage_readers import need_own_storage
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def build(
     parts = [part for member in members for part in member.parts]
     cast = folded([p.input for p in parts], [m.launch for m in members], foldable) if packer in PACKERS else None
     inputs = tuple(cast.sources) if cast else tuple(part.input for part in parts)
-    make = Maker(graph, fake_value(inputs[0]).fake_mode, _shared_meta(members))
+    make = Maker(graph, fake_value(inputs[0]).fake_mode, shared_meta(members))
     bucket = _bucket(make, members[0], inputs, parts)
     name = f'packer "{packer}"'
     packed, unpack = _pair(name, _asked(name, packer_named(packer), make, bucket))
@@ -145,15 +146,3 @@ def _sizes(value: FakeTensor) -> list[Any]:
 
 def _words(value: FakeTensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
-def _shared_meta(members: Sequence[Target]) -> dict[str, Any]:
-    """Metadata of a merged node: the entry and its sources, and nothing of one member alone."""
-    first = members[0]
-    meta: dict[str, Any] = {
-        "fxbucket_entry": first.entry,
-        "fxbucket_sources": tuple(fqn for member in members for fqn in member.fqns),
-    }
-    if first.direction == "backward":
-        meta["autograd_backward"] = True
-    return meta

@@ -152,7 +152,7 @@ def _plans_by_module(job: Job) -> list[str | list[str]]:
 def _foreign(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
     if name == "torch":
         return torch_pass.torch_manual_overlap_bucketing, (torch_pass.OPERATORS,)
-    return import_callable(name, "--fxbucket-pass"), (name.partition(":")[0],)
+    return import_callable(name, f"pass {name}"), (name.partition(":")[0],)
 
 
 def module_plans(entries: Sequence[ResolvedEntry], parameters: Sequence[Parameter]) -> list[str | list[str]]:

@@ -144,7 +144,8 @@ def _sort(graph: fx.Graph, names: Mapping[fx.Node, _Name], entries: tuple[str, .
     for node, name in sorted(names.items(), key=lambda item: order.index[item[0]]):
         launch = launches.read(node, order) if name.entry is not None else name.reason
         if isinstance(launch, str):
-            left.append(LeftAlone(_describe(node, name), launch))
+            kind = str(collectives.launch_kind(node))
+            left.append(LeftAlone(_describe(node, name), launch, name.direction, kind, name.fqns))
         else:
             planned.append(_target(launch, name))
     return Targets(tuple(planned), tuple(left), len(names), order, entries)

@@ -115,7 +115,24 @@ def as_report(outcome: Outcome, launched: Launched) -> BucketReport:
         dtype=str(launched.dtype).removeprefix("torch."),
         members=launched.fqns,
         bytes=launched.bytes,
+        launch=launched.node,
+        launches_before=len(launched.members),
+        overlap_nodes=len(_computed_between(outcome, launched)),
+        overlaps=_entries_between(outcome, launched),
     )
+
+
+def _computed_between(outcome: Outcome, launched: Launched) -> list[str]:
+    """Names of the compute between a launch and its wait."""
+    place = {node.name: i for i, node in enumerate(outcome.graph.nodes)}
+    return [name for name in outcome.after.names if launched.launch < place[name] < (launched.wait or 0)]
+
+
+def _entries_between(outcome: Outcome, launched: Launched) -> tuple[str, ...]:
+    """Entries whose compute stands between a launch and its wait, in order; one place may be of several, by name."""
+    entry_of = {f: b.entry or f.rpartition(".")[0] or f for b in outcome.report.buckets for f in b.members}
+    here = [(at, entry_of[f]) for at, _, f in outcome.after.computes if launched.launch < at < (launched.wait or 0)]
+    return tuple(dict.fromkeys(entry for _, entry in sorted(here)))
 
 
 def computes(graph: fx.Graph) -> list[str]:

@@ -9,7 +9,7 @@ from torch import fx
 
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.circles import components, drawn, drawn_together, is_acyclic
-from pytest_fxbucket.passes.grouping import Rules, groups_of
+from pytest_fxbucket.passes.grouping import Rules, grouping_of
 from pytest_fxbucket.passes.targets import by_module
 
 SHAPE = (8 * ROWS, COLUMNS)
@@ -18,7 +18,7 @@ SHAPE = (8 * ROWS, COLUMNS)
 def groups(gm: fx.GraphModule, *entries: str) -> list[tuple[str, ...]]:
     """Names of the launches of each bucket."""
     targets = by_module(gm.graph, [(entry, [entry]) for entry in entries], None)
-    found = groups_of(order_of(gm.graph), targets.planned, Rules(), targets.entries)
+    found = grouping_of(order_of(gm.graph), targets.planned, Rules(), targets.entries).groups
     return [tuple(target.launch.name.removeprefix("reduce_scatter_tensor_default") for target in group) for group in found]
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_the_two_layouts_are_not_the_same() -> None:
 def test_the_report_says_what_the_graph_has(case: str) -> None:
     outcome = passed(case)
     derived = [as_report(outcome, bucket) for bucket in outcome.after.buckets]
-    assert sorted(outcome.report.buckets, key=repr) == sorted(derived, key=repr)
+    assert [replace(bucket, splits=()) for bucket in outcome.report.buckets] == derived
     counts = (len(outcome.before.buckets), len(outcome.after.buckets))
     assert (outcome.report.launches_before, outcome.report.launches_after) == counts
     assert outcome.report.left_alone == ()
@@ -159,7 +160,8 @@ def test_on_its_own_output_it_changes_nothing(case: str, options: dict[str, Any]
     manual = manual_pass(plan_of(case, **options))
     report = manual.run(graph, targets)
     assert report.left_alone == ()
-    assert report.buckets == outcome.report.buckets
+    said = [[replace(bucket, splits=(), launches_before=1) for bucket in one.buckets] for one in (report, outcome.report)]
+    assert said[0] == said[1]
     assert report.launches_before == report.launches_after == len(outcome.after.buckets)
     assert report.displaced == 0
     assert str(graph) == str(outcome.graph)

@@ -246,5 +246,6 @@ def test_a_merged_node_says_its_entry_and_sources_and_takes_nothing_of_one_membe
         assert {key: node.meta[key] for key in node.meta if key != "val"} == {
             "fxbucket_entry": "a",
             "fxbucket_sources": ("p0", "p1"),
+            "fxbucket_launches": tuple(member.launch.name for member in members),
             "autograd_backward": True,
         }

@@ -1,0 +1,90 @@
+"""``fxbucket explain PLAN``: what the pass makes of a plan, bucket by bucket, and why; without ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.explain.find import find_parameters, find_plan, root_of
+from pytest_fxbucket.plan.factories import first_on_path
+from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.progress import Progress
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.explain.told import Told
+
+_PASSES = ["manual", "torch"]
+_PASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``fxbucket explain``."""
+    parser.add_argument(
+        "plan",
+        metavar="PLAN[::ROW]",
+        help="plan file; ROW is the id of a [[matrix]] row, left out: the plan above the rows. FILE[ROW] and the node id of an "
+        "item, as pytest prints it, mean the same",
+    )
+    parser.add_argument(
+        "--why",
+        metavar="PARAMETER",
+        help="say of one parameter why it is in the bucket that it is in: an FQN, the end of one, or a glob",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as README describes it")
+    parser.add_argument(
+        "--pass",
+        dest="pass_name",
+        default="manual",
+        metavar="PASS",
+        help="manual (the default), torch or module:callable; of a pass that gives no report, what its graph has is told",
+    )
+
+
+def run(options: Namespace) -> int:
+    """Trace the plan's step, run the pass, and tell; raises FxbucketError, and then nothing is on stdout."""
+    name = options.pass_name
+    if name not in _PASSES and not _PASS.fullmatch(name):
+        raise UsageError(f"--pass {name} is no pass; expected manual, torch or module:callable{nearest(name, _PASSES)}")
+    plan, rows = find_plan(options.plan)
+    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
+    shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
+    # A model that prints while it is built must not print into the document.
+    with redirect_stdout(sys.stderr), first_on_path([plan.path.resolve().parent, root_of(plan.path)]), progress.watching(shown):
+        from pytest_fxbucket.explain.told import told
+
+        found = told(plan, name, progress.say)
+    document, lines = _why(found, options.why, shown) if options.why else _all(found, shown)
+    if options.json:
+        head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": name, "ranks": plan.world_size}
+        said_by = "pass" if found.by_report else "graph"
+        print(json.dumps({**head, "said_by": said_by, **document}, indent=2, sort_keys=True))
+        return 0
+    for line in lines:
+        print(line)
+    if rows and plan.matrix_id is None and not options.why:
+        print(f"\nthis is the plan above its [[matrix]] rows; those are explained as {plan.path}::{rows[0]}: {', '.join(rows)}")
+    return 0
+
+
+def _all(told: Told, shown: str) -> tuple[dict[str, Any], list[str]]:
+    from pytest_fxbucket.explain.plain import graph_as_data
+    from pytest_fxbucket.explain.text import explained
+
+    entries: dict[str, list[str]] = {}
+    for fqn, entry in told.entry_of.items():
+        entries.setdefault(entry, []).append(fqn)
+    graphs = {graph.phase: graph_as_data(graph) for graph in told.graphs}
+    return {"entries": entries, "graphs": graphs}, list(explained(told, shown))
+
+
+def _why(told: Told, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
+    from pytest_fxbucket.explain.why import plain, why
+    from pytest_fxbucket.explain.why_text import answered
+
+    found = [why(told, parameter) for parameter in find_parameters(asked, told.parameters)]
+    return {"why": [plain(one) for one in found]}, list(answered(found))

@@ -1,0 +1,87 @@
+"""From what was typed to the plan, its row and the parameters that are meant. Pure, but for reading the plan file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.plan.hints import some
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.run import CHECKS
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.explain.told import Parameter
+    from pytest_fxbucket.plan.schema import Plan
+
+_NAMED = re.compile(r"(?P<path>.+?)(?:::(?P<item>[^\[\]]+))?(?:\[(?P<row>[^\[\]]+)\])?")
+_CONFIGURED = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py")
+
+
+def find_plan(text: str) -> tuple[Plan, list[str]]:
+    """The plan that ``text`` names, and the ids of all rows of its file.
+
+    ``text`` is a file, with the row as ``FILE::ROW`` or ``FILE[ROW]``, or the node id of an item, ``FILE::audit[ROW]``. Raises
+    PlanError for a file that cannot be loaded, UsageError for a row that it does not have.
+    """
+    path, row = _parts(text)
+    plans = {plan.matrix_id: plan for plan in load_plans(path)}
+    rows = [name for name in plans if name]
+    if row not in plans:
+        known = f"rows there: {', '.join(rows)}" if rows else "it has no rows"
+        raise UsageError(f'{path} has no [[matrix]] row "{row}"; {known}{nearest(row or "", rows)}')
+    return plans[row], rows
+
+
+def _parts(text: str) -> tuple[Path, str | None]:
+    if Path(text).exists():
+        return Path(text), None
+    found = _NAMED.fullmatch(text)
+    if found is None:
+        return Path(text), None
+    item, row = found["item"], found["row"]
+    if item is not None and row is None and item.partition("@")[0] not in CHECKS:
+        row = item
+    return Path(found["path"]), row
+
+
+def root_of(plan: Path) -> Path:
+    """The nearest folder above ``plan`` that configures pytest, as its rootdir; the current one if there is none."""
+    folders = plan.resolve().parents
+    return next((folder for folder in folders if any((folder / name).is_file() for name in _CONFIGURED)), Path.cwd())
+
+
+def find_parameters(text: str, known: Sequence[Parameter]) -> list[Parameter]:
+    """The parameters that ``text`` names: an FQN, the end of one alone, or a glob. Raises UsageError if it names none."""
+    by_name = {name: parameter for parameter in known for name in (parameter.fqn, *parameter.aliases)}
+    if text in by_name:
+        return [by_name[text]]
+    if any(char in text for char in "*?["):
+        matched = [name for name in by_name if fnmatchcase(name, text)]
+    else:
+        matched = [name for name in by_name if name.endswith(f".{text}")]
+        if len({by_name[name].fqn for name in matched}) > 1:
+            raise UsageError(
+                f'"{text}" ends {len(matched)} parameters: {some(matched)}; write more of one, or "*.{text}" for all'
+            )
+    if not matched:
+        raise UsageError(f'there is no parameter "{text}"{_nearest(text, list(by_name))}')
+    return list({by_name[name].fqn: by_name[name] for name in matched}.values())
+
+
+def _nearest(text: str, names: Sequence[str]) -> str:
+    below = [name for name in names if name.startswith(f"{text}.")]
+    if below:
+        return f'; it is a module, which holds {some(below)}: name one of them, or all as "{text}.*"'
+    near = get_close_matches(text, names, n=3, cutoff=0.6)
+    if not near:
+        last = {name.rpartition(".")[2]: name for name in reversed(names)}
+        near = [last[part] for part in get_close_matches(text.rpartition(".")[2], list(last), n=1, cutoff=0.6)]
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; there are {some(names)}" if names else "; the step has none"

@@ -1,0 +1,167 @@
+"""What ``fxbucket explain`` prints for people: at most 120 columns, equal layers in one line."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.explain.folded import Row, fold, fold_names
+from pytest_fxbucket.explain.labels import counted
+from pytest_fxbucket.passes.splits import sentence
+from pytest_fxbucket.units import human_bytes
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.explain.told import Graph, Told
+    from pytest_fxbucket.passes.report import BucketReport
+
+WIDTH = 120
+_ENTRY = 40
+_MOST_NAMES, _MOST_LEFT = 3, 6
+
+
+def explained(told: Told, name: str) -> Iterator[str]:
+    """The lines on the plan ``name``."""
+    by = "" if told.by_report else "; it gives no report, so this is read off its graph, which does not say why"
+    yield f"{name}: pass {told.pass_name}, {counted(told.plan.world_size, 'rank')}{by}"
+    for graph in told.graphs:
+        yield ""
+        yield from graph_lines(graph)
+
+
+def wrapped(text: str, indent: str = "", more: str = "") -> Iterator[str]:
+    """``text`` in lines of at most 120 columns, all but the first with ``more`` before them as well; names stay whole."""
+    yield from textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + more,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def some(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    """The first few of ``names``, equal layers as one."""
+    folded = fold_names(names)
+    more = f" and {len(folded) - most} more" if len(folded) > most else ""
+    return ", ".join(folded[:most]) + more
+
+
+def graph_lines(graph: Graph) -> Iterator[str]:
+    """The lines on one graph."""
+    report = graph.report
+    totals = report.totals
+    yield f"{graph.phase} graph: {counted(report.launches_before, 'launch')} became {report.launches_after:,}"
+    yield (
+        f"{counted(totals.buckets, 'bucket')} with {counted(totals.members, 'member')}, {human_bytes(totals.bytes)}; "
+        f"{totals.hidden:,} hidden behind compute, {totals.buckets - totals.hidden:,} exposed; "
+        f"{counted(report.launches_after - totals.launches_after, 'launch')} left alone"
+    )
+    for (direction, kind), sums in report.totals_by_kind.items():
+        own = [bucket for bucket in report.buckets if (bucket.direction, bucket.kind) == (direction, kind)]
+        yield ""
+        yield (
+            f"{direction} {kind}: {counted(sums.buckets, 'bucket')}, {counted(sums.members, 'member')}, "
+            f"{human_bytes(sums.bytes)}, {sums.hidden:,} hidden"
+        )
+        yield from _table(own, graph)
+    yield from _members(graph)
+    yield from _apart(graph)
+    yield from _rest(graph)
+
+
+def _table(buckets: Sequence[BucketReport], graph: Graph) -> Iterator[str]:
+    head = ("entry", "launches", "members", "bytes", "dtype", "group", "overlaps with")
+    rows = [(row.entry, *row.cells) for row in fold([_row(bucket, graph) for bucket in buckets])]
+    rows = [(_cut(row[0]), *row[1:]) for row in rows]
+    width = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
+    for row in [head, *rows]:
+        cells = (
+            text.rjust(size) if column in (1, 2, 3) else text.ljust(size)
+            for column, (text, size) in enumerate(zip(row[:-1], width, strict=True))
+        )
+        start = "  " + "  ".join(cells) + "  "
+        fits = max(map(len, row[-1].split())) <= WIDTH - len(start)
+        lines = list(wrapped(row[-1], " " * len(start) if fits else " " * 6))
+        yield from [start + lines[0].lstrip(), *lines[1:]] if fits else [start.rstrip(), *lines]
+
+
+def _row(bucket: BucketReport, graph: Graph) -> Row:
+    overlap = "nothing: exposed"
+    if bucket.overlap_nodes:
+        of = f" of {some(bucket.overlaps)}" if bucket.overlaps else ""
+        overlap = f"{counted(bucket.overlap_nodes, 'node')}{of}"
+    cells = (
+        f"{bucket.launches_before} -> {bucket.launches_after}",
+        str(len(bucket.members)),
+        human_bytes(bucket.bytes),
+        f"{bucket.dtype} {bucket.op}".strip(),
+        graph.dims.get(bucket.group, "unknown group"),
+        overlap,
+    )
+    return Row(graph.labels[bucket.launch], cells)
+
+
+def _members(graph: Graph) -> Iterator[str]:
+    """Each list of members once, with the kinds that have it."""
+    kinds: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for bucket in graph.report.buckets:
+        kinds.setdefault((graph.labels[bucket.launch], bucket.members), []).append(f"{bucket.direction} {bucket.kind}")
+    lists = Counter(label for label, _ in kinds)
+    rows = [
+        Row(label, (", ".join(below(label, members)), f" ({', '.join(dict.fromkeys(said))})" if lists[label] > 1 else ""))
+        for (label, members), said in kinds.items()
+    ]
+    if rows:
+        yield from ("", "members in byte order")
+    for row in fold(rows):
+        yield from wrapped(f"{row.entry}{row.cells[1]}: {row.cells[0]}", "  ", "  ")
+
+
+def below(label: str, members: Sequence[str]) -> Iterator[str]:
+    """``members`` without what their entry, in the ``label`` of a bucket, says already; all whole if one is not below it."""
+    stem = label.partition(" #")[0] + "."
+    whole = not all(fqn.startswith(stem) for fqn in members)
+    return (fqn if whole else "." + fqn.removeprefix(stem) for fqn in members)
+
+
+def _apart(graph: Graph) -> Iterator[str]:
+    """Each reason once, with the buckets that it parted."""
+    rows = [
+        Row(graph.labels[bucket.launch], (f"{bucket.direction} {bucket.kind}", sentence(split, bucket.kind, graph.dims)))
+        for bucket in graph.report.buckets
+        for split in bucket.splits
+    ]
+    said: dict[str, dict[str, list[str]]] = {}
+    for row in fold(rows):
+        said.setdefault(row.cells[1], {}).setdefault(row.cells[0], []).append(row.entry)
+    if said:
+        yield from ("", "why an entry has several buckets")
+    for why, places in said.items():
+        yield from wrapped(why, "  ", "  ")
+        for kind, entries in places.items():
+            yield from wrapped(f"{kind} of {', '.join(entries)}", "    ", "  ")
+
+
+def _rest(graph: Graph) -> Iterator[str]:
+    report = graph.report
+    reasons: dict[str, list[str]] = {}
+    for left in report.left_alone:
+        reasons.setdefault(left.reason, []).append(left.what)
+    yield from ("", "left alone" if reasons else "left alone: nothing")
+    for reason, what in reasons.items():
+        yield from wrapped(f"{some(what, _MOST_LEFT)}: {reason}", "  ", "  ")
+    barriers = dict.fromkeys(report.barriers)
+    yield f"moved past by nothing: {counted(len(barriers), 'barrier')}" if barriers else "barriers: none"
+    for barrier in barriers:
+        yield from wrapped(barrier, "  ", "  ")
+    yield (
+        f"other nodes in another order than before: {report.displaced:,} of {report.compared:,}; gathered at once at most "
+        f"{human_bytes(report.gathered_after)}, before {human_bytes(report.gathered_before)}"
+    )
+
+
+def _cut(entry: str) -> str:
+    return entry if len(entry) <= _ENTRY else entry[: _ENTRY - 3] + "..."

@@ -1,0 +1,160 @@
+"""Why a parameter is in the bucket that it is in, and not with the others of its entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.passes.splits import remedy, sentence
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.explain.told import Graph, Parameter, Told
+    from pytest_fxbucket.passes.report import BucketReport, LeftAlone
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why, and what would have to be changed."""
+
+    reason: str
+    """As in the report's splits; ``left_alone`` of a launch that was."""
+    why: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One launch that carries the parameter, or its gradient."""
+
+    graph: str
+    direction: str
+    kind: str
+    bucket: str | None
+    """Label of its bucket; None if it was left alone."""
+    launch: str | None
+    first_byte: int | None
+    """Where it begins in a rank's part of the launch; None if that is not known."""
+    bytes: int | None
+    """Of it in a rank's part."""
+    of_bytes: int | None
+    """Of all members in a rank's part."""
+    members: tuple[str, ...]
+    """Of the bucket, in byte order."""
+    apart: tuple[tuple[str, tuple[str, ...]], ...]
+    """(bucket, members) of the others of its entry, of the same direction and kind."""
+    reasons: tuple[Reason, ...]
+    """What parted them; if it was left alone, why that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """All there is to say of one parameter."""
+
+    fqn: str
+    entry: str | None
+    """None if no entry names it, or if buckets are made by size."""
+    note: str
+    """What is to be said besides; often nothing."""
+    places: tuple[Place, ...]
+
+
+def why(told: Told, parameter: Parameter) -> Why:
+    """Where ``parameter`` went in each graph, direction and kind, and why."""
+    fqn = parameter.fqn
+    places = tuple(place for graph in told.graphs for place in _places(told, graph, fqn))
+    entry = told.entry_of.get(fqn) or next((bucket.entry for _, bucket in _buckets(told, fqn)), "") or None
+    return Why(fqn, entry, _note(parameter, entry, places), places)
+
+
+def _buckets(told: Told, fqn: str) -> Iterator[tuple[Graph, BucketReport]]:
+    return ((graph, bucket) for graph in told.graphs for bucket in graph.report.buckets if fqn in bucket.members)
+
+
+def _places(told: Told, graph: Graph, fqn: str) -> Iterator[Place]:
+    for bucket in graph.report.buckets:
+        if fqn in bucket.members:
+            yield _in_bucket(told, graph, bucket, fqn)
+    for left in graph.report.left_alone:
+        if left.kind and fqn in left.fqns:
+            reason = Reason("left_alone", left.reason, _change(told, left, fqn))
+            yield Place(graph.phase, left.direction, left.kind, None, None, None, None, None, left.fqns, (), (reason,))
+
+
+def _in_bucket(told: Told, graph: Graph, bucket: BucketReport, fqn: str) -> Place:
+    family = (bucket.entry, bucket.direction, bucket.kind)
+    others = tuple(
+        (graph.labels[other.launch], other.members)
+        for other in graph.report.buckets
+        if other is not bucket and (other.entry, other.direction, other.kind) == family
+    )
+    read = graph.members.get(bucket.launch, ())
+    # A graph without roles names no members, but has them in the same order.
+    member = read[bucket.members.index(fqn)] if len(read) == len(bucket.members) else None
+    known = told.by_report or not others
+    unknown = Reason("unknown", f"pass {told.pass_name} gives no reason", "ask the pass manual: leave out --pass")
+    return Place(
+        graph=graph.phase,
+        direction=bucket.direction,
+        kind=bucket.kind,
+        bucket=graph.labels[bucket.launch],
+        launch=bucket.launch,
+        first_byte=member.offset if member else None,
+        bytes=member.bytes if member else None,
+        of_bytes=sum(one.bytes for one in read) if member else None,
+        members=bucket.members,
+        apart=others,
+        reasons=tuple(
+            Reason(split.reason, sentence(split, bucket.kind, graph.dims), remedy(split, bucket.kind))
+            for split in bucket.splits
+        )
+        if known
+        else (unknown,),
+    )
+
+
+def _change(told: Told, left: LeftAlone, fqn: str) -> str:
+    if fqn in told.entry_of or not told.entry_of:
+        return "nothing in the plan can change that: it follows from the graph"
+    entries = list(dict.fromkeys(told.entry_of.values()))
+    holder = fqn.rpartition(".")[0] or fqn
+    near = get_close_matches(holder, entries, n=2, cutoff=0.4) or entries[:2]
+    return f'add an entry such as "{holder}", or set bucket.unplanned = "root"; nearest entries: {", ".join(near)}'
+
+
+def _note(parameter: Parameter, entry: str | None, places: tuple[Place, ...]) -> str:
+    if parameter.role != "param":
+        return f"it is a {parameter.role}, no parameter: every rank has all of it, so nothing gathers or reduces it"
+    kinds = {place.kind for place in places}
+    if not kinds:
+        return "no launch carries it: the step never reads it, or what reads it could not be followed"
+    if kinds == {"all_gather"}:
+        frozen = "" if parameter.trainable else ": it is frozen"
+        return f"no gradient of it is reduced{frozen}"
+    return ""
+
+
+def plain(one: Why) -> dict[str, Any]:
+    """``one`` as plain data, for JSON."""
+    return {
+        "parameter": one.fqn,
+        "entry": one.entry,
+        "note": one.note,
+        "places": [
+            {
+                "graph": place.graph,
+                "direction": place.direction,
+                "kind": place.kind,
+                "bucket": place.bucket,
+                "launch": place.launch,
+                "first_byte": place.first_byte,
+                "bytes": place.bytes,
+                "of_bytes": place.of_bytes,
+                "members": list(place.members),
+                "apart": [{"bucket": name, "members": list(members)} for name, members in place.apart],
+                "reasons": [asdict(reason) for reason in place.reasons],
+            }
+            for place in one.places
+        ],
+    }

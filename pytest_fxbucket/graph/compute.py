@@ -1,0 +1,30 @@
+"""Which nodes compute: those that neither communicate nor move data. What a pass may make anew is not among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.graph.collectives import is_waiting, launching
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import by_operator
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether ``node`` calls something that neither communicates nor moves data."""
+    return node.op == "call_function" and not _communicates(node) and not moves_data(node)
+
+
+_communicates = by_operator(lambda op: is_waiting(op) or launching(op) is not None, False)
+
+
+def computed_before(graph: fx.Graph) -> dict[fx.Node, int]:
+    """For each node how many of those before it compute."""
+    found: dict[fx.Node, int] = {}
+    count = 0
+    for node in graph.nodes:
+        found[node] = count
+        count += computes(node)
+    return found

@@ -1,0 +1,162 @@
+"""Prints what the form of pack and unpack does to the time of a step: 4 ranks over gloo, each form beside the default.
+
+A Llama of two layers, by size of its parameters; the same graph in each form, one step of each in turns, the median of the
+slowest rank's seconds. ``make bench``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from operator import getitem
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from pytest_fxbucket.checks.bitwise_job import Task, state_and_batches
+from pytest_fxbucket.graph.portable import decode
+from pytest_fxbucket.passes.default_packer import cut_columns, cut_views, pack
+from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.passes.packers import Bucket
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.world import World
+
+RANKS, TURNS = 4, 15
+DIMS = {64: "4,000", 256: "65,000", 1024: "1,000,000"}
+aten = torch.ops.aten
+Packed = tuple[fx.Node, Callable[[fx.Node], Sequence[fx.Node]]]
+
+
+def cat(make: Maker, bucket: Bucket) -> Packed:
+    """Packs by cat of reshaped members, where the default has flatten_dense_tensors and _chunk_cat."""
+    shape = [bucket.ranks, -1] if bucket.kind == "reduce_scatter" else [-1]
+    parts = [make(aten.reshape.default, node, shape) for node in bucket.inputs]
+    cut = cut_columns if bucket.kind == "all_gather" else cut_views
+    return make(aten.cat.default, parts, len(shape) - 1), lambda arrived: cut(make, bucket, arrived)
+
+
+def cloned(make: Maker, bucket: Bucket) -> Packed:
+    """Unpacks a gather by views of its columns and a clone of each, where the default has split_with_sizes_copy."""
+    return _columns(make, bucket, lambda piece: make(aten.clone.default, piece, memory_format=torch.contiguous_format))
+
+
+def reshaped(make: Maker, bucket: Bucket) -> Packed:
+    """Unpacks a gather by views of its columns, which reshape copies."""
+    return _columns(make, bucket, lambda piece: piece)
+
+
+def _columns(make: Maker, bucket: Bucket, copied: Callable[[fx.Node], fx.Node]) -> Packed:
+    packed, unpack = pack(make, bucket)
+
+    def columns(arrived: fx.Node) -> list[fx.Node]:
+        rows = make(aten.view.default, arrived, [bucket.ranks, -1])
+        pieces = make(aten.split_with_sizes.default, rows, list(bucket.numels), 1)
+        parts = [copied(make(getitem, pieces, i)) for i in range(len(bucket.inputs))]
+        return [make(aten.reshape.default, part, list(shape)) for part, shape in zip(parts, bucket.shapes, strict=True)]
+
+    return packed, columns if bucket.kind == "all_gather" else unpack
+
+
+def owned(make: Maker, bucket: Bucket) -> Packed:
+    """Gives each reduced gradient a storage of its own, where the default gives views of what arrived."""
+    packed, unpack = pack(make, bucket)
+    if bucket.kind == "all_gather":
+        return packed, unpack
+    return packed, lambda arrived: [make(aten.clone.default, result) for result in unpack(arrived)]
+
+
+def sliced(make: Maker, bucket: Bucket) -> Packed:
+    """Cuts what a reduction brings by a slice for each member, where the default splits."""
+    packed, unpack = pack(make, bucket)
+
+    def cut(arrived: fx.Node) -> list[fx.Node]:
+        flat, begin, results = make(aten.view.default, arrived, [-1]), 0, []
+        for numel, shape in zip(bucket.numels, bucket.shapes, strict=True):
+            assert isinstance(numel, int)
+            piece = make(aten.slice.Tensor, flat, 0, begin, begin + numel)
+            results.append(make(aten.view.default, piece, list(shape)))
+            begin += numel
+        return results
+
+    return packed, unpack if bucket.kind == "all_gather" else cut
+
+
+FORMS = ("default", *(f"suites.benchmarks.pack_forms:{form.__name__}" for form in (cat, cloned, reshaped, owned, sliced)))
+
+
+def main() -> None:
+    """Print a row for each size."""
+    names = [form.rpartition(":")[2] for form in FORMS]
+    print(f"seconds of a step on {RANKS} ranks over gloo; beside the default pack, and beside no bucket at all")
+    print(f"{'elements':>10} {'default':>10}" + "".join(f"{name:>10}" for name in [*names[1:], "unbucketed"]))
+    pools = Pools()
+    try:
+        for dim, elements in DIMS.items():
+            seconds = measure(pools, dim)
+            print(f"{elements:>10} {seconds[0]:9.3f}s" + "".join(f"{s / seconds[0]:10.2f}" for s in seconds[1:]), flush=True)
+    finally:
+        pools.close()
+
+
+def measure(pools: Pools, dim: int) -> list[float]:
+    """Median seconds of a step in each form, and unbucketed."""
+    plans = [parse_plans(plan_text(dim, form), Path("pack_forms.toml"))[0] for form in FORMS]
+    worlds = [World(plan, RANKS, "manual", lambda _: None) for plan in plans]
+    payloads = [[task(world, rank) for world in worlds] for rank in range(RANKS)]
+    told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
+    slowest = [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]
+    return [statistics.median(turns) for turns in slowest]
+
+
+def plan_text(dim: int, form: str) -> str:
+    return f"""
+[model]
+factory = "fixtures.models.llama:build"
+args = {{ layers = 2, dim = {dim} }}
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+[parallel]
+dp_shard = {RANKS}
+[bucket]
+plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
+packer = "{form}"
+"""
+
+
+def task(world: World, rank: int) -> Task:
+    step = world.step(rank)
+    return Task(
+        unbucketed=world.unbucketed(rank, "joint"),
+        bucketed=world.passed(rank)["joint"].portable,
+        inputs=step.inputs["joint"],
+        outputs=step.outputs["joint"],
+        model=world.plan.model,
+        example_inputs=(),
+        seed=0,
+        steps=1,
+        where="pack_forms.toml",
+    )
+
+
+def job(rank: int, world: int, tasks: Sequence[Task]) -> list[list[float]]:
+    """Seconds of each turn of each form, and of the unbucketed graph, on this rank."""
+    graphs = [decode(one.bucketed) for one in tasks] + [decode(tasks[0].unbucketed)]
+    state, batches = state_and_batches(rank, world, tasks[0])
+    inputs = [*state, *batches(0)]
+    found: list[list[float]] = [[] for _ in graphs]
+    for turn in range(TURNS + 1):
+        for seconds, graph in zip(found, graphs, strict=True):
+            dist.barrier()
+            begin = time.perf_counter()
+            graph(*inputs)
+            if turn:  # the first one warms up
+                seconds.append(time.perf_counter() - begin)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""``fxbucket explain``: what people read, what programs read, and one sentence where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.cli import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PLAN = """
+[graph]
+factory = "suites.cli.explain_steps:two_graphs"
+
+[parallel]
+dp_shard = 4
+
+[bucket]
+plan = ["layers.[0-1]", "odd"]
+unplanned = "allow"
+
+[[matrix]]
+id = "one_layer"
+bucket.plan = ["layers.0"]
+
+[[matrix]]
+id = "size"
+bucket.by = "size"
+bucket.plan = []
+bucket.unplanned = "error"
+bucket.cap_mb = 1
+"""
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "two.toml"
+    path.write_text(PLAN)
+    return path
+
+
+def explain(capsys: Capsys, *arguments: str) -> str:
+    assert main(["explain", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def document(capsys: Capsys, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(explain(capsys, *arguments, "--json"))
+    return found
+
+
+def test_people_see_each_graph_bucket_reason_and_what_was_left_alone(plan: Path, capsys: Capsys) -> None:
+    text = explain(capsys, "two.toml")
+    assert text.startswith("two.toml: pass manual, 4 ranks\n\nforward graph: 6 launches became 4\n")
+    assert "layers.1    2 -> 1        2  192 B  float32  dp_shard  2 nodes of layers.0" in text
+    assert "layers.0 #1    1 -> 1        1   96 B  float32 avg  dp_shard  2 nodes of layers.[0-1]" in text
+    assert "  it reduces by sum, others of its entry by avg, and a launch has one reduction\n" in text
+    assert "    backward reduce_scatter of layers.0 #2\n" in text
+    assert "  all_gather of odd.weight (forward): add_tensor_1 reads it before its wait\n" in text
+    assert "  all_gather of extra.weight (forward): no entry names its parameter\n" in text
+    assert text.endswith("two.toml::one_layer: one_layer, size\n")
+    assert max(map(len, text.splitlines())) <= 120
+    assert '"0"' not in text, "process groups are named by mesh dimension"
+
+
+def test_programs_get_one_document_with_the_same(plan: Path, capsys: Capsys) -> None:
+    assert main(["explain", "two.toml", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "a factory that prints" in said.err
+    found = json.loads(said.out)
+    assert said.out == json.dumps(found, indent=2, sort_keys=True) + "\n"
+    assert {key: found[key] for key in ("plan", "row", "rows", "pass", "ranks", "said_by")} == {
+        "plan": "two.toml",
+        "row": None,
+        "rows": ["one_layer", "size"],
+        "pass": "manual",
+        "ranks": 4,
+        "said_by": "pass",
+    }
+    assert found["entries"]["layers.1"] == ["layers.1.weight", "layers.1.bias"]
+    forward, backward = found["graphs"]["forward"], found["graphs"]["backward"]
+    assert [(b["label"], b["group"], b["members"], b["offsets"]) for b in forward["buckets"][:1]] == [
+        ("layers.0", "dp_shard", ["layers.0.weight", "layers.0.bias"], [0, 24])
+    ]
+    assert forward["totals"] == {
+        "buckets": 2,
+        "bytes": 384,
+        "hidden": 1,
+        "launches_after": 2,
+        "launches_before": 4,
+        "members": 4,
+    }
+    assert [left["fqns"] for left in forward["left_alone"]] == [["extra.weight"], ["odd.weight"]]
+    assert [split["reason"] for split in backward["buckets"][0]["splits"]] == ["op"]
+
+
+def test_every_key_of_the_document_is_in_readme(plan: Path, capsys: Capsys) -> None:
+    section = README[README.index("### Why is it not in its bucket?") : README.index("### Beside torch's pass")]
+    both = [document(capsys, "two.toml"), document(capsys, "two.toml", "--why", "layers.0.*")]
+    missing = {key for found in both for key in _keys(found) if not re.search(rf"\b{key}\b", section)}
+    assert missing == set()
+
+
+def _keys(value: Any, names: bool = True) -> set[str]:
+    """Keys of ``value`` and all below; those of graphs and entries are the user's."""
+    if isinstance(value, list):
+        return {key for item in value for key in _keys(item)}
+    if not isinstance(value, dict):
+        return set()
+    below = {key for name, item in value.items() for key in _keys(item, name not in ("graphs", "entries"))}
+    return (set(value) if names else set()) | below
+
+
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        ("layers.0.weight", "with all others of its entry here: .bias"),
+        ("0.bias", "because it reduces by sum, others of its entry by avg, and a launch has one reduction"),
+        ("0.bias", "to change that: reduce both by the same operation"),
+        ("0.bias", "not with bucket layers.0 #1: .weight"),
+        ("layers.1.bias", "no gradient of it is reduced: it is frozen"),
+        ("layers.1.weight", "alone"),
+        ("odd.weight", "because add_tensor_1 reads it before its wait"),
+        ("odd.weight", "to change that: nothing in the plan can change that"),
+        ("extra.weight", 'to change that: add an entry such as "extra", or set bucket.unplanned = "root"; nearest entries:'),
+        ("unused.weight", "no launch carries it"),
+        ("count", "it is a buffer, no parameter"),
+        ("layers.*.weight", "\nlayers.1.weight: entry layers.1\n"),
+    ],
+)
+def test_a_parameter_s_place_is_told_with_what_to_change(plan: Path, capsys: Capsys, parameter: str, says: str) -> None:
+    assert says in _why(capsys, parameter)
+
+
+def test_a_glob_tells_equal_layers_once(capsys: Capsys) -> None:
+    text = explain(capsys, str(ROOT / "fixtures/plans/traced.toml"), "--why", "layers.*.bias")
+    assert text.startswith("layers.[0-2].bias: entry layers.[0-2]\n  forward all_gather: bucket layers.[0-2], bytes 64 to 72")
+
+
+_ANSWERS: dict[str, str] = {}
+
+
+def _why(capsys: Capsys, parameter: str) -> str:
+    """The same plan every time, so each question is asked once."""
+    if parameter not in _ANSWERS:
+        _ANSWERS[parameter] = explain(capsys, "two.toml", "--why", parameter)
+    return _ANSWERS[parameter]
+
+
+@pytest.mark.parametrize("named", ["two.toml::one_layer", "two.toml[one_layer]", "two.toml::audit[one_layer]"])
+def test_a_row_is_named_as_items_name_it(plan: Path, capsys: Capsys, named: str) -> None:
+    found = document(capsys, named)
+    assert (found["row"], list(found["entries"])) == ("one_layer", ["layers.0"])
+
+
+def test_by_size_buckets_are_numbered_and_say_whose_compute_hides_them(plan: Path, capsys: Capsys) -> None:
+    text = explain(capsys, "two.toml::size")
+    assert "  #1: layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias, extra.weight\n" in text
+    assert "5 -> 1" in text
+
+
+def test_of_a_foreign_pass_what_its_graph_has_is_told_and_that_it_does_not_say_why(plan: Path, capsys: Capsys) -> None:
+    foreign = "--pass=suites.cli.explain_steps:merges_nothing"
+    text = explain(capsys, "two.toml", foreign)
+    assert "it gives no report, so this is read off its graph, which does not say why" in text
+    assert "forward graph: 6 launches became 6\n" in text
+    found = document(capsys, "two.toml", foreign, "--why", "layers.0.weight")
+    assert found["said_by"] == "graph"
+    (reason, *_) = found["why"][0]["places"][0]["reasons"]
+    assert reason["why"].endswith("gives no reason")
+
+
+def test_a_foreign_pass_that_is_ours_in_all_but_name_is_read_as_ours_reports_it(capsys: Capsys) -> None:
+    """What is read off the graph and what the report says are the same, but for why."""
+    path = str(ROOT / "fixtures/plans/traced.toml")
+    ours = document(capsys, path)["graphs"]["joint"]
+    theirs = document(capsys, path, "--pass=pytest_fxbucket.passes:manual_overlap_bucketing")["graphs"]["joint"]
+    for one in (ours, theirs):
+        for bucket in one["buckets"]:
+            del bucket["splits"]
+    assert theirs == ours
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["none.toml"], 1, "none.toml: the plan cannot be read: No such file or directory"),
+        (
+            ["two.toml::one_leyer"],
+            2,
+            'has no [[matrix]] row "one_leyer"; rows there: one_layer, size; did you mean "one_layer"?',
+        ),
+        (
+            ["two.toml", "--pass", "manul"],
+            2,
+            'manul is no pass; expected manual, torch or module:callable; did you mean "manual"?',
+        ),
+        (["two.toml", "--pass", "none:pass"], 1, 'pass none:pass: there is no module "none"'),
+        (["two.toml", "--why", "layers.0.wieght"], 2, "did you mean layers.0.weight"),
+        (["two.toml", "--why", "bias"], 2, '"bias" ends 2 parameters: layers.0.bias, layers.1.bias; write more of one'),
+        (["two.toml", "--why", "layers.0"], 2, "it is a module, which holds layers.0.weight, layers.0.bias: name one of them"),
+        ([], 2, "arguments are required: PLAN[::ROW]"),
+    ],
+)
+def test_what_cannot_be_told_is_one_sentence(plan: Path, capsys: Capsys, arguments: list[str], code: int, says: str) -> None:
+    assert main(["explain", *arguments]) == code
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+
+
+def test_a_bare_graph_is_told_by_its_inputs_names_and_a_foreign_pass_on_it_is_refused(plan: Path, capsys: Capsys) -> None:
+    text = plan.read_text().replace("suites.cli.explain_steps:two_graphs", "fixtures.models.traced:bare").partition("[[")[0]
+    plan.write_text(text.replace(', "odd"', ""))
+    (place, *_) = document(capsys, "two.toml", "--why", "*_1")["why"][0]["places"]
+    assert place["bucket"] == "layers.0"
+    assert main(["explain", "two.toml", "--pass=suites.cli.explain_steps:merges_nothing"]) == 1
+    assert "without the roles of the graph's inputs none can be read off the graph" in capsys.readouterr().err
+
+
+def _examples() -> list[tuple[list[str], str]]:
+    """Words of each command of README's, with the plan's whole path, and what is shown below it."""
+    found = re.findall(r"```\n\$ fxbucket (explain [^\n]*)\n(.*?)```", README, re.DOTALL)
+    return [
+        ([str(ROOT / word) if word.startswith("fixtures") else word for word in command.split()], shown)
+        for command, shown in found
+    ]
+
+
+def _is_shown(printed: str, shown: str) -> None:
+    """``...`` stands for lines that README leaves out."""
+    pieces = [piece.strip("\n") for piece in shown.split("...\n")]
+    assert all(pieces)
+    places = [printed.replace(f"{ROOT}/", "").find(piece) for piece in pieces]
+    assert -1 not in places, pieces[places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_what_readme_shows_of_a_plan_is_what_is_printed(capsys: Capsys) -> None:
+    (words, shown), _ = _examples()
+    _is_shown(explain(capsys, *words[1:]), shown)
+
+
+def test_what_readme_shows_of_a_parameter_is_printed_in_any_folder(tmp_path: Path) -> None:
+    """As a user would, in a process of its own."""
+    _, (words, shown) = _examples()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", "pytest_fxbucket.cli", *words]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    _is_shown(done.stdout, shown)
