@@ -25,6 +25,7 @@ class NodeNamer:
 
     def __init__(self, model: nn.Module) -> None:
         self._classes = {fqn: type(module) for fqn, module in model.named_modules()}
+        self._stacks: dict[str, dict[str, tuple[str, type]]] = {}
         self._stack: list[str] = [""]
         self._numbers: list[int] = []
         self._owners: list[str] = []
@@ -113,6 +114,12 @@ class NodeNamer:
         node.meta["autograd_backward"] = True
 
     def _module_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
+        """One for all nodes of a module."""
+        if fqn not in self._stacks:
+            self._stacks[fqn] = self._new_stack(fqn)
+        return self._stacks[fqn]
+
+    def _new_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
         parts = fqn.split(".") if fqn else []
         paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
         return {path: (path, self._classes[path]) for path in paths if path in self._classes}

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from torch import fx
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: Mapping[Any, Callable[..., Any]] | None = None
+) -> fx.GraphModule:
     """Trace ``function(*inputs)``, forward and backward alike, into one graph of ATen calls.
 
-    ``inputs`` are fake tensors; those that require grad stay leaves. Node ``meta["val"]`` holds fake results.
+    ``inputs`` are fake tensors, or symbolic sizes; tensors that require grad stay leaves. Node ``meta["val"]`` holds fake
+    results. Operators in ``decompositions`` are traced as what they are made of.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.autograd.set_multithreading_enabled(False), quiet("torch._subclasses.fake_tensor"):
-        return make_fx(function, tracing_mode="real")(*inputs)
+        return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.plan.rules import show
@@ -55,6 +56,7 @@ def annotated(node: fx.Node) -> list[tuple[str, Any]]:
     return []
 
 
+@lru_cache(maxsize=1 << 16)
 def module_path(name: str) -> Path:
     """``layers.0`` of a module's name as tracers spell it, in parts; without the variable and what torch wraps modules in."""
     steps = _steps(name)

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
 
-__all__ = ["manual_overlap_bucketing"]
+if TYPE_CHECKING:
+    from pytest_fxbucket.passes.compiled import bucketing_backend, bucketing_post_grad_pass
+
+__all__ = ["bucketing_backend", "bucketing_post_grad_pass", "manual_overlap_bucketing"]
+
+
+def __getattr__(name: str) -> Any:
+    """What is for ``torch.compile`` brings inductor in, which takes seconds: only where it is asked for."""
+    if name in __all__:
+        from pytest_fxbucket.passes import compiled
+
+        return getattr(compiled, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,7 +64,7 @@ def cut_views(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
     """Views of ``arrived``."""
     flat = make(torch.ops.aten.view.default, arrived, [-1])
     pieces = make(torch.ops.aten.split_with_sizes.default, flat, list(bucket.numels))
-    return [_shaped(make, bucket, make(getitem, pieces, i), i) for i in range(len(bucket.inputs))]
+    return [_shaped(make, bucket, _item(make, pieces, i), i) for i in range(len(bucket.inputs))]
 
 
 def cut_columns(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
@@ -126,14 +126,14 @@ def _columns(
     numbers = [size for size in sizes if isinstance(size, int)]
     if len(numbers) < len(sizes):  # torch's fake values of split_with_sizes_copy know no symbolic sizes
         columns = make(aten.split_with_sizes.default, rows, list(sizes), 1)
-        pieces = [make(getitem, columns, place) for place in places]
+        pieces = [_item(make, columns, place) for place in places]
         return [make(aten.clone.default, piece, memory_format=torch.contiguous_format) for piece in pieces]
     copy = aten.split_with_sizes_copy.default
     if all(alone(value) for value in bucket.replaced):
         columns = make.holding(_held(bucket, fake_value(rows), numbers, places), copy, rows, numbers, 1)
     else:
         columns = make(copy, rows, numbers, 1)
-    return [make(getitem, columns, place) for place in places]
+    return [_item(make, columns, place) for place in places]
 
 
 def _held(bucket: Bucket, rows: FakeTensor, sizes: Sequence[int], places: Sequence[int]) -> list[FakeTensor]:
@@ -156,12 +156,11 @@ def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
         return make(view, piece, list(bucket.shapes[index]))
     if shape == list(value.shape):
         return piece
-    if shape == list(old.shape) and _is_all_of(value, old):
+    if shape == list(old.shape) and value.dtype == old.dtype and storage_key(value) == storage_key(old):
         return make.holding(old, view, piece, shape)
     return make.holding(seen(value, shape), view, piece, shape) if value.is_contiguous() else make(view, piece, shape)
 
 
-def _is_all_of(value: FakeTensor, old: FakeTensor) -> bool:
-    """Whether ``value`` is all of the storage that ``old`` is all of, seen in another shape."""
-    same = (value.numel(), value.dtype) == (old.numel(), old.dtype)
-    return same and storage_key(value) == storage_key(old) and alone(old)
+def _item(make: Maker, several: fx.Node, place: int) -> fx.Node:
+    """Of what ``several`` gives the one at ``place``, the very tensor."""
+    return make.holding(several.meta["val"][place], getitem, several, place)

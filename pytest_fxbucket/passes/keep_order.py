@@ -48,6 +48,8 @@ def keep_order(graph: fx.Graph, pairs: Iterable[Pair], meta_of: Mapping[fx.Node,
         start = _pinned(graph, source, pins, meta_of.get(source, meta))
         with graph.inserting_before(later):
             later.replace_input_with(source, _behind(graph, start, done, meta))
+        if collectives.is_wait(later):
+            _hold_what_is_sent(graph, source, later, meta)
     return impossible
 
 
@@ -71,6 +73,21 @@ def without_kept_order(graph: fx.Graph) -> fx.Graph:
     result = copy.deepcopy(graph)
     forget_order(result)
     return result
+
+
+def _hold_what_is_sent(graph: fx.Graph, launched: fx.Node, wait: fx.Node, meta: dict[str, Any]) -> None:
+    """Let readers of ``wait`` need what was sent, too: a compiler that sees no launch before a wait gives that memory away.
+
+    Inductor does; a collective reads its input until the wait is over.
+    """
+    launch = launched if collectives.launch_kind(launched) else next(iter(launched.all_input_nodes), launched)
+    sent = collectives.sent_by(launch)
+    inputs = [node for node in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(node, torch.fx.Node)]
+    readers = list(wait.users)
+    with graph.inserting_after(wait):
+        held = _behind(graph, wait, inputs, meta)
+    for reader in readers:
+        reader.replace_input_with(wait, held)
 
 
 def _input_of(later: fx.Node) -> fx.Node | None:

@@ -40,6 +40,8 @@ class ByModule:
     """In order, ranges and stars written out."""
     entry_of: Mapping[fx.Node, str]
     """Launches that no entry names are left out."""
+    launching: tuple[str, ...] = ()
+    """FQNs of the modules that launch collectives, as entries see them."""
 
 
 def entries_by_module(
@@ -50,12 +52,14 @@ def entries_by_module(
     where: str = "module_bucket_plans",
     unplanned: str = "allow",
     activations: Collection[fx.Node] = (),
+    partial: bool = False,
 ) -> ByModule:
     """Sort the launches of ``graph`` into entries: (name, selectors), as :func:`parse_entries` gives them.
 
     A launch belongs to the innermost of its modules that an entry names; one that was merged before, to its old entry. All
     entries are read behind one prefix: the shortest that all launches share and behind which every entry matches. ``unplanned``
     is what to do with a launch in no entry, ``activations`` (launches) aside: allow, error, or root (an entry of that name).
+    ``partial``: this is one of several graphs of a model, so a part of an entry that matches nothing may match in another.
 
     Raises :class:`PlanError`, beginning with ``where``, for a graph without module names, an entry that matches no module or no
     launch, and entries that overlap.
@@ -64,28 +68,36 @@ def entries_by_module(
     launches = [node for node in graph.nodes if collectives.launch_kind(node)]
     merged = {node: parts for node in launches if (parts := merged_parts(node))}
     paths = {node: _paths(stack(node), where) for node in launches if node not in merged}
-    _refuse_nameless([*merged.values(), *paths.values()], module_stack_fn, where)
+    if not partial:
+        _refuse_nameless([*merged.values(), *paths.values()], module_stack_fn, where)
     entries = [Entry(name, tuple(_clean(selector) for selector in selectors)) for name, selectors in plans]
     selectors = [module_path(selector) for entry in entries for selector in entry.selectors]
-    prefix = _prefix(paths.values(), merged.values(), selectors)
+    distinct = dict.fromkeys(paths.values())
+    prefix = _prefix(distinct, merged.values(), selectors)
     plain, starred = frozenset(selectors), [selector for selector in selectors if "*" in selector]
-    modules_of = {node: _chosen(found, plain, starred, prefix) for node, found in paths.items()}
+    chosen = {found: _chosen(found, plain, starred, prefix) for found in distinct}
+    modules_of = {node: chosen[found] for node, found in paths.items()}
     modules_of |= {node: tuple(map(".".join, parts)) for node, parts in merged.items()}
     named = list(dict.fromkeys(name for node in launches for name in modules_of[node] if name))
+    present = _present(entries, named) if partial else entries
     try:
-        resolution = _resolve(entries, named, [], where)
+        resolution = _resolve(present, named, [], where)
     except PlanError:
-        _resolve(entries, named, _every_module(graph, stack, prefix), where)  # knows more names, and says more
+        _resolve(present, named, _every_module(graph, stack, prefix), where)  # knows more names, and says more
         raise
     entry_of = _entry_of(modules_of, resolution)
-    names = [entry.name for entry in resolution.entries]
+    names = (
+        _in_order(entries, [entry.name for entry in resolution.entries])
+        if partial
+        else [entry.name for entry in resolution.entries]
+    )
     left = [node for node in launches if node not in entry_of and node not in activations]
     if left and unplanned == "error":
         raise PlanError(f"{where}: {_unplanned(left, modules_of)}")
     if left and unplanned == ROOT:
         names.append(ROOT)
         entry_of |= dict.fromkeys(left, ROOT)
-    return ByModule(tuple(names), entry_of)
+    return ByModule(tuple(names), entry_of, tuple(named))
 
 
 def _paths(stack: Sequence[tuple[str, type]], where: str) -> tuple[Path, ...]:
@@ -143,6 +155,28 @@ def _chosen(paths: Sequence[Path], plain: Collection[Path], starred: Sequence[Pa
         if any(module in plain for module in outward) or any(_is_among(outward, selector) for selector in starred):
             return (".".join(path),)
     return tuple(".".join(path) for path in behind[:1])
+
+
+def _present(entries: Sequence[Entry], named: Sequence[str]) -> list[Entry]:
+    """``entries`` as far as they match any of ``named``; one of several selectors stays one, under its name."""
+    paths = [module_path(name) for name in named]
+    modules = {path[:end] for path in paths for end in range(len(path) + 1)}
+    present = []
+    for entry in entries:
+        kept = tuple(selector for selector in entry.selectors if _is_among(modules, module_path(selector)))
+        if kept:
+            together = len(entry.selectors) > len(kept) == 1  # a single selector would name the entry after itself
+            present.append(Entry(entry.name, kept * 2 if together else kept))
+    return present
+
+
+def _in_order(entries: Sequence[Entry], present: Sequence[str]) -> list[str]:
+    """Names of all ``entries``; where one is a star, those that it gives in this graph."""
+    names: list[str] = []
+    for entry in entries:
+        star = module_path(entry.selectors[0]) if len(entry.selectors) == 1 and "*" in entry.selectors[0] else None
+        names += [name for name in present if _matches(star, module_path(name))] if star else [entry.name]
+    return names
 
 
 def _resolve(entries: Sequence[Entry], named: Sequence[str], modules: Sequence[str], where: str) -> Resolution:

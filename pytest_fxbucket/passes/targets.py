@@ -64,6 +64,8 @@ class Targets:
     """Of the graph; it holds until the graph changes."""
     entries: tuple[str, ...] = ()
     """In the plan's order; empty if launches are bucketed by size."""
+    launching: tuple[str, ...] = ()
+    """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +113,24 @@ def by_module(
     *,
     where: str = "module_bucket_plans",
     unplanned: str = "allow",
+    partial: bool = False,
 ) -> Targets:
     """Sort the launches of ``graph`` by the module that their nodes' metadata names.
 
-    ``plans`` holds (entry, selectors). Raises :class:`PlanError` as :func:`entries_by_module` does.
+    ``plans`` holds (entry, selectors). Raises :class:`PlanError` as :func:`entries_by_module` does; ``partial`` is as there.
     """
     known = carried(graph)
     activations = [node for node, one in known.items() if one.reason]
-    named = entries_by_module(graph, plans, module_stack_fn, where=where, unplanned=unplanned, activations=activations)
+    named = entries_by_module(
+        graph, plans, module_stack_fn, where=where, unplanned=unplanned, activations=activations, partial=partial
+    )
     names = {
         node: _Name(
             None if one.reason else named.entry_of.get(node), one.names, one.place, one.direction, one.reason or _NO_ENTRY
         )
         for node, one in known.items()
     }
-    return _sort(graph, names, named.entries)
+    return _sort(graph, names, named.entries, named.launching)
 
 
 def by_size(graph: fx.Graph) -> Targets:
@@ -137,7 +142,9 @@ def _name(one: Carried, entry: str | None) -> _Name:
     return _Name(None if one.reason else entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY)
 
 
-def _sort(graph: fx.Graph, names: Mapping[fx.Node, _Name], entries: tuple[str, ...]) -> Targets:
+def _sort(
+    graph: fx.Graph, names: Mapping[fx.Node, _Name], entries: tuple[str, ...], launching: tuple[str, ...] = ()
+) -> Targets:
     order = order_of(graph)
     planned: list[Target] = []
     left: list[LeftAlone] = []
@@ -148,7 +155,7 @@ def _sort(graph: fx.Graph, names: Mapping[fx.Node, _Name], entries: tuple[str, .
             left.append(LeftAlone(_describe(node, name), launch, name.direction, kind, name.fqns))
         else:
             planned.append(_target(launch, name))
-    return Targets(tuple(planned), tuple(left), len(names), order, entries)
+    return Targets(tuple(planned), tuple(left), len(names), order, entries, launching)
 
 
 def _target(launch: launches.Launch, name: _Name) -> Target:

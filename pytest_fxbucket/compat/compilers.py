@@ -1,0 +1,121 @@
+"""What ``torch.compile`` offers to compilers of others: AOT autograd, inductor, and what is being compiled.
+
+``torch._dynamo.backends``, ``torch._functorch``, ``torch._inductor.compile_fx`` and ``torch.autograd``'s engine, in torch 2.11
+to 2.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Compiled = Callable[..., Any]
+Compiler = Callable[["fx.GraphModule", Sequence[Any]], Compiled]
+"""``(graph module, example inputs) -> callable`` of the same inputs."""
+
+
+def aot(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Compiled:
+    """Dynamo's ``gm`` through AOT autograd and ``compiler``: forward and backward apart, parted as ``aot_eager`` does."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    compiled: Compiled = backend(gm, inputs)
+    return compiled
+
+
+def eager(gm: fx.GraphModule, _: Sequence[Any]) -> Compiled:
+    """Run ``gm`` as it is; inputs are given up as soon as they were read for the last time."""
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    compiled: Compiled = boxed_nop(gm, [])
+    return compiled
+
+
+def boxed(compiled: Compiled) -> Compiled:
+    """``compiled`` taking its inputs in one list, as AOT autograd calls it."""
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    if getattr(compiled, "_boxed_call", False):
+        return compiled
+    taking_one: Compiled = make_boxed_func(compiled)
+    return taking_one
+
+
+def inductor(gm: fx.GraphModule, inputs: Sequence[Any], post_grad_pass: object) -> Compiled:
+    """Dynamo's ``gm`` through inductor, with ``post_grad_pass`` behind those that torch's config names already."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    there: Any = config.post_grad_custom_post_pass
+    others = list(there) if isinstance(there, (list, tuple)) else [there] if there is not None else []
+    passes = [*others, post_grad_pass] if others else post_grad_pass
+    compiled: Any = compile_fx(gm, list(inputs), config_patches={"post_grad_custom_post_pass": passes})
+    return cast(Compiled, compiled)
+
+
+def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Operators that inductor has no code for, since it breaks them down before its post-grad passes."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table: Mapping[Any, Callable[..., Any]] = select_decomp_table()
+    return table
+
+
+def is_whole() -> bool:
+    """Whether dynamo compiles just now, and was told to raise at a graph break (``fullgraph=True``)."""
+    translator = _translator()
+    return translator is not None and bool(translator.one_graph)
+
+
+def graph_of_dynamo() -> fx.Graph | None:
+    """The graph of dynamo's that is compiled just now; None in a backward that is compiled when it first runs."""
+    translator = _translator()
+    graph: fx.Graph | None = translator.output.graph if translator is not None else None
+    return graph
+
+
+def _translator() -> Any:
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx()
+    except AttributeError:
+        return None
+
+
+def compile_id() -> str:
+    """Of what dynamo compiles just now, as torch's logs write it; of its own graph where a backward is compiled later."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id())
+
+
+def compilation() -> object | None:
+    """What dynamo has of the compilation that goes on, also when it goes on in the first backward; None outside of one."""
+    from torch._guards import TracingContext
+
+    context: object | None = TracingContext.try_get()
+    return context
+
+
+def in_backward() -> bool:
+    """Whether this thread runs within ``backward()``."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def at_end_of_backward(do: Callable[[], None]) -> None:
+    """Call ``do()`` when the ``backward()`` that runs now has reached all gradients; it raises what ``do`` raises."""
+    import torch
+
+    torch.autograd.Variable._execution_engine.queue_callback(do)

@@ -1,0 +1,174 @@
+"""The pass under ``torch.compile``: as a backend of its own, and as inductor's post-grad pass.
+
+AOT autograd parts a step into a forward and a backward graph, and every graph break gives two more. Each graph is bucketed by
+itself, since collectives of different graphs cannot share a launch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+from weakref import WeakKeyDictionary
+
+from pytest_fxbucket.compat import compilers
+from pytest_fxbucket.compat.inductor_pass import CustomGraphPass
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.passes.decomposed import decompose
+from pytest_fxbucket.passes.keywords import BucketingOptions, plan_of
+from pytest_fxbucket.passes.module_names import ModuleStackFn
+from pytest_fxbucket.passes.several_graphs import SeveralGraphs
+from pytest_fxbucket.plan.rules import show
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.passes.report import PassReport
+
+Entries = Sequence[str | Sequence[str]]
+InnerCompiler = Callable[["fx.GraphModule", Sequence[Any]], Callable[..., Any]]
+
+
+def bucketing_backend(
+    module_bucket_plans: Entries = (),
+    *,
+    compiler: Literal["eager", "inductor"] | InnerCompiler = "eager",
+    module_stack_fn: ModuleStackFn | None = None,
+    **options: Unpack[BucketingOptions],
+) -> BucketingBackend:
+    """A backend that buckets by module: ``torch.compile(model, backend=bucketing_backend(["layers.0", ["norm", "output"]]))``.
+
+    ``module_bucket_plans`` and ``module_stack_fn`` are those of the drop-in; none with ``by="size", cap_mb=25``. ``options``
+    are the keys of a plan file's ``[bucket]`` and ``[overlap]``, with their defaults but for ``unplanned="allow"``. The
+    bucketed graphs are run as they are (``compiler="eager"``), or given to ``compiler(graph module, example inputs)``, forward
+    and backward apart. With ``compiler="inductor"`` the pass is inductor's post-grad pass, and ``insert_overlap_deps`` is on
+    unless said otherwise, since inductor puts launches and waits in an order of its own.
+
+    Raises :class:`PlanError` for options that cannot be had. One backend serves one model.
+    """
+    if not callable(compiler) and compiler not in ("eager", "inductor"):
+        raise PlanError(f'bucketing_backend: compiler must be "eager", "inductor" or a callable, not {show(compiler)}')
+    where = "bucketing_backend"
+    kept: dict[str, Any] = {"insert_overlap_deps": True, **options} if compiler == "inductor" else {**options}
+    return BucketingBackend(SeveralGraphs(plan_of(module_bucket_plans, kept, where), module_stack_fn, where), compiler)
+
+
+def bucketing_post_grad_pass(
+    module_bucket_plans: Entries = (), *, module_stack_fn: ModuleStackFn | None = None, **options: Unpack[BucketingOptions]
+) -> BucketingPostGradPass:
+    """A pass for ``torch._inductor.config.post_grad_custom_post_pass``, which is for every graph that inductor compiles then.
+
+    Arguments, defaults and errors are those of :func:`bucketing_backend` with inductor. Give it to ``torch.compile(model,
+    options={"post_grad_custom_post_pass": ...})``, which compiles this model alone with it. Inductor's cache keeps graphs of
+    different plans and module names apart; it keeps none where ``module_stack_fn`` or a packer of your own has a say.
+    """
+    where = "bucketing_post_grad_pass"
+    plan = plan_of(module_bucket_plans, {"insert_overlap_deps": True, **options}, where)
+    return BucketingPostGradPass(SeveralGraphs(plan, module_stack_fn, where))
+
+
+class BucketingBackend:
+    """What :func:`bucketing_backend` gives."""
+
+    def __init__(self, graphs: SeveralGraphs, compiler: str | InnerCompiler) -> None:
+        self._graphs, self._compiler = graphs, compiler
+        self._is_checked = False
+
+    @property
+    def reports(self) -> tuple[PassReport, ...]:
+        """What was done to each compiled graph that launches collectives, in order of compilation."""
+        return self._graphs.reports
+
+    def check(self) -> None:
+        """Raise :class:`PlanError` for an entry that no graph so far has matched; the first backward ends with it."""
+        self._graphs.check()
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile dynamo's ``gm``."""
+        return self._checking(self._compile(gm, inputs))
+
+    def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        of = compilers.compile_id()
+        if self._compiler == "inductor":
+            self._graphs.look_at(gm.graph, of)
+            return compilers.inductor(gm, inputs, BucketingPostGradPass(self._graphs, is_checked_elsewhere=True))
+
+        def bucketed(apart: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+            self._graphs.apply(apart.graph, of)
+            apart.recompile()
+            return compilers.boxed(self._compiler(apart, given) if callable(self._compiler) else compilers.eager(apart, given))
+
+        return compilers.aot(gm, inputs, bucketed)
+
+    def _checking(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, whose first backward ends with a check: by then all graphs of the step are compiled."""
+
+        def run(*args: Any) -> Any:
+            results = compiled(*args)
+            if not self._is_checked:
+                _before_backward(results, lambda: compilers.at_end_of_backward(self._check_once))
+            return results
+
+        return run
+
+    def _check_once(self) -> None:
+        if not self._is_checked:
+            self.check()
+            self._is_checked = True
+
+
+class BucketingPostGradPass(CustomGraphPass):
+    """What :func:`bucketing_post_grad_pass` gives."""
+
+    def __init__(self, graphs: SeveralGraphs, *, is_checked_elsewhere: bool = False) -> None:
+        self._graphs, self._is_checked_elsewhere = graphs, is_checked_elsewhere
+        self._has_warned = False
+        self._keys: WeakKeyDictionary[object, str | None] = WeakKeyDictionary()
+
+    @property
+    def reports(self) -> tuple[PassReport, ...]:
+        """As of the backend; graphs that inductor had in its cache never came to the pass, and have none."""
+        return self._graphs.reports
+
+    def check(self) -> None:
+        """Raise :class:`PlanError` for an entry that no graph so far has matched.
+
+        The pass does so itself at the end of the first backward, if that is compiled when it runs, and when it gets the
+        backward graph, if ``fullgraph=True``. Otherwise it cannot know which graphs are to come: it warns, and this is for you
+        to call after the first step. So it is if all graphs come from inductor's cache.
+        """
+        self._graphs.check()
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Bucket ``graph`` in place."""
+        before = set(graph.nodes)
+        in_backward = self._graphs.apply(graph, compilers.compile_id())
+        decompose(graph, [node for node in graph.nodes if node not in before], compilers.inductor_decompositions())
+        if self._is_checked_elsewhere or not in_backward or not self._graphs.missing():
+            return
+        if compilers.in_backward():
+            compilers.at_end_of_backward(self.check)
+        elif compilers.is_whole():
+            self.check()
+        elif not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{self._graphs.missing()}; so far: call check() after the first step", stacklevel=1)
+
+    def uuid(self) -> str | None:
+        """Of the plan, its options, this package's code and the names of the modules in the graph; None: not to be cached."""
+        graph, compilation = compilers.graph_of_dynamo(), compilers.compilation()
+        if compilation is None:
+            return None
+        if graph is not None:
+            self._graphs.look_at(graph, compilers.compile_id())
+            self._keys[compilation] = self._graphs.key(graph)
+        return self._keys.get(compilation)  # of a backward that is compiled later, what its forward had
+
+
+def _before_backward(results: object, do: Callable[[], None]) -> None:
+    """Call ``do()`` when a ``backward()`` comes to any of ``results``."""
+    for result in results if isinstance(results, (list, tuple)) else [results]:
+        function = getattr(result, "grad_fn", None)
+        if function is not None:
+            function.register_prehook(lambda _: do())
+            return

@@ -1,0 +1,159 @@
+"""One plan for the several graphs that ``torch.compile`` makes of a model: forward and backward apart, more at graph breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_path, module_stack
+from pytest_fxbucket.passes.keep_order import forget_order
+from pytest_fxbucket.passes.registry import manual_pass
+from pytest_fxbucket.passes.targets import Targets, by_module, by_size
+from pytest_fxbucket.plan.agree import agree_with_entries
+from pytest_fxbucket.plan.selector import resolve
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.reading import Direction
+    from pytest_fxbucket.passes.overlap import Places
+    from pytest_fxbucket.passes.report import PassReport
+    from pytest_fxbucket.plan.schema import Plan
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class SeveralGraphs:
+    """A plan, and what it came to in each graph so far.
+
+    No graph alone can tell that an entry is wrong: each holds some of the model's collectives. So what a graph lacks is passed
+    over, and :meth:`check` tells what none of them had.
+    """
+
+    def __init__(self, plan: Plan, module_stack_fn: ModuleStackFn | None, where: str) -> None:
+        self._plan, self._stack, self._where = plan, module_stack_fn, where
+        self._pass = manual_pass(plan)
+        self._reports: list[PassReport] = []
+        self._launching: dict[str, None] = {}
+        self._modules: dict[str, None] = {}
+        self._compiled: set[str] = set()
+        self._looked_at: set[str] = set()
+        self._placed: set[tuple[str, str, str]] = set()
+
+    @property
+    def reports(self) -> tuple[PassReport, ...]:
+        """What was done to each graph that launches collectives, in order of compilation."""
+        return tuple(self._reports)
+
+    def apply(self, graph: fx.Graph, of: str) -> bool:
+        """Bucket ``graph`` in place, which was compiled from dynamo's graph ``of``; whether it belongs to backward.
+
+        Raises :class:`PlanError` and :class:`PassError` as the pass does; then throw ``graph`` away.
+        """
+        self._compiled.add(of)
+        self._modules |= dict.fromkeys(self._names(graph))
+        launches = [node for node in graph.nodes if collectives.launch_kind(node)]
+        if not launches:
+            return False
+        forget_order(graph)
+        targets = self._targets(graph)
+        self._launching |= dict.fromkeys(targets.launching)
+        gathers = {(target.direction, target.entry) for target in targets.planned if target.kind == "all_gather"}
+        reductions = {(target.direction, target.entry) for target in targets.planned if target.kind != "all_gather"}
+        rules = dataclasses.replace(
+            self._pass,
+            launch_at=self._places("launch_at", self._pass.launch_at, gathers),
+            wait_before=self._places("wait_before", self._pass.wait_before, reductions),
+        )
+        self._reports.append(rules.run(graph, targets))
+        return any(direction_of(node) == "backward" for node in launches)
+
+    def look_at(self, graph: fx.Graph, of: str) -> None:
+        """Note the modules in dynamo's graph ``of``, which a compiler may find in its cache and never hand to the pass."""
+        self._looked_at.add(of)
+        self._modules |= dict.fromkeys(self._names(graph))
+
+    def key(self, graph: fx.Graph) -> str | None:
+        """Of all that decides what becomes of dynamo's ``graph``, and that a cache of graphs does not know by itself.
+
+        Names of modules are part of it. None if it cannot be told, since a function of somebody else's has a say.
+        """
+        if self._stack is not None or self._plan.bucket.packer != "default":
+            return None
+        said = repr((_code(), self._plan.bucket, self._plan.overlap, list(self._names(graph, each=True))))
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    def check(self) -> None:
+        """Raise :class:`PlanError` for entries and places by hand that no graph so far had."""
+        whole = self._looked_at <= self._compiled
+        if whole and not self._reports:
+            raise PlanError(f"{self._where}: no entry can match: no graph compiled so far launches a collective")
+        if self._plan.bucket.by == "size":
+            return
+        launching = list(self._launching) if whole else [*self._launching, *self._modules]
+        modules = [*self._modules, *self._launching]
+        try:
+            found = resolve(
+                self._plan.bucket.plan, launching, modules, unplanned="allow", where=self._where, what="collectives"
+            )
+        except PlanError as error:
+            raise PlanError(f"{error}{self._broken()}") from None
+        agree_with_entries(self._plan, [entry.name for entry in found.entries], self._where)
+        for key, places in (("launch_at", self._pass.launch_at), ("wait_before", self._pass.wait_before)):
+            wanted = {(key, direction, entry) for direction, pairs in places.items() for entry in pairs}
+            never = sorted(wanted - self._placed)
+            if never and whole:
+                _, direction, entry = never[0]
+                raise PlanError(f'{self._where}: {key}.{direction}: entry "{entry}" has no bucket in any graph of {direction}')
+
+    def missing(self) -> str:
+        """What :meth:`check` would say; empty if it would say nothing."""
+        try:
+            self.check()
+        except PlanError as error:
+            return str(error)
+        return ""
+
+    def _broken(self) -> str:
+        """What graph breaks have to do with a name that is not there."""
+        functions = {of.partition("/")[0] for of in self._looked_at | self._compiled}
+        if len(functions) == 1:
+            return ""
+        return (
+            f"; {len(functions)} functions were compiled, and what dynamo compiles for itself, because of a graph break within "
+            "or around it, has names that begin there: find the break with fullgraph=True, or bucket by size"
+        )
+
+    def _targets(self, graph: fx.Graph) -> Targets:
+        bucket = self._plan.bucket
+        if bucket.by == "size":
+            return by_size(graph)
+        plans = [(entry.name, entry.selectors) for entry in bucket.plan]
+        return by_module(graph, plans, self._stack, where=self._where, unplanned=bucket.unplanned, partial=True)
+
+    def _places(self, key: str, places: Places, here: set[tuple[Direction, str]]) -> Places:
+        """Those of ``places`` whose entry has such a bucket in this graph."""
+        kept = {d: {entry: at for entry, at in pairs.items() if (d, entry) in here} for d, pairs in places.items()}
+        self._placed |= {(key, direction, entry) for direction, pairs in kept.items() for entry in pairs}
+        return kept
+
+    def _names(self, graph: fx.Graph, *, each: bool = False) -> Sequence[str]:
+        """FQNs of the modules that nodes name, or of ``each`` node's in turn."""
+        spelled = [item[0] for node in graph.nodes for item in (self._stack or module_stack)(node)]
+        clean = {name: ".".join(module_path(name)) for name in dict.fromkeys(spelled)}
+        return [clean[name] for name in spelled] if each else [name for name in clean.values() if name]
+
+
+@cache
+def _code() -> str:
+    """Of this package's code, whatever its version says."""
+    said = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        said.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return said.hexdigest()

@@ -1,0 +1,71 @@
+"""Jobs that ranks run: compiled training with the pass and without."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
+from suites.compiled.small_nets import loss_of, net, words
+
+CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
+    "tied, a graph break": ({"tied": True, "breaks": "between"}, (["embed+head", "layers.*"],), {}),
+    "bfloat16, kept": ({"param_dtype": torch.bfloat16, "reshard": False}, (["embed", "layers.*", "head"],), {}),
+    "by size": (
+        {"tied": True, "breaks": "between", "param_dtype": torch.bfloat16},
+        (),
+        {"by": "size", "cap_mb": 0.0003},
+    ),
+}
+"""How the net is sharded and broken, the plan, and options of the pass."""
+WITHOUT_CODE = {"disable_cpp_codegen": True, "compile_threads": 1}
+"""Inductor calls ATen's kernels in its own order and memory, and needs no compiler."""
+
+
+def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By case of ``payload["cases"]``: losses, gradients and parameters of two steps that the pass changes.
+
+    ``payload["inductor"]``: inductor with and without the post-grad pass, else our backend beside the model as it is.
+    """
+    warnings.simplefilter("ignore")
+    found = {}
+    for case in payload["cases"]:
+        sharding, args, options = CASES[case]
+        without: dict[str, Any] = {"disable": True}
+        ours: dict[str, Any] = {"backend": bucketing_backend(*args, **options)}
+        if payload["inductor"]:
+            passes = {"post_grad_custom_post_pass": bucketing_post_grad_pass(*args, **options)}
+            without, ours = {"options": WITHOUT_CODE}, {"options": {**WITHOUT_CODE, **passes}}
+        before, after = (_train(sharding, rank, world, compiling) for compiling in (without, ours))
+        found[case] = [name for name, value in before.items() if not torch.equal(value, after[name])]
+        if all(not tensor.any() for tensor in after.values()):
+            found[case].append("everything is zero")
+    return found
+
+
+def _train(sharding: Mapping[str, Any], rank: int, world: int, compiling: Mapping[str, Any]) -> dict[str, Tensor]:
+    torch._dynamo.reset()
+    model = net(world, **sharding)
+    forward: Callable[..., Tensor] = torch.compile(model, **compiling)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    seen: dict[str, Tensor] = {}
+    for step, batch in enumerate((3, 3)):
+        optimizer.zero_grad()
+        loss = loss_of(forward, words(step, batch, rank))
+        loss.backward()  # type: ignore[no-untyped-call]
+        seen |= {f"{step} {n}.grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        seen[f"{step} loss"] = loss.detach()
+    return seen | {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def example(rank: int, world: int, payload: Mapping[str, Any]) -> Any:
+    """README's example as a job, without compiling code."""
+    from fixtures.compiled import train
+
+    with torch._inductor.config.patch(WITHOUT_CODE):
+        return train.train(rank, world, payload)

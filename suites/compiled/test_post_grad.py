@@ -1,0 +1,135 @@
+"""``bucketing_post_grad_pass`` as inductor's post-grad pass: the order it keeps, the cache, and entries that match nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._inductor.utils import get_code
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
+from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
+from suites.compiled.small_nets import PLAN, net, step, words
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor writes code for CPUs where there is g++, which is not here"
+)
+pytestmark = pytest.mark.usefixtures("two_fake_ranks", "a_cache_of_its_own")
+
+
+@pytest.fixture
+def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with torch._inductor.config.patch(WITHOUT_CODE):
+        yield
+
+
+def compiled(model: nn.Module, bucketing: Any, **how: Any) -> Callable[..., Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(model, options={"post_grad_custom_post_pass": bucketing}, **how)
+
+
+_CALLS = re.compile(r"^\s*(?:buf\d+ = )?(?:torch\.ops\._c10d_functional|extern_kernels)\.(\w+)", re.M)
+_SHORT = {"all_gather_into_tensor": "L", "wait_tensor": "w", "mm": "m", "addmm": "m"}
+
+
+def code_of(**options: Any) -> str:
+    """The code that inductor writes for forward; a bucket of a layer is as large as what the layers compute."""
+    with torch.compiler.config.patch(force_disable_caches=True), torch._inductor.config.patch(disable_cpp_codegen=False):
+        forward = compiled(net(), bucketing_post_grad_pass(PLAN, **options), fullgraph=True)
+        return get_code(lambda: forward(words(batch=1)))[0]
+
+
+def schedule(code: str) -> str:
+    """Launches (L), waits (w) and products (m), in order."""
+    return "".join(_SHORT[name] for name in _CALLS.findall(code))
+
+
+@needs_compiler
+def test_inductor_keeps_the_prefetch_that_it_would_lose_and_what_is_sent_until_it_has_arrived() -> None:
+    code = code_of()
+    assert schedule(code) == "LLwLwmLwmwm"
+    launches = list(re.finditer(r"all_gather_into_tensor\.default\((\w+),", code))
+    waits = list(re.finditer(r"wait_tensor\.default\(", code))
+    for launch, wait in zip(launches, waits, strict=True):  # of the same gather: they arrive in order
+        assert f"del {launch[1]}  # reuse" not in code[launch.end() : wait.start()]
+    assert "# reuse" in code[launches[1].end() :]  # there is memory to give away
+    assert schedule(code_of(insert_overlap_deps=False)) != schedule(code)
+
+
+def test_the_first_entry_that_matches_nothing_stops_a_whole_graph() -> None:
+    with pytest.raises(Exception, match=r'bucketing_post_grad_pass: entry "layers.9" matches nothing'):
+        step(compiled(net(), bucketing_post_grad_pass(["layers.9"]), fullgraph=True, dynamic=True))
+
+
+def test_where_graphs_may_still_come_the_entry_is_a_warning_and_then_an_error_when_asked() -> None:
+    bucketing = bucketing_post_grad_pass(["embed", "layers.9"])
+    with pytest.warns(UserWarning, match=r'"layers.9" matches nothing.*call check\(\) after the first step'):
+        step(compiled(net(), bucketing, dynamic=True))
+    with pytest.raises(PlanError, match=r'"layers.9" matches nothing'):
+        bucketing.check()
+
+
+def test_a_backward_that_is_compiled_when_it_runs_ends_with_the_error() -> None:
+    forward = compiled(net(), bucketing_post_grad_pass(["embed", "layers.9"]))
+    with pytest.raises(PlanError, match=r'"layers.9" matches nothing'):
+        step(forward)
+
+
+def reports(*args: Any, **options: Any) -> int:
+    """How many graphs of a step came to the pass, and not from inductor's cache."""
+    bucketing = bucketing_post_grad_pass(*args, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="bucketing_post_grad_pass")  # all match
+        step(compiled(net(reshard=False), bucketing))
+    return len(bucketing.reports)
+
+
+def test_a_cached_graph_is_never_that_of_another_plan() -> None:
+    assert reports(PLAN) == 2
+    assert reports(PLAN) == 0  # from the cache
+    assert reports(PLAN, prefetch=2) == 2
+
+
+def graph_of(*modules: str) -> fx.Graph:
+    graph = fx.Graph()
+    for module in modules:
+        node = graph.call_function(torch.neg, (1,))
+        node.meta["nn_module_stack"] = {module: (f"L['self'].{module}", nn.Module)}
+    return graph
+
+
+def test_the_cache_is_told_of_names_of_modules_and_of_what_it_cannot_know() -> None:
+    def key(*modules: str, **options: Any) -> str | None:
+        made = bucketing_post_grad_pass(["a"], **options)
+        found: str | None = made._graphs.key(graph_of(*modules))
+        return found
+
+    assert key("a", "b") == key("a", "b") != key("a", "c")
+    assert key("a", "b") != key("a", "b", layout="execution")
+    assert key("a", "b") != key("b", "a")  # which of them launches is not in the key otherwise
+    assert key("a", packer="suites.passes.packing:joined") is None
+    assert key("a", module_stack_fn=lambda node: []) is None
+    assert bucketing_post_grad_pass(["a"]).uuid() is None  # nothing is compiled just now
+
+
+def test_a_wrong_plan_is_an_error_with_a_warm_cache_too() -> None:
+    for _ in range(2):
+        torch._dynamo.reset()
+        forward = torch.compile(net(reshard=False), backend=bucketing_backend(["embed", "layers.9"], compiler="inductor"))
+        with pytest.raises(PlanError, match=r'"layers.9" matches nothing'):
+            step(forward)
+
+
+def test_the_backend_with_inductor_is_the_post_grad_pass() -> None:
+    backend = bucketing_backend(PLAN, compiler="inductor")
+    step(torch.compile(net(), backend=backend, fullgraph=True))
+    assert [report.launches_after for report in backend.reports] == [4, 7]

@@ -1,0 +1,94 @@
+"""Graph breaks, symbolic sizes, ties: the graphs that ``torch.compile`` makes of one model, and what of a plan is in which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.passes import bucketing_backend
+from suites.compiled.small_nets import PLAN, net, step, words
+
+pytestmark = pytest.mark.usefixtures("two_fake_ranks")
+
+
+def entries_of(backend: Any) -> list[list[str]]:
+    return [[bucket.entry for bucket in report.buckets] for report in backend.reports]
+
+
+def test_a_graph_break_between_modules_leaves_each_graph_the_entries_it_has() -> None:
+    backend = bucketing_backend(PLAN)
+    step(torch.compile(net(breaks="between", reshard=False), backend=backend))
+    assert sorted(entries_of(backend)) == sorted(
+        [["embed"], ["layers.0", "layers.1"], ["head"], ["head"], ["layers.1", "layers.0"], ["embed"]]
+    )
+
+
+def test_an_entry_of_two_modules_in_different_graphs_is_a_bucket_in_each() -> None:
+    backend = bucketing_backend(["layers.*", ["embed", "head"]])
+    step(torch.compile(net(breaks="between", reshard=False), backend=backend))
+    assert {entry for entries in entries_of(backend) for entry in entries} == {"layers.0", "layers.1", "embed+head"}
+
+
+def test_a_graph_break_within_a_module_hides_its_name_and_is_said() -> None:
+    with pytest.raises(PlanError, match=r'"embed" matches nothing.*3 functions.*fullgraph=True'):
+        step(torch.compile(net(breaks="within"), backend=bucketing_backend(PLAN)))
+    torch._dynamo.reset()
+    by_size = bucketing_backend(by="size", cap_mb=1)
+    step(torch.compile(net(breaks="within", reshard=False), backend=by_size))
+    assert all(report.launches_after == 1 for report in by_size.reports)
+    assert sum(report.launches_before for report in by_size.reports) == 16
+
+
+def test_a_model_within_another_or_within_a_function_needs_no_other_plan() -> None:
+    wrapped = bucketing_backend(PLAN)
+    step(torch.compile(nn.Sequential(net()), backend=wrapped, fullgraph=True))
+    torch._dynamo.reset()
+    called, model = bucketing_backend(PLAN), net()
+    step(torch.compile(lambda given: model(given), backend=called, fullgraph=True))
+    assert entries_of(wrapped) == entries_of(called)
+    assert entries_of(wrapped)[0] == ["embed", "layers.0", "layers.1", "head"]
+
+
+def test_the_gradients_of_a_tied_weight_share_a_launch() -> None:
+    backend = bucketing_backend(["embed+head", "layers.*"])
+    step(torch.compile(net(tied=True, reshard=False), backend=backend, fullgraph=True))
+    forward, backward = backend.reports
+    assert (forward.launches_before, forward.launches_after) == (7, 3)  # AOT autograd gathers the tied weight once
+    assert (backward.launches_before, backward.launches_after) == (8, 3)  # and reduces its gradients apart
+
+
+def test_shards_cast_before_the_gather_are_packed_as_they_are_sent() -> None:
+    backend = bucketing_backend(PLAN)
+    step(torch.compile(net(param_dtype=torch.bfloat16), backend=backend, fullgraph=True))
+    assert {bucket.dtype for report in backend.reports for bucket in report.buckets} == {"bfloat16"}
+
+
+def compiled_graphs(backend: Any, **options: Any) -> int:
+    """Graphs that dynamo makes for batches of 3, 2 and 5."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    forward = torch.compile(net(), backend=backend, fullgraph=True, **options)
+    for batch in (3, 2, 5):
+        step(forward, batch)
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.parametrize(("options", "graphs"), [({"dynamic": True}, 1), ({}, 2)])
+def test_batches_of_other_sizes_compile_no_more_graphs_than_without_the_pass(options: dict[str, Any], graphs: int) -> None:
+    ours = bucketing_backend(PLAN)
+    assert compiled_graphs("aot_eager", **options) == compiled_graphs(ours, **options) == graphs
+    assert [report.launches_after for report in ours.reports] == [4, 7] * graphs
+
+
+def test_a_batch_that_is_marked_dynamic_stays_so() -> None:
+    backend = bucketing_backend(PLAN)
+    forward = torch.compile(net(), backend=backend, fullgraph=True)
+    for batch in (3, 7, 2):
+        given = words(batch=batch)
+        torch._dynamo.mark_dynamic(given, 0)  # raises where something specialises it
+        forward(given).sum().backward()
+    assert len(backend.reports) == 2

@@ -1,0 +1,39 @@
+"""Compiled training on two ranks: with the pass and without, every loss, gradient and parameter is the same bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.compiled import train
+from pytest_fxbucket.ranks.pools import Pools
+
+JOBS = "suites.compiled.rank_jobs_of_compiled"
+
+
+@pytest.fixture(autouse=True)
+def no_cache_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks take their environment from here, job by job."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+def run(pools: Pools, job: str, payload: Any) -> list[Any]:
+    return list(pools.get(2).run(f"{JOBS}:{job}", [payload] * 2, timeout_s=120))
+
+
+@pytest.mark.parametrize(("cases", "inductor"), [(["tied, a graph break", "bfloat16, kept"], False), (["by size"], True)])
+def test_the_pass_changes_no_bit_of_training(pools: Pools, cases: list[str], inductor: bool) -> None:
+    assert run(pools, "differing", {"cases": cases, "inductor": inductor}) == [{case: [] for case in cases}] * 2
+
+
+def test_the_example_of_the_readme_gives_the_same_losses_in_fewer_launches(pools: Pools) -> None:
+    payload = {"ways": list(train.TITLES), "steps": 2, "shape": {**train.SHAPE, "layers": 1, "dim": 8}}
+    ranks = run(pools, "example", payload)
+    assert [train.differing(ranks, way) for way in train.BESIDE] == [[], []]
+    for rank in ranks:
+        launches = {way: trained.launches for way, trained in rank.items()}
+        assert launches["backend"] == launches["post_grad"] < launches["aot_eager"] == launches["inductor"]
+    assert ranks[0]["backend"].losses != ranks[1]["backend"].losses  # other batches
+    assert "equal bit for bit" in train.table(ranks)
