@@ -1,7 +1,7 @@
 """Prints what the form of pack and unpack does to the time of a step: 4 ranks over gloo, each form beside the default.
 
-A Llama of two layers, by size of its parameters; the same graph in each form, one step of each in turns, the median of the
-slowest rank's seconds. ``make bench``.
+A Llama of two layers, by size of its parameters; the same graph in each form, one step of each in turns, the slowest rank's
+seconds. A ratio is the median over the turns, with the quartiles beside it. ``make bench``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.world import World
 
-RANKS, TURNS = 4, 15
-DIMS = {64: "4,000", 256: "65,000", 1024: "1,000,000"}
+RANKS = 4
+DIMS = {64: ("4,000", 40), 256: ("65,000", 20), 1024: ("1,000,000", 6)}
+"""Width of the model: elements of most of its parameters, and turns."""
 aten = torch.ops.aten
 Packed = tuple[fx.Node, Callable[[fx.Node], Sequence[fx.Node]]]
 
@@ -90,26 +91,32 @@ FORMS = ("default", *(f"suites.benchmarks.pack_forms:{form.__name__}" for form i
 
 def main() -> None:
     """Print a row for each size."""
-    names = [form.rpartition(":")[2] for form in FORMS]
-    print(f"seconds of a step on {RANKS} ranks over gloo; beside the default pack, and beside no bucket at all")
-    print(f"{'elements':>10} {'default':>10}" + "".join(f"{name:>10}" for name in [*names[1:], "unbucketed"]))
+    names = [*(form.rpartition(":")[2] for form in FORMS[1:]), "unbucketed"]
+    print(f"a step on {RANKS} ranks over gloo: seconds; each form beside the default pack, and no bucket at all")
+    print(f"{'elements':>10} {'default':>9}" + "".join(f"{name:>18}" for name in names))
     pools = Pools()
     try:
-        for dim, elements in DIMS.items():
-            seconds = measure(pools, dim)
-            print(f"{elements:>10} {seconds[0]:9.3f}s" + "".join(f"{s / seconds[0]:10.2f}" for s in seconds[1:]), flush=True)
+        for dim, (elements, turns) in DIMS.items():
+            default, *others = measure(pools, dim, turns)
+            row = "".join(f"{beside(other, default):>18}" for other in others)
+            print(f"{elements:>10} {statistics.median(default):8.3f}s{row}", flush=True)
     finally:
         pools.close()
 
 
-def measure(pools: Pools, dim: int) -> list[float]:
-    """Median seconds of a step in each form, and unbucketed."""
+def beside(form: Sequence[float], default: Sequence[float]) -> str:
+    """Median of the turns' ratios, and the quartiles."""
+    low, middle, high = statistics.quantiles((a / b for a, b in zip(form, default, strict=True)), n=4)
+    return f"{middle:.2f} ({low:.2f} {high:.2f})"
+
+
+def measure(pools: Pools, dim: int, turns: int) -> list[list[float]]:
+    """Seconds of each turn in each form, and unbucketed."""
     plans = [parse_plans(plan_text(dim, form), Path("pack_forms.toml"))[0] for form in FORMS]
     worlds = [World(plan, RANKS, "manual", lambda _: None) for plan in plans]
-    payloads = [[task(world, rank) for world in worlds] for rank in range(RANKS)]
+    payloads = [(turns, [task(world, rank) for world in worlds]) for rank in range(RANKS)]
     told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
-    slowest = [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]
-    return [statistics.median(turns) for turns in slowest]
+    return [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]
 
 
 def plan_text(dim: int, form: str) -> str:
@@ -142,13 +149,14 @@ def task(world: World, rank: int) -> Task:
     )
 
 
-def job(rank: int, world: int, tasks: Sequence[Task]) -> list[list[float]]:
+def job(rank: int, world: int, payload: tuple[int, Sequence[Task]]) -> list[list[float]]:
     """Seconds of each turn of each form, and of the unbucketed graph, on this rank."""
+    turns, tasks = payload
     graphs = [decode(one.bucketed) for one in tasks] + [decode(tasks[0].unbucketed)]
     state, batches = state_and_batches(rank, world, tasks[0])
     inputs = [*state, *batches(0)]
     found: list[list[float]] = [[] for _ in graphs]
-    for turn in range(TURNS + 1):
+    for turn in range(turns + 1):
         for seconds, graph in zip(found, graphs, strict=True):
             dist.barrier()
             begin = time.perf_counter()
