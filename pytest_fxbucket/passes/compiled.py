@@ -171,4 +171,3 @@ def _before_backward(results: object, do: Callable[[], None]) -> None:
         function = getattr(result, "grad_fn", None)
         if function is not None:
             function.register_prehook(lambda _: do())
-            return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.registry import manual_pass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
 from pytest_fxbucket.plan.agree import agree_with_entries
-from pytest_fxbucket.plan.selector import resolve
+from pytest_fxbucket.plan.selector import ROOT, resolve
 
 if TYPE_CHECKING:
     from torch import fx
@@ -96,15 +96,16 @@ class SeveralGraphs:
             raise PlanError(f"{self._where}: no entry can match: no graph compiled so far launches a collective")
         if self._plan.bucket.by == "size":
             return
-        launching = list(self._launching) if whole else [*self._launching, *self._modules]
-        modules = [*self._modules, *self._launching]
+        modules = list(dict.fromkeys([*_behind_prefixes(self._modules), *self._launching]))
+        launching = list(self._launching) if whole else modules
         try:
             found = resolve(
                 self._plan.bucket.plan, launching, modules, unplanned="allow", where=self._where, what="collectives"
             )
         except PlanError as error:
             raise PlanError(f"{error}{self._broken()}") from None
-        agree_with_entries(self._plan, [entry.name for entry in found.entries], self._where)
+        root = [ROOT] if self._plan.bucket.unplanned == ROOT else []
+        agree_with_entries(self._plan, [*(entry.name for entry in found.entries), *root], self._where)
         for key, places in (("launch_at", self._pass.launch_at), ("wait_before", self._pass.wait_before)):
             wanted = {(key, direction, entry) for direction, pairs in places.items() for entry in pairs}
             never = sorted(wanted - self._placed)
@@ -148,6 +149,15 @@ class SeveralGraphs:
         spelled = [item[0] for node in graph.nodes for item in (self._stack or module_stack)(node)]
         clean = {name: ".".join(module_path(name)) for name in dict.fromkeys(spelled)}
         return [clean[name] for name in spelled] if each else [name for name in clean.values() if name]
+
+
+def _behind_prefixes(modules: Iterable[str]) -> list[str]:
+    """``modules``, also without what all of them begin with: a model within another is named as it is alone."""
+    paths = [module.split(".") for module in modules]
+    shared = next(
+        (i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), min(map(len, paths), default=0)
+    )
+    return [".".join(path[length:]) for length in range(shared + 1) for path in paths if path[length:]]
 
 
 @cache

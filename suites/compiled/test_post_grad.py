@@ -129,6 +129,15 @@ def test_a_wrong_plan_is_an_error_with_a_warm_cache_too() -> None:
             step(forward)
 
 
+def test_a_right_plan_of_a_model_within_another_is_no_error_with_a_warm_cache() -> None:
+    plan = [["layers.0", "layers.1"], "embed", "head"]
+    for graphs in (2, 0):
+        torch._dynamo.reset()
+        backend = bucketing_backend(plan, compiler="inductor")
+        step(torch.compile(nn.Sequential(net(reshard=False)), backend=backend))
+        assert len(backend.reports) == graphs
+
+
 def test_the_backend_with_inductor_is_the_post_grad_pass() -> None:
     backend = bucketing_backend(PLAN, compiler="inductor")
     step(torch.compile(net(), backend=backend, fullgraph=True))
