@@ -154,9 +154,8 @@ class SeveralGraphs:
 def _behind_prefixes(modules: Iterable[str]) -> list[str]:
     """``modules``, also without what all of them begin with: a model within another is named as it is alone."""
     paths = [module.split(".") for module in modules]
-    shared = next(
-        (i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), min(map(len, paths), default=0)
-    )
+    levels = [len(set(parts)) for parts in zip(*paths, strict=False)]  # as many as the shortest has parts
+    shared = next((length for length, names in enumerate(levels) if names > 1), len(levels))
     return [".".join(path[length:]) for length in range(shared + 1) for path in paths if path[length:]]
 
 
