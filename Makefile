@@ -21,6 +21,8 @@ suites: $(READY)
 bench: $(READY)  ## the figures that README quotes
 	$(BIN)/python suites/benchmarks/main_path.py
 	$(BIN)/python -m suites.benchmarks.ranks
+	$(BIN)/python -m suites.benchmarks.passes
+	$(BIN)/python -m suites.benchmarks.pack_forms
 
 soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs; tests run a tenth
 	$(BIN)/python -m suites.soak.run $(SOAK)

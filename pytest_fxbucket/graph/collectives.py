@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import getitem as _getitem
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -25,8 +24,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
 _NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """A collective as its node says it."""
 
     node: fx.Node

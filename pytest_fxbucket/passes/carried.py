@@ -8,8 +8,7 @@ and sequence parallelism), which a bucket of parameters must leave alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution", "_scaled_mm", "embedding", "_grouped_mm")
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(NamedTuple):
     """What one launch carries."""
 
     names: tuple[str, ...]

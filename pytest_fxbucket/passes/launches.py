@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,8 +25,7 @@ _MERGED = {
 } | {"_c10d_functional::all_gather_into_tensor_out"}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One tensor of a launch; a coalesced launch has several."""
 
     input: fx.Node
@@ -35,8 +33,7 @@ class Part:
     """All waits of its result, usually one: each one's readers get the unpacked result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """A launch that may share a bucket."""
 
     node: fx.Node

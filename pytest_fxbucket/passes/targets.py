@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import Order, order_of
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _NO_ENTRY = "no entry names its module"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # freezing takes thrice as long, and there are thousands
 class Target:
-    """One launch that an entry names."""
+    """One launch that an entry names. Not to be changed."""
 
     launch: fx.Node
     parts: tuple[Part, ...]
@@ -68,8 +68,7 @@ class Targets:
     """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
+class _Name(NamedTuple):
     """What one launch is called."""
 
     entry: str | None

@@ -36,6 +36,7 @@ from pytest_fxbucket.graph.schedule import schedule_of
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.world import Passed, World
 from suites.benchmarks.decoder import RANKS, plan_of
+from suites.benchmarks.view import Cost, measure
 
 COMPARED = (80, 160)
 GROWTH = (18, 38, 80, 170, 360)
@@ -49,20 +50,23 @@ def main() -> None:
     print(f"{'layers':>6} {'nodes':>7} {'torch':>14} {'ours':>14} {'ratios':>12}")
     for layers in COMPARED:
         compare(Graphs(layers))
-    sizes, seconds, peaks = list[int](), dict[str, list[float]](), list[float]()
+    sizes, seconds, peaks, views = list[int](), dict[str, list[float]](), list[float](), list[Cost]()
     for layers in GROWTH:
         graphs = Graphs(layers)
         sizes.append(graphs.nodes)
         for name, work in ROWS.items():
             seconds.setdefault(name, []).append(best(work, graphs))
         peaks.append(memory(graphs))
+        views.append(measure(graphs.gm.graph))
     print(f"\n{'seconds at nodes':20}" + "".join(f"{size:>10,}" for size in sizes) + "  fitted to nodes^x")
     for name, row in seconds.items():
         print(
             f"{name:20}" + "".join(f"{s:10.3f}" for s in row) + f"  x = {slope(sizes, row):.2f}, to stay under {AIMS['growth']}"
         )
-    row = "".join(f"{peak:10.2f}" for peak in peaks)
-    print(f"{'memory of the pass':20}{row}  peak over that of a deepcopy, to stay under {AIMS['memory']}")
+    ratios = "".join(f"{peak:10.2f}" for peak in peaks)
+    print(f"{'memory of the pass':20}{ratios}  peak over that of a deepcopy, to stay under {AIMS['memory']}")
+    ratios = "".join(f"{view.tree / view.walk:10.2f}" for view in views)
+    print(f"{'GraphView':20}{ratios}  over one walk over nodes, inputs and users")
 
 
 class Graphs:
