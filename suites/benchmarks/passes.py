@@ -2,8 +2,9 @@
 
 Joint graphs of a decoder with nine parameters a layer, really traced. Both passes in one run, in turns, best of several;
 torch's with only its cost estimate patched to give 0.0. The closing recompile and lint of the whole graph are timed apart: they
-are the floor. Seconds of this process on a core, which other work on a shared machine disturbs least; all of it is
-single-threaded. ``make bench``.
+are the floor. memory: the peak of what Python allocates inside the pass over that of a deepcopy of the graph. view: a GraphView
+over one walk over nodes, inputs and users. Seconds of this process on a core, which other work on a shared machine disturbs
+least; all of it is single-threaded. ``make bench``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pytest_fxbucket.graph.schedule import schedule_of
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.world import Passed, World
 from suites.benchmarks.decoder import RANKS, plan_of
-from suites.benchmarks.view import Cost, measure
+from suites.benchmarks.view import measure
 
 COMPARED = (80, 160)
 GROWTH = (18, 38, 80, 170, 360)
@@ -50,23 +51,17 @@ def main() -> None:
     print(f"{'layers':>6} {'nodes':>7} {'torch':>14} {'ours':>14} {'ratios':>12}")
     for layers in COMPARED:
         compare(Graphs(layers))
-    sizes, seconds, peaks, views = list[int](), dict[str, list[float]](), list[float](), list[Cost]()
+    print(f"\nseconds by size, and x of nodes^x, to stay under {AIMS['growth']}; memory, to stay under {AIMS['memory']}")
+    print(f"{'nodes':>8}" + "".join(f"{name:>12}" for name in (*ROWS, "memory", "view")))
+    sizes, seconds = list[int](), list[list[float]]()
     for layers in GROWTH:
         graphs = Graphs(layers)
         sizes.append(graphs.nodes)
-        for name, work in ROWS.items():
-            seconds.setdefault(name, []).append(best(work, graphs))
-        peaks.append(memory(graphs))
-        views.append(measure(graphs.gm.graph))
-    print(f"\n{'seconds at nodes':20}" + "".join(f"{size:>10,}" for size in sizes) + "  fitted to nodes^x")
-    for name, row in seconds.items():
-        print(
-            f"{name:20}" + "".join(f"{s:10.3f}" for s in row) + f"  x = {slope(sizes, row):.2f}, to stay under {AIMS['growth']}"
-        )
-    ratios = "".join(f"{peak:10.2f}" for peak in peaks)
-    print(f"{'memory of the pass':20}{ratios}  peak over that of a deepcopy, to stay under {AIMS['memory']}")
-    ratios = "".join(f"{view.tree / view.walk:10.2f}" for view in views)
-    print(f"{'GraphView':20}{ratios}  over one walk over nodes, inputs and users")
+        seconds.append([best(work, graphs) for work in ROWS.values()])
+        view = measure(graphs.gm.graph)
+        row = "".join(f"{s:12.3f}" for s in seconds[-1])
+        print(f"{graphs.nodes:8,}{row}{memory(graphs):12.2f}{view.tree / view.walk:12.2f}", flush=True)
+    print(f"{'x':>8}" + "".join(f"{slope(sizes, column):12.2f}" for column in zip(*seconds, strict=True)))
 
 
 class Graphs:
