@@ -78,10 +78,11 @@ def _nearest(text: str, names: Sequence[str]) -> str:
     below = [name for name in names if name.startswith(f"{text}.")]
     if below:
         return f'; it is a module, which holds {some(below)}: name one of them, or all as "{text}.*"'
-    near = get_close_matches(text, names, n=3, cutoff=0.6)
-    if not near:
-        last = {name.rpartition(".")[2]: name for name in reversed(names)}
-        near = [last[part] for part in get_close_matches(text.rpartition(".")[2], list(last), n=1, cutoff=0.6)]
+    near: list[str] = []
+    for parts in range(text.count(".") + 1, 0, -1):  # as much of the end as was typed, then less
+        ends = {".".join(name.split(".")[-parts:]): name for name in reversed(names)}
+        typed = ".".join(text.split(".")[-parts:])
+        near = near or [ends[end] for end in get_close_matches(typed, list(ends), n=2, cutoff=0.6)]
     if near:
         return f"; did you mean {' or '.join(near)}?"
     return f"; there are {some(names)}" if names else "; the step has none"

@@ -207,6 +207,7 @@ def test_a_foreign_pass_that_is_ours_in_all_but_name_is_read_as_ours_reports_it(
         ),
         (["two.toml", "--pass", "none:pass"], 1, 'pass none:pass: there is no module "none"'),
         (["two.toml", "--why", "layers.0.wieght"], 2, "did you mean layers.0.weight"),
+        (["two.toml", "--why", "0.wieght"], 2, "did you mean layers.0.weight"),
         (["two.toml", "--why", "bias"], 2, '"bias" ends 2 parameters: layers.0.bias, layers.1.bias; write more of one'),
         (["two.toml", "--why", "layers.0"], 2, "it is a module, which holds layers.0.weight, layers.0.bias: name one of them"),
         ([], 2, "arguments are required: PLAN[::ROW]"),
