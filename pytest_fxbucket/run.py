@@ -147,9 +147,7 @@ class PlanRun:
 
     def _audit(self, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.audit import audit
-        from pytest_fxbucket.checks.needs import Needs
         from pytest_fxbucket.checks.promise import promise_of
-        from pytest_fxbucket.graph.order import order_of
 
         world = self._mesh_world
         if not world.step(0).has_roles:
@@ -159,15 +157,10 @@ class PlanRun:
             )
         ranks_of = {name: ranks for phase in world.step(0).graphs for name, ranks in world.members_of(phase).items()}
         promise = promise_of(self.plan, world.step(0).parameters, world.resolution, ranks_of)
-        needs = {phase: Needs(order_of(graph.graph)) for phase, graph in world.step(0).graphs.items()}
         lines = _said_once(
             (
                 ranks,
-                [
-                    p
-                    for phase, one in graphs.items()
-                    for p in audit(promise, world.reading(ranks[0])[phase], one.reading, needs[phase])
-                ],
+                [p for phase, one in graphs.items() for p in audit(promise, world.reading(ranks[0])[phase], one.reading)],
             )
             for ranks, graphs in world.distinct()
         )

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name, of_kind, some, times
 from pytest_fxbucket.checks.promised_launches import alignment, launch_problems
 from pytest_fxbucket.checks.promised_memory import memory_problems
@@ -32,15 +31,12 @@ MOST_DISPLACED = 0.05
 """Share of the nodes that are no collectives that may stand in another order than before."""
 
 
-def audit(promise: Promise, captured: Reading, passed: Reading, needs: Needs | None = None) -> list[str]:
-    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass.
-
-    ``needs`` says which of its launches need which; left out: none does.
-    """
+def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
+    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass."""
     if captured.problems:
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
     found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
-    found += launch_problems(promise, captured, passed, needs or Needs())
+    found += launch_problems(promise, captured, passed)
     found += _others(promise, captured, passed)
     found += _resharding(promise, captured, passed)
     found += _numbers(promise, captured, passed)

@@ -45,10 +45,10 @@ def expected(promise: Promise, captured: Reading, needs: Needs) -> list[Expected
         for kind in KINDS
         for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
     ]
-    levels = needs.levels([[bucket.node for bucket in part] for one in capped for part in one.parts])
-    found = list(_labelled(capped, levels))
-    circling = _circling([part for _, part in found], needs)
-    return [replace(one, loose=number in circling) for number, (one, _) in enumerate(found)]
+    parted = needs.parted([[bucket.node for bucket in part] for one in capped for part in one.parts])
+    found = list(_labelled(capped, parted.level))
+    circling = _circling({parted.part[part[0].node]: part for _, part in found}, parted.below)
+    return [replace(one, loose=parted.part[part[0].node] in circling) for one, part in found]
 
 
 def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[tuple[Expected, list[Bucket]]]:
@@ -64,10 +64,9 @@ def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator
             yield Expected(label, part[0].direction, part[0].kind, key.group, fqns), part
 
 
-def _circling(parts: Sequence[Sequence[Bucket]], needs: Needs) -> set[int]:
-    """Parts that lie on a circle of parts that need each other, or between two circles."""
-    below = needs.below([[bucket.node for bucket in part] for part in parts])
-    first = sorted(range(len(parts)), key=lambda number: min(bucket.launch for bucket in parts[number]))
+def _circling(parts: Mapping[int, Sequence[Bucket]], below: Sequence[int]) -> set[int]:
+    """Parts, by number, that lie on a circle of parts that need each other, or between two circles."""
+    first = sorted(parts, key=lambda number: min(bucket.launch for bucket in parts[number]))
     left = _peeled(first, below, (1 << len(parts)) - 1)
     above = [0] * len(parts)
     for number in first:

@@ -19,9 +19,9 @@ Member = tuple[str, str]
 _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "all-reduced"}
 
 
-def launch_problems(promise: Promise, captured: Reading, passed: Reading, needs: Needs) -> Iterator[str]:
+def launch_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
     """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
-    wanted = expected(promise, captured, needs)
+    wanted = expected(promise, captured, Needs(captured.order))
     for direction in DIRECTIONS:
         for kind in KINDS:
             here = [one for one in wanted if (one.direction, one.kind) == (direction, kind)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from pytest_fxbucket.graph import collectives
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.order import Order
 
 Direction = Literal["forward", "backward"]
 
@@ -91,3 +94,5 @@ class Reading:
     """(FQN, dtypes) of each gathered parameter whose bits compute reads as another dtype; sorted."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
+    order: Order | None = field(default=None, compare=False, repr=False)
+    """Of the graph that was read, whose nodes it names by position."""

@@ -67,6 +67,7 @@ class _Reader:
             last=self.position[self.output],
             seen_as=tuple(sorted(self.seen_as)),
             names=tuple(node.name for node in self.position if computes(node)),
+            order=self.order,
         )
 
     def _direction(self, node: fx.Node) -> Direction:

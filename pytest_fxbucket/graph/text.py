@@ -113,6 +113,8 @@ def _repetition(lines: Sequence[_Line], at: int) -> _Repetition | None:
     best: _Repetition | None = None
     saved = 0
     for length in range(1, min(_LONGEST_BLOCK, (len(lines) - at) // _FEWEST_REPEATS) + 1):
+        if best is not None and length % best.length == 0 and 2 * length <= best.length * best.times:
+            continue  # larger blocks of the same repetition end where it ends, and save less
         found = _repeats(lines, at, length)
         if found is not None and (found.times - 1) * length > saved:
             saved, best = (found.times - 1) * length, found

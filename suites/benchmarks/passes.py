@@ -27,11 +27,9 @@ from pytest_fxbucket import collector
 from pytest_fxbucket.checks.audit import audit
 from pytest_fxbucket.checks.collectives import calls_of
 from pytest_fxbucket.checks.golden import golden_text
-from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promise import promise_of
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
-from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph.schedule import schedule_of
 from pytest_fxbucket.passes import manual_overlap_bucketing
@@ -191,7 +189,7 @@ def auditing(graphs: Graphs) -> float:
 
     def work() -> None:
         promise = promise_of(graphs.plan, graphs.step.parameters, world.resolution, world.members_of("joint"))
-        problems = audit(promise, before, after, Needs(order_of(graphs.gm.graph)))
+        problems = audit(promise, before, after)
         assert not problems, problems[:3]
 
     return clock(work)

@@ -17,8 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 
 from pytest_fxbucket.checks.audit import Promise, audit
-from pytest_fxbucket.checks.needs import Needs
-from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.reading import Reading, read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
@@ -62,8 +60,7 @@ class Case:
         return read_graph(self.graph, self.made.inputs, self.made.outputs)
 
     def problems(self, **change: Any) -> list[str]:
-        needs = Needs(order_of(self.made.graph))
-        return audit(replace(self.promise, **change), self.before, self.after(), needs)
+        return audit(replace(self.promise, **change), self.before, self.after())
 
     def calls(self, target: object) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.target is target]

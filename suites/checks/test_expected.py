@@ -128,7 +128,7 @@ def test_a_parameter_that_is_gathered_over_two_groups_is_missed_on_each_of_them(
     """Sharded over both; gathered twice over one of them it is not whole."""
     both = Reading((gather("a.u", 0), gather("a.u", 1, group="1", node="outer")), (), (), 100)
     same = Reading((gather("a.u", 0), gather("a.u", 1, node="outer")), (), (), 100)
-    assert list(launch_problems(promise(), both, both, Needs())) == []
-    found = list(launch_problems(promise(), both, same, Needs()))
+    assert list(launch_problems(promise(), both, both)) == []
+    found = list(launch_problems(promise(), both, same))
     assert "entry a, forward all_gather float32: a.u is not gathered in forward" in found
     assert "entry a, forward all_gather float32: a.u is gathered more than once in forward" in found

@@ -13,9 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "passes"))
 from bucketing import Outcome, passed, world_of
 
 from pytest_fxbucket.checks.audit import audit
-from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promise import Promise, promise_of
-from pytest_fxbucket.graph.order import order_of
 
 KB = 1 / 1024
 CASE = "normed"
@@ -50,8 +48,7 @@ def promised(case: str, options: dict[str, Any]) -> Promise:
 
 
 def problems(case: str, options: dict[str, Any], outcome: Outcome) -> list[str]:
-    needs = Needs(order_of(outcome.step.graphs["joint"].graph))
-    return audit(promised(case, options), outcome.before, outcome.after, needs)
+    return audit(promised(case, options), outcome.before, outcome.after)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
