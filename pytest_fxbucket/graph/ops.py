@@ -12,9 +12,9 @@ from pytest_fxbucket.graph.effects import effects_of, written
 if TYPE_CHECKING:
     from torch import fx
 
+Fact = TypeVar("Fact")
 _VIEWS_BY_TABLE = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
 """Operators whose result shares its input's storage although their schema is silent."""
-Fact = TypeVar("Fact")
 _MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
 
 

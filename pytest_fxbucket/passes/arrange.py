@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import effects_of
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
     """The items of ``edges`` in an order that keeps them, as near to ``wishes`` (by item) as that lets them.
 
-    Equal wishes stand in order of dependence, then of number. The items must not form a circle. O(edges + items log items), and
-    near-linear where most wishes ascend.
+    Equal wishes stand in order of dependence, then of number. O(edges + items log items), near-linear where most
+    wishes ascend. Raises :class:`PassError` for items that form a circle.
     """
     place: dict[int, float] = {}
+    opened: set[int] = set()
     stack = sorted(edges, reverse=True)
     while stack:  # an item behind all that it depends on: depth first, without recursion
         item = stack.pop()
@@ -37,7 +39,10 @@ def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
                 latest = place[source]
         if not missing:
             place[item] = latest
+        elif item in opened:  # all that it missed stood above it on the stack
+            raise PassError("no order can be had: nodes and buckets wait for each other in a circle")
         elif item not in place:
+            opened.add(item)
             stack += (item, *sorted(missing, reverse=True))
     return sorted(place, key=place.__getitem__)  # stable: what is equal stays in order of dependence
 

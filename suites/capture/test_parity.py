@@ -107,10 +107,10 @@ def test_the_traced_step_is_the_step_that_fully_shard_takes(plan: Plan, pools: P
     eager: list[Any] = pool.run("fixtures.reference:fsdp2_steps", [payload] * RANKS, timeout_s=60, paths=[str(ROOT)])
     for rank, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
         for step in range(STEPS):
-            a, b = mine["steps"][step], theirs["steps"][step]  # type: ignore[index]
+            a, b = mine["steps"][step], theirs["steps"][step]
             assert differing({"loss": a["loss"]}, {"loss": b["loss"]}) == [], f"loss of rank {rank} in step {step}"
             assert differing(a["gradients"], b["gradients"]) == [], f"gradients of rank {rank} in step {step}"
-        assert differing(mine["parameters"], theirs["parameters"]) == [], f"parameters of rank {rank}"  # type: ignore[index]
+        assert differing(mine["parameters"], theirs["parameters"]) == [], f"parameters of rank {rank}"
 
 
 def test_every_model_of_the_fixtures_is_compared() -> None:

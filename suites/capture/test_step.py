@@ -54,7 +54,7 @@ def test_inputs_are_shards_then_buffers_then_batch_and_outputs_loss_then_gradien
     assert [tuple(n.meta["val"].shape) for n in placeholders] == [v.shape for v in step.inputs["joint"]]
     returned = step.graphs["joint"].graph.output_node().args[0]
     assert isinstance(returned, (list, tuple))
-    assert [tuple(n.meta["val"].shape) for n in returned] == [v.shape for v in step.outputs["joint"]]  # type: ignore[union-attr]
+    assert [tuple(n.meta["val"].shape) for n in returned] == [v.shape for v in step.outputs["joint"]]
 
 
 def test_keyword_batches_are_named_by_their_keys() -> None:
@@ -65,7 +65,7 @@ def test_keyword_batches_are_named_by_their_keys() -> None:
 def test_floating_inputs_are_cast_for_the_model_and_not_for_the_loss() -> None:
     step = captured("residual", loss="loss_of_batch", param_dtype="bfloat16")
     matmul = next(n for n in step.graphs["joint"].graph.nodes if "addmm" in str(n.target))
-    assert matmul.args[1].meta["val"].dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert matmul.args[1].meta["val"].dtype == torch.bfloat16
     assert step.inputs["joint"][-1].dtype == torch.float32
 
 

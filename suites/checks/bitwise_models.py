@@ -49,7 +49,7 @@ def build_by_seed(used: float = 1.0) -> Mlp:
 
 def build_deeper(used: float = 1.0) -> nn.Module:
     model = Mlp(used)
-    model.up = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))  # type: ignore[assignment]
+    model.up = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     return model
 
 

@@ -429,7 +429,7 @@ def _swap_members(pack: fx.Node) -> None:
 def _swap_pieces(split: fx.Node) -> None:
     for user in list(split.users):
         assert user.target is getitem
-        user.args = (split, {WK: WV, WV: WK}.get(user.args[1], user.args[1]))  # type: ignore[arg-type]
+        user.args = (split, {WK: WV, WV: WK}.get(user.args[1], user.args[1]))
 
 
 def _twin(node: fx.Node) -> fx.Node:

@@ -68,7 +68,7 @@ def reading(events: Script, members: dict[str, Sequence[str]] | None = None, dty
         first = uses.get(f"{direction} {entry}") if kind == "all_gather" else last
         size = 4 * dtype.itemsize
         bucket = Bucket(
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             op="" if kind == "all_gather" else "avg",
             group="0",
             dtype=dtype,

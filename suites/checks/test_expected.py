@@ -60,7 +60,7 @@ def test_only_gathers_carry_several_dtypes_and_only_if_asked_to() -> None:
     whole = graph(av={"dtype": BF16})
     assert told(expected(promise(mixed=True), whole, Needs())) == list(ENTRIES.values())
     sums = {fqn.replace(".", ""): {"kind": "all_reduce", "op": "sum"} for fqn in ENTRY_OF}
-    sums["av"]["dtype"] = BF16  # type: ignore[assignment]
+    sums["av"]["dtype"] = BF16
     assert len(expected(promise(mixed=True), graph(**sums), Needs())) == 3
 
 

@@ -92,7 +92,7 @@ class TestWords:
         ],
     )
     def test_dtype_bytes_group_and_op(self, change: dict[str, object], said: str) -> None:
-        assert words(replace(GOOD, buckets=(replace(A, **change), B, C))) == [said]  # type: ignore[arg-type]
+        assert words(replace(GOOD, buckets=(replace(A, **change), B, C))) == [said]
 
     @pytest.mark.parametrize(
         ("event", "to", "said"),

@@ -39,8 +39,8 @@ def two_graphs() -> TracedStep:
         node.meta["autograd_backward"] = True
     graphs = {"forward": forward.returns(x), "backward": backward.returns()}
     return TracedStep(
-        graphs=graphs,  # type: ignore[arg-type]
-        inputs={phase: _inputs(gm) for phase, gm in graphs.items()},  # type: ignore[misc]
+        graphs=graphs,
+        inputs={phase: _inputs(gm) for phase, gm in graphs.items()},
         roles={
             "forward": {"inputs": ["param"] * len(PARAMETERS) + ["buffer", "batch"], "outputs": ["loss"]},
             "backward": {"inputs": ["batch"] * len(TRAINED), "outputs": ["grad"] * len(TRAINED)},

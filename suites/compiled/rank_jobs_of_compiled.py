@@ -56,7 +56,7 @@ def _train(sharding: Mapping[str, Any], rank: int, world: int, compiling: Mappin
     for step, batch in enumerate((3, 3)):
         optimizer.zero_grad()
         loss = loss_of(forward, words(step, batch, rank))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         seen |= {f"{step} {n}.grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         seen[f"{step} loss"] = loss.detach()

@@ -79,7 +79,7 @@ def swapped(values: Sequence[Any], i: int, j: int) -> list[Any]:
 def test_two_members_swapped_on_one_side_show() -> None:
     made = mixed()
     (pack,) = nodes(made, aten.cat.default)
-    pack.args = (swapped(pack.args[0], 0, 3),)  # type: ignore[arg-type]
+    pack.args = (swapped(pack.args[0], 0, 3),)
     problems = made.read().problems
     assert problems
     assert all("reads gathered bytes that are no parameter in its order" in problem for problem in problems)

@@ -34,7 +34,7 @@ class Drawn:
             values = arguments(fake)
         for node, value in zip(self.given, values, strict=True):
             self.note(node, value)
-        self.values, self.flying = list(self.given), []  # type: ignore[var-annotated]
+        self.values, self.flying = list(self.given), []
         for _ in range(STEPS):
             self.random.choice([self.view, self.write, self.write, self.compute, self.launch, self.land])()
         while self.flying:
@@ -127,12 +127,12 @@ class Run:
         if node.op == "output":
             self.values[node] = [value.tolist() for value in args[0]]
         elif node.target is c10d.wait_tensor.default:
-            self.left.pop(node.args[0], lambda: None)()  # type: ignore[arg-type]
+            self.left.pop(node.args[0], lambda: None)()
             self.values[node] = args[0]
         elif getattr(node.target, "namespace", "") == "_c10d_functional":
             self._launch(node, args[0], kwargs.get("out"))
         else:
-            self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            self.values[node] = node.target(*args, **kwargs)
 
     def _launch(self, node: fx.Node, sent: Tensor, buffer: Tensor | None) -> None:
         in_place = node.target is c10d.all_reduce_.default

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.passes.arrange import arranged
 
 
@@ -20,6 +23,11 @@ def test_an_item_stands_right_behind_the_last_one_that_it_depends_on() -> None:
 def test_an_item_that_wishes_to_stand_early_goes_no_further_than_what_it_needs() -> None:
     edges = {0: set(), 1: set(), 2: set(), 3: {1}}
     assert arranged(edges, [0.0, 1.0, 2.0, 0.0]) == [0, 1, 3, 2]
+
+
+def test_a_circle_is_an_error_and_no_endless_search() -> None:
+    with pytest.raises(PassError, match="in a circle"):
+        arranged({0: {2}, 1: {0}, 2: {1}, 3: {0}}, [0.0, 1.0, 2.0, 3.0])
 
 
 def test_the_order_keeps_every_dependence_and_does_not_hang_on_how_edges_were_made() -> None:

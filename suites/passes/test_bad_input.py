@@ -118,7 +118,7 @@ def test_an_argument_that_cannot_be_meant_leaves_the_graph_as_it_was(case: str) 
 
 def test_what_is_no_graph_module_is_refused() -> None:
     with pytest.raises(PlanError, match=r"gm must be a torch\.fx\.GraphModule, not a value of type Graph"):
-        manual_overlap_bucketing(chain().graph, ["a"])  # type: ignore[arg-type]
+        manual_overlap_bucketing(chain().graph, ["a"])
 
 
 def test_a_graph_without_module_names_says_what_would_help() -> None:

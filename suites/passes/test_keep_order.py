@@ -192,7 +192,7 @@ def test_a_coalesced_launch_is_kept_by_what_it_launched() -> None:
     made = Program(2)
     a, b, c = made.shards("abc")
     several = made.coalesced("all_gather", [a, b])
-    launch = several[0].args[0].args[0]  # type: ignore[union-attr]
+    launch = several[0].args[0].args[0]
     wait = made.gather(c)
     graph_module = made.returns(wait, *several)
     order = list(graph_module.graph.nodes)

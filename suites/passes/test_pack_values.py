@@ -34,15 +34,15 @@ def of_all(launch: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
-    return c10d.all_gather_into_tensor(tensor, RANKS, "0")  # type: ignore[no-any-return]
+    return c10d.all_gather_into_tensor(tensor, RANKS, "0")
 
 
 def reduce(tensor: torch.Tensor) -> torch.Tensor:
-    return c10d.reduce_scatter_tensor(tensor, "sum", RANKS, "0")  # type: ignore[no-any-return]
+    return c10d.reduce_scatter_tensor(tensor, "sum", RANKS, "0")
 
 
 def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    return c10d.all_reduce(tensor, "sum", "0")  # type: ignore[no-any-return]
+    return c10d.all_reduce(tensor, "sum", "0")
 
 
 def half_gather(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,11 +37,11 @@ def backwards(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
     rows = [make(aten.reshape.default, tensor, [max(bucket.ranks, 1), -1]) for tensor in reversed(bucket.inputs)]
 
     def unpack(arrived: fx.Node) -> Sequence[fx.Node]:
-        flat, end, results = make(aten.view.default, arrived, [-1]), sum(map(int, bucket.numels)), []  # type: ignore[arg-type]
+        flat, end, results = make(aten.view.default, arrived, [-1]), sum(map(int, bucket.numels)), []
         for numel, shape in zip(bucket.numels, bucket.shapes, strict=True):
             piece = make(aten.slice.Tensor, flat, 0, end - numel, end)
             results.append(make(aten.view.default, piece, list(shape)))
-            end -= numel  # type: ignore[operator]
+            end -= numel
         return results
 
     return make(aten.cat.default, rows, 1), unpack

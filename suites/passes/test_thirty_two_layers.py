@@ -42,4 +42,4 @@ def test_no_more_is_gathered_at_once_than_the_entry_in_use_and_the_one_ahead(wor
 
 
 def _communicates(node: object) -> bool:
-    return collectives.is_wait(node) or collectives.launch_kind(node) is not None  # type: ignore[arg-type]
+    return collectives.is_wait(node) or collectives.launch_kind(node) is not None
