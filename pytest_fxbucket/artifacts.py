@@ -60,6 +60,14 @@ class Folder:
                     report = json.dumps(one.bucketed.report.to_dict(), indent=2)
                     self.write(f"{phase}.report.rank{rank}.json", report)
 
+    def file(self, name: str) -> Path | None:
+        """Path of a file to write, in the folder, which is there then; None if that is another process's business."""
+        if self._log_of is not None:
+            return None
+        if not self.path.exists():
+            self.make()
+        return self.path / name
+
     def write(self, name: str, text: str) -> None:
         """Write a file, unless that is another process's business."""
         if self._log_of is None:

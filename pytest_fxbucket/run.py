@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.world import Passed, World
+    from pytest_fxbucket.world import World
 
 _MOST_LINES = 30
 CHECKS = ("audit", "golden", "collectives", "bitwise")
@@ -173,20 +173,21 @@ class PlanRun:
         return passed("audit", f"{summary} ({notes})" if notes else summary)
 
     def _golden(self, folder: Folder) -> Verdict:
+        from pytest_fxbucket.checks.golden import mismatch_lines, text_of
+
         store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)
         path = store.path_for(self.plan.path, self.plan.matrix_id)
         world = self._mesh_world
-        texts = {ranks[0]: self._golden_text(world, graphs) for ranks, graphs in world.distinct()}
+        texts = {ranks[0]: text_of(world, ranks[0], self.name) for ranks, _ in world.distinct()}
         text = texts[0]
         for rank, other in texts.items():
             if other != text:
-                from pytest_fxbucket.checks.golden import mismatch_lines
-
-                lines = mismatch_lines(text, other, "nothing: a schedule must be the same on every rank")
+                never = "nothing: a schedule must be the same on every rank"
+                lines = mismatch_lines(text, other, never, folder.file("golden.diff"))
                 return failed("golden", f"the schedule of rank {rank} is not that of rank 0", lines)
-        return self._compare_golden(store, path, text)
+        return self._compare_golden(store, path, text, folder)
 
-    def _compare_golden(self, store: GoldenStore, path: Path, text: str) -> Verdict:
+    def _compare_golden(self, store: GoldenStore, path: Path, text: str, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.golden import mismatch_lines
 
         may_write = self._accept is not None and accepts(self._settings.accept, path)
@@ -204,17 +205,9 @@ class PlanRun:
         assert accepted is not None
         ours = self._settings.pass_name == "manual"
         command = store.accept_command(path) if ours else "nothing: a golden belongs to the plan, not to another pass"
-        lines = mismatch_lines(accepted, text, command)
+        lines = mismatch_lines(accepted, text, command, folder.file("golden.diff"))
+        folder.write("found.txt", text)
         return failed("golden", f"the schedule is not the one in {store.shown(path)}", lines)
-
-    def _golden_text(self, world: World, graphs: Mapping[Phase, Passed]) -> str:
-        from pytest_fxbucket.checks.golden import golden_text
-        from pytest_fxbucket.graph.schedule import schedule_of
-
-        schedules = {
-            phase: schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph)) for phase, one in graphs.items()
-        }
-        return golden_text(self.name, world.step(0).mesh, cast("dict[str, object]", schedules))  # type: ignore[arg-type]
 
     def _collectives(self, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.collectives import joint_problems

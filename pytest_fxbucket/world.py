@@ -19,6 +19,7 @@ from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.agree import agree_with_entries
 from pytest_fxbucket.plan.selector import Resolution, resolve
+from pytest_fxbucket.schedule.dims import dims_text
 
 if TYPE_CHECKING:
     from torch import fx
@@ -132,14 +133,10 @@ class World:
 
     def dims_of(self, graph: fx.Graph) -> dict[str, str]:
         """Mesh dimension of each process group that ``graph`` names, for people."""
-        everybody = tuple(range(self.size))
-        dim = self.step(0).mesh[0].name
+        mesh = self.step(0).mesh
         with fake_world(0, self.size):
             groups = _group_ranks(graph)
-        return {
-            name: (dim if ranks == everybody else f"ranks {list(ranks)}") + (" (own)" if name != untwinned(name) else "")
-            for name, ranks in groups.items()
-        }
+        return {name: dims_text(ranks, mesh) + (" (own)" if name != untwinned(name) else "") for name, ranks in groups.items()}
 
     def members_of(self, phase: Phase) -> dict[str, tuple[int, ...]]:
         """Ranks of each process group that rank 0's graphs of ``phase`` name."""

@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import unified_diff
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.text import schedule_lines
-from pytest_fxbucket.graph.words import differences
+from pytest_fxbucket.schedule.changes import changes
+from pytest_fxbucket.schedule.events import Schedule, schedule_of
+from pytest_fxbucket.schedule.text import schedule_lines
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import MeshDim
-    from pytest_fxbucket.graph.schedule import Schedule
+    from pytest_fxbucket.world import World
 
-_DIFF_LINES = 60
+_MOST_WORDS = 40
+_MOST_DIFF = 60
 
 
-def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: dict[str, Schedule]) -> str:
-    """Body of the golden of ``plan`` (its path from rootdir, with the matrix id); ``schedules`` by phase of the step."""
-    lines = [f"plan {plan}", "mesh " + " ".join(f"{dim.name}={dim.size}" for dim in mesh), ""]
+def text_of(world: World, rank: int, name: str) -> str:
+    """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it."""
+    schedules = {
+        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
+        for phase, one in world.passed(rank).items()
+    }
+    return golden_text(name, world.step(rank).mesh, schedules)
+
+
+def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule]) -> str:
+    """Body of the golden of ``plan``; ``schedules`` by phase of the step. An empty name or mesh is left out."""
+    lines = [f"plan {plan}"] if plan else []
+    lines += ["mesh " + " ".join(f"{dim.name}={dim.size}" for dim in mesh)] if mesh else []
     for phase, schedule in schedules.items():
-        lines += [f"graph {phase}", "", *schedule_lines(schedule), ""]
-    return "\n".join(lines).rstrip() + "\n"
+        lines += ["", f"graph {phase}", "", *schedule_lines(schedule)]
+    return "\n".join(lines).strip() + "\n"
 
 
-def mismatch_lines(accepted: str, found: str, command: str) -> list[str]:
-    """What changed in words, then the diff, then the command that accepts it."""
-    old, new = accepted.splitlines(), found.splitlines()
-    words = differences(old, new) or ["the text changed, but no bucket, launch or wait did"]
-    diff = list(unified_diff(old, new, "golden", "found", lineterm="", n=2))
-    cut = [f"... and {len(diff) - _DIFF_LINES} more lines of diff"] if len(diff) > _DIFF_LINES else []
-    return ["what changed:", *(f"  {word}" for word in words), "", *diff[:_DIFF_LINES], *cut, "", f"to accept: {command}"]
+def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:
+    """What changed from body ``old`` to body ``new`` in words, then the diff; all of a long one goes to the file ``rest``."""
+    words = changes(old, new) or ["the text changed, but no bucket, launch or wait did"]
+    diff = list(unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="", n=2))
+    return [
+        "what changed:",
+        *(f"  {word}" for word in words[:_MOST_WORDS]),
+        *([f"  ... and {len(words) - _MOST_WORDS} more changes"] if len(words) > _MOST_WORDS else []),
+        "",
+        *diff[:_MOST_DIFF],
+        *_rest([*(f"# {word}" for word in words), *diff], len(diff) - _MOST_DIFF, rest),
+    ]
+
+
+def mismatch_lines(accepted: str, found: str, command: str, rest: Path | None = None) -> list[str]:
+    """What changed, in words and as a diff, then the command that accepts it."""
+    return [*change_lines(accepted, found, rest=rest), "", f"to accept: {command}"]
+
+
+def _rest(lines: Sequence[str], more: int, file: Path | None) -> list[str]:
+    if more <= 0:
+        return []
+    if file is None:
+        return [f"... and {more} more lines of diff"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [f"... and {more} more lines of diff, all in {file}"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_fxbucket.errors import GoldenError
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "# fxbucket golden "
 FOOTER = "# end "
 CONFLICT = re.compile(r"^(<{7} |={7}$|>{7} |\|{7} )", re.MULTILINE)

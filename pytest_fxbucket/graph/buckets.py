@@ -12,7 +12,7 @@ from pytest_fxbucket.graph import collectives
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
 
-Direction = Literal["forward", "backward"]
+Direction = Literal["forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Bucket:
     """First compute of the backward that reads a member."""
     node: str
     """Name of the launching node, for messages only."""
+    module: str = ""
+    """FQN of the innermost module that it ran in, as far as its tracer says."""
     apart: str = ""
     """Why no pass may merge it with others; empty if it may."""
     blocked: int = -1

@@ -46,6 +46,12 @@ def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
     return list(stack.values()) if stack else annotated(node)
 
 
+def module_of(node: fx.Node) -> str:
+    """FQN of the innermost module that ``node`` ran in; empty at the root, and if its tracer wrote none."""
+    stack = module_stack(node)
+    return ".".join(module_path(stack[-1][0])) if stack else ""
+
+
 def annotated(node: fx.Node) -> list[tuple[str, Any]]:
     """The module that ``node`` is annotated with (its class is not known) as a stack; nothing without an annotation."""
     notes = node.meta.get("custom")

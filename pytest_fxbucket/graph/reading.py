@@ -5,7 +5,7 @@ Derived from the GraphModule alone (:mod:`pytest_fxbucket.graph.follow`) and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives, contents
@@ -15,9 +15,11 @@ from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.contents import FORM, PRECISION, RANK, SOURCE
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
+from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.sending import Piece
+from pytest_fxbucket.graph.updates import ancestors, update_nodes
 
 if TYPE_CHECKING:
     from torch import fx
@@ -38,6 +40,7 @@ class _Reader:
         self.output = graph.output_node()
         self.found: Followed = follow(graph)
         self.forward = _forward_nodes(graph, outputs)
+        self.update = update_nodes(graph, inputs, outputs)
         self.forward_positions = {self.position[node] for node in self.forward}
         placeholders = [node for node in self.position if node.op == "placeholder"]
         self.role = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
@@ -71,6 +74,8 @@ class _Reader:
         )
 
     def _direction(self, node: fx.Node) -> Direction:
+        if node in self.update:
+            return "optimizer"
         return "forward" if node in self.forward else "backward"
 
     def _note(self, use: Use) -> None:
@@ -107,6 +112,8 @@ class _Reader:
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
                     self.computes.add((self.position[source.node], "backward", fqn))
+                    if use.reader in self.update:
+                        self.computes.add((self.position[use.reader], "optimizer", fqn))
 
     def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
         self.uses.setdefault((launch, number), []).append(where)
@@ -161,6 +168,7 @@ class _Reader:
             first_use=uses[0] if uses else None,
             backward_use=backward[0] if backward else None,
             node=node.name,
+            module=module_of(node),
             apart=why_apart(node, self.order),
             blocked=needs.blocked,
             needed=needs.needed,
@@ -198,7 +206,7 @@ class _Reader:
 
     def _parameters_alone(self, node: fx.Node) -> list[str]:
         """Parameters that ``node`` is made of, if neither the batch nor anything that was sent goes into it."""
-        needed = _ancestors([node])
+        needed = ancestors([node])
         if any(n in self.found.sent or self.role.get(n) in ("batch", "value") for n in needed):
             return []
         return [fqn for n, fqn in self.parameter.items() if n in needed]
@@ -213,17 +221,7 @@ def _forward_nodes(graph: fx.Graph, outputs: Sequence[Value]) -> set[fx.Node]:
     ]
     if not losses:
         return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
-    return _ancestors(losses)
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found = set(nodes)
-    queue = list(found)
-    for node in queue:
-        fresh = [source for source in node.all_input_nodes if source not in found]
-        found.update(fresh)
-        queue.extend(fresh)
-    return found
+    return ancestors(losses)
 
 
 def _is_node(value: object) -> bool:

@@ -31,8 +31,8 @@ from pytest_fxbucket.checks.promise import promise_of
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.graph.schedule import schedule_of
 from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.schedule.events import schedule_of
 from pytest_fxbucket.world import Passed, World
 from suites.benchmarks.decoder import RANKS, plan_of
 from suites.benchmarks.view import measure

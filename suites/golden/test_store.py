@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.store import GoldenStore, render
+from pytest_fxbucket.golden.store import FORMAT, GoldenStore, render
 
 BODY = "forward\n  gather layers.0  bf16\nbackward\n"
 
@@ -54,7 +54,14 @@ DAMAGE = {
     "edited by hand": (edited, "golden/plans/llama.txt is not what was accepted"),
     "merge conflict": (conflicting, "golden/plans/llama.txt has merge conflict markers"),
     "another file": (lambda text: "hello\n" + text, "golden/plans/llama.txt is not a golden"),
-    "newer format": (lambda text: text.replace("golden 1", "golden 2"), "newer pytest-fxbucket (format 2"),
+    "older format": (
+        lambda text: text.replace(f"golden {FORMAT}", f"golden {FORMAT - 1}"),
+        "which this version no longer reads",
+    ),
+    "newer format": (
+        lambda text: text.replace(f"golden {FORMAT}", f"golden {FORMAT + 1}"),
+        f"newer pytest-fxbucket (format {FORMAT + 1}",
+    ),
 }
 
 
@@ -107,4 +114,4 @@ def test_a_plan_outside_rootdir_has_no_golden(store: GoldenStore) -> None:
 
 def test_the_whole_text_depends_on_the_body_alone() -> None:
     assert render(BODY) == render(BODY.rstrip("\n"))
-    assert render(BODY).splitlines()[0] == "# fxbucket golden 1"
+    assert render(BODY).splitlines()[0] == f"# fxbucket golden {FORMAT}"

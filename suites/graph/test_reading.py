@@ -191,8 +191,9 @@ def test_node_names_and_metadata_change_nothing_that_is_read(llama: StepGraph) -
         node.name = f"n{i}"
         node.meta = {"val": node.meta.get("val")}
     after = read(llama, graph)
-    strip = [{**{f: getattr(b, f) for f in Bucket.__slots__}, "node": ""} for b in before.buckets]
-    assert [{**{f: getattr(b, f) for f in Bucket.__slots__}, "node": ""} for b in after.buckets] == strip
+    # The module names activations for people, and comes from the tracer's marks.
+    strip = [{**{f: getattr(b, f) for f in Bucket.__slots__}, "node": "", "module": ""} for b in before.buckets]
+    assert [{**{f: getattr(b, f) for f in Bucket.__slots__}, "node": "", "module": ""} for b in after.buckets] == strip
     assert (after.computes, after.problems) == (before.computes, before.problems)
 
 

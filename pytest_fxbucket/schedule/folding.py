@@ -1,8 +1,7 @@
-"""A schedule as text that a person can review and a machine can read back.
+"""Lines that repeat but for a counting index, as one block; and numbers as ranges.
 
-One line an event, in order; then each bucket's members in byte order. No node name, rank, process group name, path or address.
-Layers that are alike fold into one block: ``repeat 30 times, i = 1 ... 30`` with ``layers.{i}`` and ``layers.{i+1}`` in it;
-``i = 0, 2 ... 60`` counts by two. A number that stays the same in all of them, as in ``layers.{i}.mlp.0``, stays a number.
+``repeat 30 times, i = 1 ... 30`` stands over a block with ``layers.{i}`` and ``layers.{i+1}`` in it; ``0 ... 60 by 2`` counts
+by two, ``30 ... 1`` down. A number that stays the same in all of them, as in ``layers.{i}.mlp.0``, stays a number.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-
-from pytest_fxbucket.graph.schedule import NamedBucket, Schedule
 
 _INDEX = re.compile(r"(?<=\.)(0|[1-9][0-9]*)(?=[.:+\s]|$)")
-_PLACE = re.compile(r"\{i([+-]\d+)?\}")
-_REPEAT = re.compile(r"^( *)repeat (\d+) times, i = (\d+)(?:, (\d+))? \.\.\. (\d+)$")
+_REPEAT = re.compile(r"^( *)repeat \d+ times, (\w) = (.+)$")
+_RANGE = re.compile(r"(\d+)(?: \.\.\. (\d+)(?: by (\d+))?)?")
 _LONGEST_BLOCK = 200
 _FEWEST_REPEATS = 3
+_FRAME = 2
+"""Lines that a block has around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +39,8 @@ class _Repetition:
     step: int
 
 
-def schedule_lines(schedule: Schedule, *, folded: bool = True) -> list[str]:
-    """Lines of the whole schedule; equal layers folded unless asked otherwise."""
-    lines: list[str] = []
-    for direction in ("forward", "backward"):
-        events = [f"  {event.what:7} {event.label}" for event in schedule.events if event.direction == direction]
-        if events:
-            lines += [direction, *(fold(events) if folded else events), ""]
-    lines.append("buckets")
-    members = [line for bucket in schedule.buckets for line in _bucket_lines(bucket)]
-    lines += fold(members) if folded else members
-    return lines
-
-
-def fold(lines: Sequence[str]) -> list[str]:
-    """Replace blocks that repeat but for a counting layer index by one block; :func:`unfold` gives the lines back."""
+def fold(lines: Sequence[str], letter: str = "i") -> list[str]:
+    """Replace blocks that repeat but for a counting index, called ``letter``, by one; :func:`unfold` gives the lines back."""
     out: list[str] = []
     cut = [_cut(line) for line in lines]
     at = 0
@@ -66,11 +51,10 @@ def fold(lines: Sequence[str]) -> list[str]:
             at += 1
             continue
         indent = " " * (len(lines[at]) - len(lines[at].lstrip()))
-        second = f", {found.first + found.step}" if abs(found.step) != 1 else ""
-        last = found.first + (found.times - 1) * found.step
-        out.append(f"{indent}repeat {found.times} times, i = {found.first}{second} ... {last}")
+        numbers = range(found.first, found.first + found.times * found.step, found.step)
+        out.append(f"{indent}repeat {found.times} times, {letter} = {ranges_text(numbers)}")
         out += [
-            f"  {_relative(line, moves, found.first)}"
+            f"  {_relative(line, moves, found.first, letter)}"
             for line, moves in zip(cut[at : at + found.length], found.moves, strict=True)
         ]
         out.append(f"{indent}end")
@@ -89,29 +73,56 @@ def unfold(lines: Sequence[str]) -> list[str]:
             at += 1
             continue
         end = next((i for i in range(at, len(lines)) if lines[i] == match[1] + "end"), len(lines))
-        first, last = int(match[3]), int(match[5])
-        step = int(match[4]) - first if match[4] else 1 if last >= first else -1
-        for index in range(first, last + (1 if step > 0 else -1), step or 1):
-            out += [_PLACE.sub(partial(_written_out, index), line[2:]) for line in lines[at + 1 : end]]
+        block = [line[2:] for line in lines[at + 1 : end]]
+        for number in numbers_of(match[3]):
+            out += written_out(block, number, match[2])
         at = end + 1
     return out
 
 
-def _bucket_lines(bucket: NamedBucket) -> Iterator[str]:
-    op = f" {bucket.op}" if bucket.op else ""
-    count = len(bucket.members)
-    yield (
-        f"  {bucket.direction} {bucket.label}: {count} member{'s' * (count != 1)}, {bucket.dtype}, "
-        f"{bucket.bytes} bytes, {bucket.dims}{op}"
-    )
-    for fqn, size in bucket.members:
-        yield f"    {fqn} {size}"
+def written_out(lines: Sequence[str], number: int, letter: str = "i") -> list[str]:
+    """``lines`` with ``{i}``, ``{i+1}`` and so on as numbers, where i is ``number``."""
+    place = re.compile(r"\{" + letter + r"([+-]\d+)?\}")
+    return [place.sub(lambda found: str(number + int(found[1] or 0)), line) for line in lines]
+
+
+def place_text(offset: int, letter: str = "i") -> str:
+    """``{i}``, ``{i+1}``, ``{i-1}``."""
+    return f"{{{letter}}}" if offset == 0 else f"{{{letter}{offset:+d}}}"
+
+
+def ranges_text(numbers: Sequence[int]) -> str:
+    """``0 ... 59, 61 ... 125`` of numbers in their order; three that are evenly spaced and more are a range."""
+    return ", ".join(_ranges(numbers))
+
+
+def numbers_of(text: str) -> list[int]:
+    """The numbers that :func:`ranges_text` wrote."""
+    found: list[int] = []
+    for first, last, by in _RANGE.findall(text):
+        end, step = int(last or first), int(by or 1)
+        found += range(int(first), end + 1, step) if end >= int(first) else range(int(first), end - 1, -step)
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    at = 0
+    while at < len(numbers):
+        end, step = at + 1, numbers[at + 1] - numbers[at] if at + 1 < len(numbers) else 0
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        if step and end - at >= _FEWEST_REPEATS:
+            yield f"{numbers[at]} ... {numbers[end - 1]}" + (f" by {abs(step)}" if abs(step) != 1 else "")
+            at = end
+        else:
+            yield str(numbers[at])
+            at += 1
 
 
 def _repetition(lines: Sequence[_Line], at: int) -> _Repetition | None:
     """The repetition at ``at`` that saves most lines, or None."""
     best: _Repetition | None = None
-    saved = 0
+    saved = _FRAME
     for length in range(1, min(_LONGEST_BLOCK, (len(lines) - at) // _FEWEST_REPEATS) + 1):
         if best is not None and length % best.length == 0 and 2 * length <= best.length * best.times:
             continue  # larger blocks of the same repetition end where it ends, and save less
@@ -158,14 +169,8 @@ def _cut(line: str) -> _Line:
     return _Line(tuple(parts[::2]), tuple(map(int, parts[1::2])))
 
 
-def _relative(line: _Line, moves: Sequence[int], first: int) -> str:
-    places = [_place(number - first) if move else str(number) for number, move in zip(line.numbers, moves, strict=True)]
+def _relative(line: _Line, moves: Sequence[int], first: int, letter: str) -> str:
+    places = [
+        place_text(number - first, letter) if move else str(number) for number, move in zip(line.numbers, moves, strict=True)
+    ]
     return "".join(word + place for word, place in zip(line.words, [*places, ""], strict=True))
-
-
-def _written_out(index: int, place: re.Match[str]) -> str:
-    return str(index + int(place[1] or 0))
-
-
-def _place(offset: int) -> str:
-    return "{i}" if offset == 0 else f"{{i{offset:+d}}}"

@@ -1,0 +1,127 @@
+"""What became of buckets, in words: members, dtype, group, reduction, bytes, layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pytest_fxbucket.schedule.events import PADDING
+from pytest_fxbucket.schedule.pairs import Paired, carried
+from pytest_fxbucket.schedule.read_back import ReadBucket
+
+Holders = Mapping[tuple[str, str, str], ReadBucket]
+"""Bucket by direction, kind and a member's FQN."""
+
+
+def bucket_sentences(paired: Paired) -> Iterator[str]:
+    """Sentences on all buckets, those that are gone first."""
+    now = _holders([*paired.new, *(new for _, new in paired.pairs)])
+    before = _holders([*paired.lost, *(old for old, _ in paired.pairs)])
+    said: set[str] = set()
+    for old in paired.lost:
+        yield _lost(old, now)
+    changed = [sentence for old, new in paired.pairs for sentence in _changes(old, new, paired.new, now, before, said)]
+    for new in paired.new:
+        if new.name not in said:
+            yield _new(new, before)
+    yield from changed
+
+
+def _holders(buckets: Sequence[ReadBucket]) -> dict[tuple[str, str, str], ReadBucket]:
+    return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in carried(bucket)}
+
+
+def _lost(old: ReadBucket, now: Holders) -> str:
+    into = {now[key].name for fqn in carried(old) if (key := (old.direction, old.kind, fqn)) in now}
+    if len(into) == 1 and all((old.direction, old.kind, fqn) in now for fqn in carried(old)):
+        return f"bucket {old.name} ({_count(old)}) is gone: {into.pop()} carries its members"
+    return f"bucket lost: {old.name} ({_count(old)})"
+
+
+def _new(new: ReadBucket, before: Holders) -> str:
+    sources = {before[key].name for fqn in carried(new) if (key := (new.direction, new.kind, fqn)) in before}
+    said = f", with members of {' and '.join(sorted(sources))}" if 0 < len(sources) < 4 else ""
+    return f"bucket new: {new.name} ({_count(new)}{said})"
+
+
+def _changes(
+    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, said: set[str]
+) -> Iterator[str]:
+    """Sentences on one bucket; names of new buckets that they speak of go into ``said``."""
+    alone = _launched_alone(old, new, others, now)
+    said |= {bucket.name for bucket in alone.values()}
+    members, brought = carried(old), carried(new)
+    if alone and len(alone) == len(members) - 1:
+        said.add(new.name)
+        yield f"{old.name} is no longer bucketed: its {len(members)} members are launched one by one"
+        return
+    yield from (f"{fqn} is no longer bucketed: it left {old.name} and is launched alone" for fqn in alone)
+    if old.label != new.label and old.entry != new.entry:
+        yield f"bucket {old.name} is now {new.name}"
+    gone = [fqn for fqn in members if fqn not in brought and fqn not in alone]
+    yield from (_left(fqn, new, now.get((old.direction, old.kind, fqn))) for fqn in gone)
+    gained = [fqn for fqn in brought if fqn not in members]
+    yield from (_gained(fqn, new, before.get((old.direction, old.kind, fqn))) for fqn in gained)
+    yield from (
+        f"{fqn} of {new.name} changed: {members[fqn]} -> {size} elements"
+        for fqn, size in brought.items()
+        if fqn in members and members[fqn] != size
+    )
+    yield from _facts(old, new, has_other_members=bool(gone or gained or alone))
+    yield from _layout(old, new)
+
+
+def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders) -> dict[str, ReadBucket]:
+    """Members of ``old`` that launches of their own bring now."""
+    fresh = {id(bucket) for bucket in others}
+    found = {}
+    for fqn in carried(old):
+        holder = now.get((old.direction, old.kind, fqn))
+        if holder is not None and id(holder) in fresh and len(carried(holder)) == 1 and fqn not in carried(new):
+            found[fqn] = holder
+    return found
+
+
+def _left(fqn: str, new: ReadBucket, holder: ReadBucket | None) -> str:
+    return f"{new.name} lost {fqn}" + (f" to {holder.name}" if holder is not None else "")
+
+
+def _gained(fqn: str, new: ReadBucket, holder: ReadBucket | None) -> str:
+    return f"{new.name} gained {fqn}" + (f" from {holder.name}" if holder is not None else "")
+
+
+def _facts(old: ReadBucket, new: ReadBucket, *, has_other_members: bool) -> Iterator[str]:
+    size = f" ({old.bytes} -> {new.bytes} bytes)" if old.bytes != new.bytes else ""
+    if old.dtype != new.dtype:
+        yield f"dtype of {new.name} changed: {old.dtype} -> {new.dtype}{size}"
+    if old.dims != new.dims:
+        yield f"group of {new.name} changed: {old.dims} -> {new.dims}"
+    if old.op != new.op:
+        yield f"reduction of {new.name} changed: {old.op or 'none'} -> {new.op or 'none'}"
+    if size and old.dtype == new.dtype:
+        why = " with its members" if has_other_members else ""
+        yield f"bytes of {new.name} changed{why}: {old.bytes} -> {new.bytes}"
+
+
+def _layout(old: ReadBucket, new: ReadBucket) -> Iterator[str]:
+    before, after = list(carried(old)), list(carried(new))
+    kept_before, kept_after = [f for f in before if f in after], [f for f in after if f in before]
+    at = next((i for i, (x, y) in enumerate(zip(kept_before, kept_after, strict=True)) if x != y), None)
+    if at is not None:
+        yield f"byte layout of {new.name} changed: {kept_after[at]} stands where {kept_before[at]} stood"
+    elif before == after and _padding(old) != _padding(new):
+        yield f"byte layout of {new.name} changed: padding of {_padding(old) or 'none'} -> {_padding(new) or 'none'}"
+
+
+def _padding(bucket: ReadBucket) -> str:
+    """Where padding stands and how much of it."""
+    places = [
+        f"{size} behind {bucket.members[at - 1][0]}" if at else size
+        for at, (fqn, size) in enumerate(bucket.members)
+        if fqn == PADDING
+    ]
+    return ", ".join(places)
+
+
+def _count(bucket: ReadBucket) -> str:
+    count = len(carried(bucket))
+    return f"{count} member{'s' * (count != 1)}"

@@ -1,0 +1,110 @@
+"""What became of launches and waits, in words: gone, new, moved past what, swapped, no longer hidden by compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_fxbucket.schedule.kept import kept
+from pytest_fxbucket.schedule.pairs import Paired
+from pytest_fxbucket.schedule.within import PART, within_sentences
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    event: str
+    is_later: bool
+    past: tuple[str, ...]
+    """What it was before and is behind now, or the other way round, in order."""
+
+
+def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], paired: Paired) -> Iterator[str]:
+    """Sentences on the events of one direction; a bucket that has another name now is called by it."""
+    names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}
+    told = {one.label for one in (*paired.lost, *paired.new) if one.direction == direction}
+    before, after = _distinct(old, names), _distinct(new, {})
+    shared = set(before) & set(after)
+    for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
+        lone = [event for event in events if event not in others and not _is_compute(event)]
+        yield from (f"{direction}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
+    moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
+    unhidden = _unhidden(before, after)
+    swapped: set[str] = set()
+    for one in moved:
+        if one.event not in swapped:
+            yield f"{direction}: {_told(one, swapped)}{_lost(one.event, unhidden)}"
+    said = swapped | {one.event for one in moved}
+    yield from (f"{direction}: {told}" for told in within_sentences((before, old), (after, new), said))
+
+
+def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Events by their new names; compute without how much of it, the second of a name as ``name (again)`` and so on."""
+    seen: dict[str, int] = {}
+    out = []
+    for event in events:
+        what, _, label = event.partition(" ")
+        name = f"{what} {names.get(label, label)}" if what != "compute" else PART.sub("", event)
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return out
+
+
+def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
+    """Launches and waits that have moved among the others; compute stands, since what it hides is what matters."""
+    place = {event: at for at, event in enumerate(old)}
+    weights = [len(new) if _is_compute(event) else 1 for event in new]
+    still = kept([place[event] for event in new], weights)
+    stood = [event for at, event in enumerate(new) if at in still]
+    new_place = {event: at for at, event in enumerate(new)}
+    for at, event in enumerate(new):
+        if at in still:
+            continue
+        passed = [e for e in stood if (place[e] < place[event]) != (new_place[e] < at)]
+        is_later = bool(passed) and place[passed[0]] > place[event]
+        yield _Moved(event, is_later, tuple(passed))
+
+
+def _told(one: _Moved, swapped: set[str]) -> str:
+    way = "later" if one.is_later else "earlier"
+    if len(one.past) == 1 and one.event.startswith("launch ") and one.past[0].startswith("launch "):
+        swapped.add(one.past[0])
+        first, second = (one.event, one.past[0]) if one.is_later else (one.past[0], one.event)
+        return f"{first} and {second} swapped: {second.removeprefix('launch ')} is launched first now"
+    if not one.past:
+        return f"{one.event} moved"
+    first, last = one.past[0], one.past[-1]
+    past = first if len(one.past) == 1 else f"{first} and {last}"
+    return f"{one.event} moved {way} past {past if len(one.past) < 3 else f'{first} ... {last} ({len(one.past)} events)'}"
+
+
+def _unhidden(old: Sequence[str], new: Sequence[str]) -> set[str]:
+    """Labels of launches that compute hid before, and that none hides now."""
+    before, after = _hidden(old), _hidden(new)
+    return {label for label, count in before.items() if count and after.get(label) == 0}
+
+
+def _hidden(events: Sequence[str]) -> dict[str, int]:
+    """How much compute stands between the launch and the wait of each label that has both."""
+    launched: dict[str, int] = {}
+    found: dict[str, int] = {}
+    computed = 0
+    for event in events:
+        what, _, label = event.partition(" ")
+        if what == "launch":
+            launched[label] = computed
+        elif what == "wait" and label in launched:
+            found[label] = computed - launched[label]
+        computed += what == "compute"
+    return found
+
+
+def _lost(event: str, unhidden: set[str]) -> str:
+    label = event.partition(" ")[2]
+    if label not in unhidden:
+        return ""
+    what = "prefetch" if label.startswith("all_gather ") else "overlap"
+    return f"; {what} lost: no compute is between its launch and its wait any more"
+
+
+def _is_compute(event: str) -> bool:
+    return event.startswith("compute ")

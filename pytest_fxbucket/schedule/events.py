@@ -1,0 +1,172 @@
+"""The schedule of a step in the words of its plan: launches, waits and compute by entry; and each bucket's members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
+
+ACTIVATIONS = "activations"
+"""What carries no parameter and no parameter's gradient."""
+
+PADDING = "(padding)"
+"""Bytes between members, or after the last, that carry nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens at one place of the schedule."""
+
+    direction: Direction
+    what: str
+    """launch, wait or compute."""
+    label: str
+    """Kind and entry of the bucket; of compute the entry, and how many of its parameters if not all: ``layers.0 (2 of 9)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBucket:
+    """A launch under the name by which events speak of it."""
+
+    direction: Direction
+    kind: str
+    entry: str
+    number: int
+    """Which of those of the same direction, kind and entry, from 1 on, in order of launch."""
+    dtype: str
+    """Of all members; ``mixed`` if they differ."""
+    bytes: int
+    """Of the larger side: what is gathered, or what is reduced."""
+    dims: str
+    """Mesh dimension of its process group."""
+    op: str
+    """Of a reduction; empty for others."""
+    members: tuple[tuple[str, str], ...]
+    """(FQN, elements on a rank, with their dtype if not all have one) in byte order; ``(padding)`` with its bytes between."""
+
+    @property
+    def label(self) -> str:
+        """``all_gather layers.0``, the second of them ``all_gather layers.0 #2``."""
+        return f"{self.kind} {self.entry}" + (f" #{self.number}" if self.number > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All events in order, and all buckets in order of the plan's entries, then of their launches."""
+
+    events: tuple[Event, ...]
+    buckets: tuple[NamedBucket, ...]
+
+
+def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]) -> Schedule:
+    """The schedule that ``reading`` found.
+
+    ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions.
+    """
+    named = dict(_named_buckets(reading, entry_of, dims_of))
+    order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
+    directions = ("forward", "backward", "optimizer")
+    buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), directions.index(one.direction)))
+    timeline = sorted([*_communication(reading, named), *_computes(reading, entry_of)], key=lambda item: item[:2])
+    return Schedule(tuple(_merged(timeline, _of_entry(reading, entry_of))), tuple(buckets))
+
+
+def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
+    """Entries of what ``bucket`` carries, joined by ``&``, of many the first and last; else whose activations."""
+    entries = list(dict.fromkeys(entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn))
+    if len(entries) > 3:
+        return f"{entries[0]} ... {entries[-1]} ({len(entries)})"
+    return " & ".join(entries) or (f"{ACTIVATIONS} of {bucket.module}" if bucket.module else ACTIVATIONS)
+
+
+def _named_buckets(
+    reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]
+) -> Iterator[tuple[str, NamedBucket]]:
+    """(node of the launch, bucket), in order of launch."""
+    seen: dict[tuple[str, str, str], int] = {}
+    for bucket in reading.buckets:
+        entry = entry_text(bucket, entry_of)
+        key = (bucket.direction, bucket.kind, entry)
+        seen[key] = seen.get(key, 0) + 1
+        yield bucket.node, _named(bucket, entry, seen[key], dims_of.get(bucket.group, "unknown group"))
+
+
+def _communication(reading: Reading, named: Mapping[str, NamedBucket]) -> Iterator[tuple[int, int, Event, str]]:
+    for bucket in reading.buckets:
+        label = named[bucket.node].label
+        yield bucket.launch, 0, Event(bucket.direction, "launch", label), ""
+        if bucket.wait is not None:
+            yield bucket.wait, 1, Event(bucket.direction, "wait", label), ""
+
+
+def _computes(reading: Reading, entry_of: Mapping[str, str]) -> Iterator[tuple[int, int, Event, str]]:
+    for where, direction, fqn in reading.computes:
+        yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), fqn
+
+
+def _of_entry(reading: Reading, entry_of: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
+    """Parameters that compute of each direction and entry has to do with."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for _, direction, fqn in reading.computes:
+        found.setdefault((direction, _computing(fqn, entry_of)), set()).add(fqn)
+    return found
+
+
+def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
+    """Entry of a parameter; of one that has none its module."""
+    return entry_of.get(fqn) or fqn.rpartition(".")[0] or fqn
+
+
+def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[tuple[str, str], set[str]]) -> Iterator[Event]:
+    """Compute between two launches or waits is one event for each entry: in which order it stands there hides nothing."""
+    run: dict[Event, set[str]] = {}
+    for _, _, event, fqn in timeline:
+        if event.what == "compute":
+            run.setdefault(event, set()).add(fqn)
+            continue
+        yield from _parts(run, of_entry)
+        run.clear()
+        yield event
+    yield from _parts(run, of_entry)
+
+
+def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[tuple[str, str], set[str]]) -> Iterator[Event]:
+    for event, fqns in run.items():
+        count = len(of_entry[event.direction, event.label])
+        part = f" ({len(fqns)} of {count})" if len(fqns) < count else ""
+        yield Event(event.direction, event.what, event.label + part)
+
+
+def _named(bucket: Bucket, entry: str, number: int, dims: str) -> NamedBucket:
+    dtypes = {str(dtype).removeprefix("torch.") for dtype in [bucket.dtype, *(member.dtype for member in bucket.members)]}
+    mixed = len(dtypes) > 1
+    return NamedBucket(
+        direction=bucket.direction,
+        kind=bucket.kind,
+        entry=entry,
+        number=number,
+        dtype="mixed" if mixed else dtypes.pop(),
+        bytes=bucket.bytes,
+        dims=dims,
+        op=bucket.op,
+        members=tuple(_members(bucket, mixed)),
+    )
+
+
+def _members(bucket: Bucket, mixed: bool) -> Iterator[tuple[str, str]]:
+    end = 0
+    for member in bucket.members:
+        if member.offset > end:
+            yield PADDING, f"{member.offset - end} bytes"
+        yield member.fqn or "(no parameter)", _size(member, mixed)
+        end = member.offset + member.bytes
+    part = bucket.bytes // bucket.parts
+    if bucket.members and end < part:
+        yield PADDING, f"{part - end} bytes"
+
+
+def _size(member: Member, mixed: bool) -> str:
+    return f"{member.numel} {str(member.dtype).removeprefix('torch.')}" if mixed else str(member.numel)

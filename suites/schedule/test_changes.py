@@ -1,0 +1,224 @@
+"""For each way of changing a schedule the words that the diff says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from by_hand import body, bucket, events
+
+from pytest_fxbucket.schedule.changes import changes
+from pytest_fxbucket.schedule.events import PADDING, NamedBucket, Schedule
+from pytest_fxbucket.schedule.read_back import read_back
+
+A, B, C = bucket("a", "w", "b"), bucket("b", "w", "b"), bucket("c", "w")
+RA, RB = (bucket(name, "w", "b", kind="rs", direction="backward") for name in "ab")
+FORWARD = "L ag a, L ag b, W ag a, C a, L ag c, W ag b, C b, W ag c, C c"
+BACKWARD = "C b, L rs b, C a, L rs a, W rs b, W rs a"
+
+
+def schedule(*buckets: NamedBucket, forward: str = FORWARD, backward: str = BACKWARD) -> Schedule:
+    return Schedule((*events(forward), *events(backward, "backward")), buckets or (A, B, C, RA, RB))
+
+
+GOOD = schedule()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of changing a schedule."""
+
+    after: Schedule
+    words: tuple[str, ...]
+    before: Schedule = GOOD
+
+
+NINE = bucket("a", *(f"p{i}" for i in range(9)))
+SINGLES = [bucket("a", f"p{i}", number=i + 1) for i in range(9)]
+ONE, MANY = schedule(NINE, B, C, RA, RB), schedule(*SINGLES, B, C, RA, RB)
+
+WAYS = {
+    "nothing": Way(GOOD, ()),
+    "a bucket lost a member": Way(
+        schedule(bucket("a", "w"), B, C, RA, RB),
+        ("forward all_gather a lost a.b", "bytes of forward all_gather a changed with its members: 128 -> 64"),
+    ),
+    "a bucket gained a member": Way(
+        schedule(A, bucket("b", "w", "b", "s"), C, RA, RB),
+        ("forward all_gather b gained b.s", "bytes of forward all_gather b changed with its members: 128 -> 192"),
+    ),
+    "a member went to another bucket": Way(
+        schedule(
+            bucket("a", "w"),
+            replace(bucket("b", "w", "b", "/a.b"), entry="a & b"),
+            C,
+            RA,
+            RB,
+            forward=FORWARD.replace("ag b", "ag a & b"),
+        ),
+        (
+            "forward all_gather a lost a.b to forward all_gather a & b",
+            "bytes of forward all_gather a changed with its members: 128 -> 64",
+            "bucket forward all_gather b is now forward all_gather a & b",
+            "forward all_gather a & b gained a.b from forward all_gather a",
+            "bytes of forward all_gather a & b changed with its members: 128 -> 192",
+        ),
+    ),
+    "a launch moved earlier": Way(
+        schedule(forward="L ag a, L ag b, L ag c, W ag a, C a, W ag b, C b, W ag c, C c"),
+        ("forward: launch all_gather c moved earlier past wait all_gather a and compute a",),
+    ),
+    "a launch moved later": Way(
+        schedule(forward="L ag a, L ag b, W ag a, C a, W ag b, L ag c, C b, W ag c, C c"),
+        ("forward: launch all_gather c moved later past wait all_gather b",),
+    ),
+    "a prefetch lost": Way(
+        schedule(forward="L ag a, W ag a, C a, L ag b, L ag c, W ag b, C b, W ag c, C c"),
+        (
+            "forward: launch all_gather b moved later past wait all_gather a and compute a; prefetch lost: no compute is "
+            "between its launch and its wait any more",
+        ),
+    ),
+    "a prefetch lost by a wait too early": Way(
+        schedule(forward="L ag a, L ag b, W ag a, W ag b, C a, L ag c, C b, W ag c, C c"),
+        (
+            "forward: wait all_gather b moved earlier past compute a and launch all_gather c; prefetch lost: no compute is "
+            "between its launch and its wait any more",
+        ),
+    ),
+    "a wait moved earlier": Way(
+        schedule(forward="L ag a, L ag b, W ag a, C a, W ag b, L ag c, C b, W ag c, C c"),
+        ("forward: launch all_gather c moved later past wait all_gather b",),
+    ),
+    "a wait moved within compute": Way(
+        schedule(forward="L ag a, L ag b, W ag a, C a (1 of 2), L ag c, W ag b, C a (1 of 2), C b, W ag c, C c"),
+        (
+            "forward: launch all_gather c stands within compute a now",
+            "forward: wait all_gather b stands within compute a now",
+        ),
+    ),
+    "a wait moved on within compute": Way(
+        schedule(forward=FORWARD.replace("W ag b, C b", "C b (2 of 9), W ag b, C b (7 of 9)")),
+        ("forward: wait all_gather b moved earlier within compute b: behind (2 of 9) of it, (5 of 9) before",),
+        before=schedule(forward=FORWARD.replace("W ag b, C b", "C b (5 of 9), W ag b, C b (4 of 9)")),
+    ),
+    "the overlap of a reduction lost": Way(
+        schedule(backward="C b, L rs b, W rs b, C a, L rs a, W rs a"),
+        (
+            "backward: wait reduce_scatter b moved earlier past compute a and launch reduce_scatter a; overlap lost: no "
+            "compute is between its launch and its wait any more",
+        ),
+    ),
+    "another dtype": Way(
+        schedule(replace(A, dtype="bfloat16", bytes=64), B, C, RA, RB),
+        ("dtype of forward all_gather a changed: float32 -> bfloat16 (128 -> 64 bytes)",),
+    ),
+    "another group": Way(
+        schedule(replace(A, dims="dp_replicate"), B, C, RA, RB),
+        ("group of forward all_gather a changed: dp_shard -> dp_replicate",),
+    ),
+    "another reduction": Way(
+        schedule(A, B, C, replace(RA, op="sum"), RB),
+        ("reduction of backward reduce_scatter a changed: avg -> sum",),
+    ),
+    "other bytes": Way(
+        schedule(replace(A, bytes=256), B, C, RA, RB),
+        ("bytes of forward all_gather a changed: 128 -> 256",),
+    ),
+    "another layout": Way(
+        schedule(bucket("a", "b", "w"), B, C, RA, RB),
+        ("byte layout of forward all_gather a changed: a.b stands where a.w stood",),
+    ),
+    "padding in the layout": Way(
+        schedule(replace(A, members=(A.members[0], (PADDING, "4 bytes"), A.members[1])), B, C, RA, RB),
+        ("byte layout of forward all_gather a changed: padding of none -> 4 bytes behind a.w",),
+    ),
+    "a member of another size": Way(
+        schedule(replace(A, members=(("a.w", "8"), ("a.b", "4"))), B, C, RA, RB),
+        ("a.w of forward all_gather a changed: 4 -> 8 elements",),
+    ),
+    "a collective no longer bucketed": Way(
+        schedule(bucket("a", "w"), bucket("a", "b", number=2), B, C, RA, RB),
+        ("forward all_gather a is no longer bucketed: its 2 members are launched one by one",),
+    ),
+    "one of several no longer bucketed": Way(
+        schedule(bucket("a", *(f"p{i}" for i in range(8))), bucket("a", "p8", number=2), B, C, RA, RB),
+        (
+            "a.p8 is no longer bucketed: it left forward all_gather a and is launched alone",
+            "bytes of forward all_gather a changed with its members: 576 -> 512",
+        ),
+        before=ONE,
+    ),
+    "nine no longer bucketed": Way(
+        MANY, ("forward all_gather a is no longer bucketed: its 9 members are launched one by one",), before=ONE
+    ),
+    "a bucket lost": Way(schedule(A, B, RA, RB), ("bucket lost: forward all_gather c (1 member)",)),
+    "a new bucket": Way(schedule(A, B, C, bucket("d", "w", "b"), RA, RB), ("bucket new: forward all_gather d (2 members)",)),
+    "two launches swapped": Way(
+        schedule(forward="L ag b, L ag a, W ag a, C a, L ag c, W ag b, C b, W ag c, C c"),
+        ("forward: launch all_gather a and launch all_gather b swapped: all_gather b is launched first now",),
+    ),
+    "a wait gone": Way(schedule(forward=FORWARD.replace("W ag b, ", "")), ("forward: wait all_gather b is gone",)),
+    "a launch new": Way(
+        schedule(), ("forward: launch all_gather b is new",), before=schedule(forward=FORWARD.replace("L ag b, ", ""))
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_way_of_changing_a_schedule_has_its_words(way: str) -> None:
+    one = WAYS[way]
+    assert changes(body(one.before), body(one.after)) == list(one.words)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if WAYS[way].words])
+def test_no_way_back_is_silent(way: str) -> None:
+    assert changes(body(WAYS[way].after), body(WAYS[way].before))
+
+
+def layered(count: int, **other: NamedBucket) -> Schedule:
+    buckets = [other.get(f"layers_{i}", bucket(f"layers.{i}", "w", "b")) for i in range(count)]
+    return Schedule((), tuple(buckets))
+
+
+def test_what_is_the_same_of_many_layers_is_one_sentence() -> None:
+    after = Schedule((), tuple(replace(bucket(f"layers.{i}", "w", "b"), dtype="bfloat16") for i in range(126)))
+    assert changes(body(layered(126)), body(after)) == [
+        "dtype of forward all_gather layers.{i} changed: float32 -> bfloat16, i = 0 ... 125"
+    ]
+
+
+def test_of_many_layers_the_one_that_changed_is_named() -> None:
+    after = layered(126, layers_60=bucket("layers.60", "b", "w"))
+    assert changes(body(layered(126)), body(after)) == [
+        "byte layout of forward all_gather layers.60 changed: layers.60.b stands where layers.60.w stood"
+    ]
+
+
+def test_buckets_that_are_counted_anew_are_the_same_buckets() -> None:
+    """One more launch of an entry in front gives all behind it another number."""
+    old = [bucket("a", f"p{i}", f"q{i}", number=i + 1) for i in range(4)]
+    fresh = [bucket("a", "x", "y"), *(bucket("a", f"p{i}", f"q{i}", number=i + 2) for i in range(4))]
+    assert changes(body(Schedule((), tuple(old))), body(Schedule((), tuple(fresh)))) == [
+        "bucket new: forward all_gather a (2 members)"
+    ]
+
+
+def test_a_mesh_of_another_size_and_a_graph_that_is_gone_are_said() -> None:
+    old = "plan a.toml\nmesh dp_shard=4\n\ngraph forward\n\nbuckets\n\ngraph backward\n\nbuckets\n"
+    new = "plan b.toml\nmesh dp_shard=8\n\ngraph forward\n\nbuckets\n"
+    assert changes(old, new) == ["mesh changed: dp_shard=4 -> dp_shard=8", "graph backward is gone"]
+
+
+def test_several_graphs_are_told_apart() -> None:
+    one = body(GOOD).partition("graph joint")[2]
+    other = body(schedule(replace(A, bytes=256), B, C, RA, RB)).partition("graph joint")[2]
+    before, after = f"graph forward{one}\ngraph backward{one}", f"graph forward{one}\ngraph backward{other}"
+    assert changes(before, after) == ["graph backward: bytes of forward all_gather a changed: 128 -> 256"]
+
+
+def test_the_text_gives_all_that_the_schedule_had() -> None:
+    (graph,) = read_back(body(GOOD)).graphs.values()
+    read = {one.name: (one.dtype, one.bytes, one.dims, one.op, one.members) for one in graph.buckets}
+    assert read == {f"{b.direction} {b.label}": (b.dtype, b.bytes, b.dims, b.op, b.members) for b in GOOD.buckets}
+    assert graph.events["forward"] == [f"{e.what} {e.label}" for e in GOOD.events if e.direction == "forward"]

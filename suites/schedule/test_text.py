@@ -1,0 +1,104 @@
+"""The text of a schedule: short where layers are alike, and all that the schedule had is read back from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from by_hand import body, bucket, events
+
+from pytest_fxbucket.schedule.events import NamedBucket, Schedule
+from pytest_fxbucket.schedule.read_back import ReadBucket, read_back
+from pytest_fxbucket.schedule.text import schedule_lines
+
+LAYERS = 126
+DENSE = ("attention.wq.weight", "attention.wo.weight", "mlp.0.weight", "mlp.2.weight", "norm.weight")
+EXPERTS = (*DENSE[:2], *(f"experts.{e}.{w}.weight" for e in range(64) for w in ("w1", "w2", "w3")), "router.weight")
+Members = Callable[[int], tuple[str, ...]]
+
+
+def decoder(members_of: Members, prefetch: int = 1, kinds: tuple[str, ...] = ()) -> Schedule:
+    """A schedule as our pass makes it, of 126 layers; ``kinds`` of activations are communicated in each layer too."""
+    names = ["tok_embeddings", *(f"layers.{i}" for i in range(LAYERS)), "norm+output"]
+    held = {name: members_of(i - 1) if name.startswith("layers") else ("weight",) for i, name in enumerate(names)}
+    forward, backward = [f"L ag {name}" for name in names[:prefetch]], list[str]()
+    for at, name in enumerate(names):
+        forward += [f"L ag {later}" for later in names[at + prefetch : at + prefetch + 1]]
+        forward += [f"W ag {name}"]
+        forward += [f"{what} {kind} activations of {name}" for kind in kinds for what in "LW"]
+        forward += [f"C {name}"]
+    for name, behind in zip(reversed(names), ["", *reversed(names)], strict=False):
+        backward += [f"C {name}", f"L rs {name}", *([f"W rs {behind}"] if behind else [])]
+    rows = [("ag", "forward"), ("ag", "backward"), ("rs", "backward")]
+    buckets = [bucket(name, *held[name], kind=kind, direction=way) for name in names for kind, way in rows]
+    buckets += [bucket(f"activations of {name}", "/no.parameter", kind=kind) for name in names for kind in kinds]
+    return Schedule((*events(", ".join(forward)), *events(", ".join(backward), "backward")), tuple(buckets))
+
+
+KINDS: dict[str, tuple[Schedule, int]] = {
+    "no prefetch": (decoder(lambda _: DENSE, prefetch=0), 60),
+    "prefetch": (decoder(lambda _: DENSE), 60),
+    "far prefetch": (decoder(lambda _: DENSE, prefetch=3), 70),
+    "one layer differs": (decoder(lambda i: DENSE if i != 60 else DENSE[:-1]), 60),
+    "dense layers, then experts": (decoder(lambda i: DENSE if i < 3 else EXPERTS), 80),
+    "experts in every other layer": (decoder(lambda i: EXPERTS if i % 2 else DENSE), 80),
+    "tensor parallel": (decoder(lambda _: DENSE, kinds=("ag", "ar")), 80),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_126_layers_is_a_text_that_a_person_can_review(kind: str) -> None:
+    schedule, most = KINDS[kind]
+    assert len(schedule_lines(schedule, folded=False)) > 1900
+    assert len(schedule_lines(schedule)) <= most < 300
+
+
+def as_read(one: NamedBucket) -> ReadBucket:
+    return ReadBucket(one.direction, one.label, one.kind, one.entry, one.dtype, one.bytes, one.dims, one.op, one.members)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_a_schedule_had_is_read_back(kind: str) -> None:
+    schedule, _ = KINDS[kind]
+    (graph,) = read_back(body(schedule)).graphs.values()
+    assert sorted(graph.buckets, key=str) == sorted(map(as_read, schedule.buckets), key=str)
+    for direction, read in graph.events.items():
+        assert read == [f"{event.what} {event.label}" for event in schedule.events if event.direction == direction]
+
+
+def test_the_layer_that_differs_stands_out() -> None:
+    lines = schedule_lines(KINDS["one layer differs"][0])
+    assert "  layers.{i}, i = 0 ... 59, 61 ... 125" in lines
+    at = lines.index("  layers.60")
+    assert [line.strip() for line in lines[at + 4 : at + 9]] == [
+        *(f"layers.60.{member} 4" for member in DENSE[:-1]),
+        "norm+output",
+    ]
+
+
+def test_an_optimizer_has_a_section_of_its_own() -> None:
+    step = Schedule((*events("C a"), *events("C a", "backward"), *events("L ar a, W ar a, C a", "optimizer")), ())
+    lines = schedule_lines(step)
+    assert lines[lines.index("optimizer") :][:4] == [
+        "optimizer", "  launch  all_reduce a", "  wait    all_reduce a", "  compute a",
+    ]  # fmt: skip
+
+
+def test_buckets_of_an_entry_that_carry_the_same_list_it_once_and_others_each() -> None:
+    same = bucket("a", "w", "b"), bucket("a", "w", "b", kind="rs", direction="backward")
+    assert schedule_lines(Schedule((), same))[1:] == [
+        "  a",
+        "    forward all_gather: 2 members, float32, 128 bytes, dp_shard",
+        "    backward reduce_scatter: 2 members, float32, 128 bytes, avg over dp_shard",
+        "      a.w 4",
+        "      a.b 4",
+    ]
+    other = same[0], replace(same[1], members=same[1].members[::-1])
+    assert sum("a.w 4" in line for line in schedule_lines(Schedule((), other))) == 2
+
+
+def test_a_launch_that_carries_nothing_known_is_read_back_too() -> None:
+    one = replace(bucket("activations", kind="ar"), bytes=64)
+    (graph,) = read_back(body(Schedule((), (one, bucket("b", "w"))))).graphs.values()
+    assert [len(read.members) for read in graph.buckets] == [0, 1]
