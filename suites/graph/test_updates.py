@@ -1,0 +1,77 @@
+"""The optimizer's part of a step is told from its backward, also where it reduces a norm."""
+
+from __future__ import annotations
+
+import torch
+from handmade import Handmade
+
+from pytest_fxbucket.graph.reading import Reading
+from pytest_fxbucket.schedule.events import schedule_of
+from pytest_fxbucket.schedule.text import schedule_lines
+
+aten = torch.ops.aten
+
+
+def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> Reading:
+    """A gathered parameter, its loss, its reduced gradient, and an update of the shard."""
+    made = Handmade()
+    shard, x = made.param("a.w", 4), made.batch(8)
+    full = made.gathered(shard)
+    made.loss(full)
+    gradient = made.reduced(made.call(aten.mul.Tensor, full, x))
+    update = gradient
+    if clips:
+        norm = made.summed(made.call(aten.linalg_vector_norm.default, gradient))
+        update = made.call(aten.div.Tensor, gradient, norm)
+    if returns_gradients:
+        made.returns(gradient, "grad", "a.w")
+    if in_place:
+        made.call(aten.add_.Tensor, shard, update)
+    else:
+        made.returns(made.call(aten.add.Tensor, shard, update), "param", "a.w")
+    return made.read()
+
+
+def sections(reading: Reading) -> dict[str, list[str]]:
+    lines = schedule_lines(schedule_of(reading, {"a.w": "a"}, {"0": "dp"}))
+    found: dict[str, list[str]] = {}
+    for line in lines[: lines.index("buckets")]:
+        if line and not line.startswith(" "):
+            found[line] = []
+        elif line:
+            found[list(found)[-1]].append(" ".join(line.split()))
+    return found
+
+
+REDUCED = ["launch reduce_scatter a", "wait reduce_scatter a"]
+
+
+def test_an_update_in_place_and_one_that_is_returned_are_the_optimizer() -> None:
+    for in_place in (True, False):
+        found = sections(step(in_place=in_place, clips=False))
+        assert found["optimizer"] == ["compute a"]
+        assert found["backward"][-2:] == REDUCED
+
+
+def test_the_reduction_of_a_norm_to_clip_by_is_the_optimizers() -> None:
+    found = sections(step(in_place=True, clips=True))
+    assert found["backward"][-2:] == REDUCED
+    assert [event for event in found["optimizer"] if "all_reduce" in event] == [
+        "launch all_reduce activations", "wait all_reduce activations",
+    ]  # fmt: skip
+
+
+def test_gradients_that_nobody_returns_are_the_backwards_all_the_same() -> None:
+    reading = step(in_place=True, clips=True, returns_gradients=False)
+    assert [(bucket.kind, bucket.direction) for bucket in reading.buckets][1:] == [
+        ("reduce_scatter", "backward"),
+        ("all_reduce", "optimizer"),
+    ]
+
+
+def test_a_step_without_update_has_no_optimizer() -> None:
+    made = Handmade()
+    full = made.gathered(made.param("a.w", 4))
+    made.loss(full)
+    made.returns(made.reduced(made.call(aten.neg.default, full)), "grad", "a.w")
+    assert "optimizer" not in sections(made.read())

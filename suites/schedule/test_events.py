@@ -1,0 +1,83 @@
+"""What a schedule says of a reading: parts of compute, one event for each entry between two launches, activations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
+from pytest_fxbucket.schedule.events import schedule_of
+
+ENTRIES = {"a.w": "a", "a.b": "a", "b.w": "b"}
+
+
+def launch(
+    at: int, wait: int, *fqns: str, kind: str = "all_gather", module: str = "", direction: Direction = "forward"
+) -> Bucket:
+    return Bucket(
+        kind=kind,  # type: ignore[arg-type]
+        op="",
+        group="0",
+        dtype=None,
+        numel=8,
+        bytes=8 * len(fqns),
+        parts=1,
+        members=tuple(Member(fqn, 8 * i, 2, 23) for i, fqn in enumerate(fqns)),
+        direction=direction,
+        launch=at,
+        wait=wait,
+        first_use=None,
+        backward_use=None,
+        node=f"launch{at}",
+        module=module,
+    )
+
+
+def events(buckets: list[Bucket], *computes: tuple[int, str], entries: dict[str, str] = ENTRIES) -> list[str]:
+    reading = Reading(tuple(buckets), tuple((at, "forward", fqn) for at, fqn in computes), (), 99)
+    return [f"{event.what} {event.label}" for event in schedule_of(reading, entries, {"0": "dp"}).events]
+
+
+def test_a_wait_in_the_midst_of_compute_is_seen_by_how_much_stands_before_it() -> None:
+    """Else a wait could move from the end of a layer to its beginning, and the golden would not change."""
+    one = [launch(0, 5, "b.w")]
+    assert events(one, (3, "a.w"), (7, "a.b")) == [
+        "launch all_gather b", "compute a (1 of 2)", "wait all_gather b", "compute a (1 of 2)",
+    ]  # fmt: skip
+    assert events(one, (6, "a.w"), (7, "a.b")) == ["launch all_gather b", "wait all_gather b", "compute a"]
+
+
+def test_compute_between_two_launches_is_one_event_for_each_entry() -> None:
+    assert events([launch(0, 9, "b.w")], (1, "a.w"), (2, "b.w"), (3, "a.b")) == [
+        "launch all_gather b", "compute a", "compute b", "wait all_gather b",
+    ]  # fmt: skip
+
+
+def test_compute_without_an_entry_is_its_modules() -> None:
+    assert events([], (1, "c.linear.w"), (2, "c.linear.b"), (3, "scale")) == ["compute c.linear", "compute scale"]
+
+
+def test_launches_of_activations_are_named_by_their_module() -> None:
+    inner = [launch(9 * i, 9 * i + 1, "", kind="all_reduce", module=f"layers.{i}.attention") for i in range(2)]
+    twice = [*inner, replace(inner[1], launch=12, wait=13, node="more"), launch(14, 15, "")]
+    assert [event for event in events(twice) if event.startswith("launch")] == [
+        "launch all_reduce activations of layers.0.attention",
+        "launch all_reduce activations of layers.1.attention",
+        "launch all_reduce activations of layers.1.attention #2",
+        "launch all_gather activations",
+    ]
+
+
+def test_a_bucket_of_several_entries_names_them_all_or_the_first_and_last() -> None:
+    assert events([launch(0, 1, "a.w", "b.w")])[0] == "launch all_gather a & b"
+    many = [launch(0, 1, "a.w", "b.w", "c.w", "d.w")]
+    assert events(many)[0] == "launch all_gather a ... d.w (4)"
+
+
+def test_buckets_stand_in_the_order_of_the_plan_then_of_their_directions() -> None:
+    buckets = [
+        launch(0, 1, "b.w"), launch(2, 3, "c.w"), launch(4, 5, "a.w", direction="backward"), launch(6, 7, "a.w"),
+    ]  # fmt: skip
+    found = schedule_of(Reading(tuple(buckets), (), (), 9), ENTRIES, {"0": "dp"}).buckets
+    assert [(one.entry, one.direction) for one in found] == [
+        ("a", "forward"), ("a", "backward"), ("b", "forward"), ("c.w", "forward"),
+    ]  # fmt: skip
