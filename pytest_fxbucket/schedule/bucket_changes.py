@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_fxbucket.schedule.events import PADDING
 from pytest_fxbucket.schedule.pairs import Paired, carried
 from pytest_fxbucket.schedule.read_back import ReadBucket
+
+_FEW = 4
+"""Members of which each has a sentence of its own."""
 
 Holders = Mapping[tuple[str, str, str], ReadBucket]
 """Bucket by direction, kind and a member's FQN."""
@@ -54,20 +57,33 @@ def _changes(
         said.add(new.name)
         yield f"{old.name} is no longer bucketed: its {len(members)} members are launched one by one"
         return
-    yield from (f"{fqn} is no longer bucketed: it left {old.name} and is launched alone" for fqn in alone)
+    yield from _each(
+        alone,
+        [f"{fqn} is no longer bucketed: it left {old.name} and is launched alone" for fqn in alone],
+        "",
+        f"are no longer bucketed: they left {old.name} and are launched one by one",
+    )
     if old.label != new.label and old.entry != new.entry:
         yield f"bucket {old.name} is now {new.name}"
     gone = [fqn for fqn in members if fqn not in brought and fqn not in alone]
-    yield from (_left(fqn, new, now.get((old.direction, old.kind, fqn))) for fqn in gone)
+    yield from _each(gone, [_left(fqn, new, now.get((old.direction, old.kind, fqn))) for fqn in gone], f"{new.name} lost")
     gained = [fqn for fqn in brought if fqn not in members]
-    yield from (_gained(fqn, new, before.get((old.direction, old.kind, fqn))) for fqn in gained)
-    yield from (
-        f"{fqn} of {new.name} changed: {members[fqn]} -> {size} elements"
-        for fqn, size in brought.items()
-        if fqn in members and members[fqn] != size
-    )
+    sources = [_gained(fqn, new, before.get((old.direction, old.kind, fqn))) for fqn in gained]
+    yield from _each(gained, sources, f"{new.name} gained")
+    resized = [fqn for fqn, size in brought.items() if members.get(fqn, size) != size]
+    sizes = [f"{fqn} of {new.name} changed: {members[fqn]} -> {brought[fqn]} elements" for fqn in resized]
+    yield from _each(resized, sizes, "", f"of {new.name} have other sizes")
     yield from _facts(old, new, has_other_members=bool(gone or gained or alone))
     yield from _layout(old, new)
+
+
+def _each(fqns: Collection[str], sentences: Sequence[str], before: str, behind: str = "") -> Iterator[str]:
+    """A sentence for each of a few members; of many one: ``before`` the first and last of them ``behind``."""
+    if len(sentences) <= _FEW:
+        yield from sentences
+        return
+    names = list(fqns)
+    yield " ".join(filter(None, (before, f"{len(names)} members, {names[0]} ... {names[-1]},", behind))).rstrip(",")
 
 
 def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders) -> dict[str, ReadBucket]:

@@ -152,6 +152,27 @@ WAYS = {
     "nine no longer bucketed": Way(
         MANY, ("forward all_gather a is no longer bucketed: its 9 members are launched one by one",), before=ONE
     ),
+    "many members lost": Way(
+        schedule(bucket("a", "p0", "p1"), B, C, RA, RB),
+        (
+            "forward all_gather a lost 7 members, a.p2 ... a.p8",
+            "bytes of forward all_gather a changed with its members: 576 -> 128",
+        ),
+        before=ONE,
+    ),
+    "many no longer bucketed": Way(
+        schedule(bucket("a", "p0", "p1"), *(bucket("a", f"p{i}", number=i) for i in range(2, 9)), B, C, RA, RB),
+        (
+            "7 members, a.p2 ... a.p8, are no longer bucketed: they left forward all_gather a and are launched one by one",
+            "bytes of forward all_gather a changed with its members: 576 -> 128",
+        ),
+        before=ONE,
+    ),
+    "many members of other sizes": Way(
+        schedule(replace(NINE, members=tuple((fqn, "8") for fqn, _ in NINE.members)), B, C, RA, RB),
+        ("9 members, a.p0 ... a.p8, of forward all_gather a have other sizes",),
+        before=ONE,
+    ),
     "a bucket lost": Way(schedule(A, B, RA, RB), ("bucket lost: forward all_gather c (1 member)",)),
     "a new bucket": Way(schedule(A, B, C, bucket("d", "w", "b"), RA, RB), ("bucket new: forward all_gather d (2 members)",)),
     "two launches swapped": Way(
