@@ -103,7 +103,7 @@ def _lost(event: str, unhidden: set[str]) -> str:
     if label not in unhidden:
         return ""
     what = "prefetch" if label.startswith("all_gather ") else "overlap"
-    return f"; {what} lost: no compute is between its launch and its wait any more"
+    return f"; {what} lost, no compute hides it now"
 
 
 def _is_compute(event: str) -> bool:

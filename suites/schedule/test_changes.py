@@ -75,15 +75,15 @@ WAYS = {
     "a prefetch lost": Way(
         schedule(forward="L ag a, W ag a, C a, L ag b, L ag c, W ag b, C b, W ag c, C c"),
         (
-            "forward: launch all_gather b moved later past wait all_gather a and compute a; prefetch lost: no compute is "
-            "between its launch and its wait any more",
+            "forward: launch all_gather b moved later past wait all_gather a and compute a; "
+            "prefetch lost, no compute hides it now",
         ),
     ),
     "a prefetch lost by a wait too early": Way(
         schedule(forward="L ag a, L ag b, W ag a, W ag b, C a, L ag c, C b, W ag c, C c"),
         (
-            "forward: wait all_gather b moved earlier past compute a and launch all_gather c; prefetch lost: no compute is "
-            "between its launch and its wait any more",
+            "forward: wait all_gather b moved earlier past compute a and launch all_gather c; "
+            "prefetch lost, no compute hides it now",
         ),
     ),
     "a wait moved earlier": Way(
@@ -105,8 +105,8 @@ WAYS = {
     "the overlap of a reduction lost": Way(
         schedule(backward="C b, L rs b, W rs b, C a, L rs a, W rs a"),
         (
-            "backward: wait reduce_scatter b moved earlier past compute a and launch reduce_scatter a; overlap lost: no "
-            "compute is between its launch and its wait any more",
+            "backward: wait reduce_scatter b moved earlier past compute a and launch reduce_scatter a; "
+            "overlap lost, no compute hides it now",
         ),
     ),
     "another dtype": Way(
