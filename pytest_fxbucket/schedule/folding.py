@@ -50,6 +50,7 @@ def fold(lines: Sequence[str], letter: str = "i") -> list[str]:
             out.append(lines[at])
             at += 1
             continue
+        at, found = _from_launch(lines, cut, at, found, out)
         indent = " " * (len(lines[at]) - len(lines[at].lstrip()))
         numbers = range(found.first, found.first + found.times * found.step, found.step)
         out.append(f"{indent}repeat {found.times} times, {letter} = {ranges_text(numbers)}")
@@ -60,6 +61,18 @@ def fold(lines: Sequence[str], letter: str = "i") -> list[str]:
         out.append(f"{indent}end")
         at += found.length * found.times
     return out
+
+
+def _from_launch(
+    lines: Sequence[str], cut: Sequence[_Line], at: int, found: _Repetition, out: list[str]
+) -> tuple[int, _Repetition]:
+    """Where a block that begins with a launch begins, so that the same layers are the same block wherever it starts."""
+    first = next((i for i in range(at, at + found.length) if lines[i].lstrip().startswith("launch ")), at)
+    turned = _repeats(cut, first, found.length)
+    if turned is None:
+        return at, found
+    out += lines[at:first]
+    return first, turned
 
 
 def unfold(lines: Sequence[str]) -> list[str]:
