@@ -12,6 +12,8 @@ from pytest_fxbucket.errors import FxbucketError, UsageError
 _COMMANDS = {
     "init": "write a first plan for a model and print its module tree",
     "explain": "say what the pass makes of a plan, bucket by bucket, and why",
+    "show": "print a plan's schedule as its golden has it, or every node of its graphs",
+    "diff": "say how the schedules of two plans, passes or commits differ",
 }
 
 

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
 from pytest_fxbucket.explain.find import find_parameters, find_plan, root_of
 from pytest_fxbucket.plan.factories import first_on_path
-from pytest_fxbucket.plan.rules import nearest
 from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Told
 
-_PASSES = ["manual", "torch"]
-_PASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket explain``."""
-    parser.add_argument(
-        "plan",
-        metavar="PLAN[::ROW]",
-        help="plan file; ROW is the id of a [[matrix]] row, left out: the plan above the rows. FILE[ROW] and the node id of an "
-        "item, as pytest prints it, mean the same",
-    )
+    parser.add_argument("plan", metavar=PLAN, help=PLAN_HELP)
     parser.add_argument(
         "--why",
         metavar="PARAMETER",
@@ -48,8 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Trace the plan's step, run the pass, and tell; raises FxbucketError, and then nothing is on stdout."""
     name = options.pass_name
-    if name not in _PASSES and not _PASS.fullmatch(name):
-        raise UsageError(f"--pass {name} is no pass; expected manual, torch or module:callable{nearest(name, _PASSES)}")
+    refuse_no_pass(name)
     plan, rows = find_plan(options.plan)
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")

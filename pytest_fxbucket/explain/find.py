@@ -29,7 +29,7 @@ def find_plan(text: str) -> tuple[Plan, list[str]]:
     ``text`` is a file, with the row as ``FILE::ROW`` or ``FILE[ROW]``, or the node id of an item, ``FILE::audit[ROW]``. Raises
     PlanError for a file that cannot be loaded, UsageError for a row that it does not have.
     """
-    path, row = _parts(text)
+    path, row = parts(text)
     plans = {plan.matrix_id: plan for plan in load_plans(path)}
     rows = [name for name in plans if name]
     if row not in plans:
@@ -38,7 +38,8 @@ def find_plan(text: str) -> tuple[Plan, list[str]]:
     return plans[row], rows
 
 
-def _parts(text: str) -> tuple[Path, str | None]:
+def parts(text: str) -> tuple[Path, str | None]:
+    """File and row that ``text`` names, whether they are there or not."""
     if Path(text).exists():
         return Path(text), None
     found = _NAMED.fullmatch(text)

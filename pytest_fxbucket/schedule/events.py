@@ -66,7 +66,7 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
 
     ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions.
     """
-    named = dict(_named_buckets(reading, entry_of, dims_of))
+    named = dict(named_buckets(reading, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
     directions = ("forward", "backward", "optimizer")
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), directions.index(one.direction)))
@@ -82,7 +82,7 @@ def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
     return " & ".join(entries) or (f"{ACTIVATIONS} of {bucket.module}" if bucket.module else ACTIVATIONS)
 
 
-def _named_buckets(
+def named_buckets(
     reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]
 ) -> Iterator[tuple[str, NamedBucket]]:
     """(node of the launch, bucket), in order of launch."""

@@ -1,0 +1,93 @@
+"""``fxbucket show`` in a process of its own: on the files of a commit, or where two plans import modules of equal names."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_fxbucket.commit.processes import finished
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.progress import Progress
+
+# As python -m does; and in the end it is told what was imported.
+_SHOW = """
+import runpy, sys
+report, sys.argv = sys.argv[1], ["fxbucket", *sys.argv[2:]]
+try:
+    runpy.run_module("pytest_fxbucket.cli", run_name="__main__", alter_sys=True)
+finally:
+    found = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
+    with open(report, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("\\0".join(path for path in found if isinstance(path, str)))
+"""
+
+
+def shown_apart(words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """What ``fxbucket show WORDS`` prints in ``cwd``, by this interpreter, and the files of all modules that it imported.
+
+    Raises FxbucketError with the sentence that it failed with.
+    """
+    handle, report = tempfile.mkstemp(prefix="fxbucket-")
+    os.close(handle)
+    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        with progress.watching(words[0]):
+            progress.say("fxbucket show runs in a process of its own")
+            done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
+        if done.returncode != 0:
+            raise FxbucketError(_why(done.returncode, done.stderr))
+        return done.stdout, Path(report).read_text(encoding="utf-8", errors="surrogateescape").split("\0")
+    finally:
+        os.unlink(report)
+
+
+def environment_of(top: Path | None = None, tree: Path | None = None) -> dict[str, str]:
+    """This process's environment for another one, in which what is imported from below ``top`` comes from ``tree``.
+
+    PYTHONPATH gets the folders that this process has on its path below ``top``, as they are in ``tree``: before all else,
+    since packages that are installed in place (``pip install -e``) would otherwise be those of the working tree. A package
+    pytest_fxbucket at the top of ``tree`` is the one that is run there.
+    """
+    given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    home = str(Path(__file__).parents[2])
+    entries = [entry for entry in given if not _is_below(entry, top)]
+    if home not in _installed() and not _is_below(home, top):
+        entries.append(home)
+    if top is not None and tree is not None:
+        ours = [entry for entry in (*given, *map(os.path.abspath, sys.path), home) if _is_below(entry, top)]
+        if (tree / "pytest_fxbucket" / "__init__.py").is_file():
+            ours = [str(top), *ours]
+        entries = [str(tree / Path(os.path.realpath(entry)).relative_to(top)) for entry in ours] + entries
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries))}
+
+
+def from_working_tree(files: Sequence[str], top: Path) -> list[str]:
+    """Those of ``files`` that lie below ``top``, as paths from there; what is installed there, as in a .venv, is left out."""
+    found = [os.path.realpath(file) for file in files if _is_below(file, top)]
+    return sorted({Path(file).relative_to(top).as_posix() for file in found})
+
+
+def _is_below(place: str, top: Path | None) -> bool:
+    """Whether a file or folder belongs to ``top`` and not to an environment that is installed there."""
+    real = Path(os.path.realpath(place))
+    return top is not None and real.is_relative_to(top) and not real.is_relative_to(Path(sys.prefix).resolve())
+
+
+def _installed() -> set[str]:
+    return {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+
+
+def _why(status: int, stderr: str) -> str:
+    """The sentence of a command that failed; of one that broke the last line that it wrote."""
+    if "invalid choice: 'show'" in stderr:
+        return "the pytest_fxbucket there has no command show, so there is nothing to compare with"
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    sentences = [line.removeprefix("fxbucket: ") for line in lines if line.startswith("fxbucket: ")]
+    if sentences:
+        return sentences[-1]
+    ended = f"by signal {-status}" if status < 0 else f"with status {status}"
+    return f"fxbucket show ended {ended}" + (f": {lines[-1].strip()}" if lines else "")
