@@ -51,6 +51,7 @@ TABLE = (
     Row("plans", "bucket plans to run: files, folders (every *.toml below), globs", "PATH[,PATH..]", "linelist", ()),
     Row("pass", "the pass to check: manual, torch, or module:callable", "PASS", ini_default="manual"),
     Row("accept", "write goldens: new, changed or all; the ini says what the bare flag means", "MODE", ini_default="all"),
+    Row("prune", "remove goldens that no plan and no test owns", ini_type="bool", ini_default=False),
     Row("backend", f"process group backend instead of the plan's: {', '.join(CHOICES)}", "BACKEND"),
     Row(
         "require-gpus",
@@ -72,6 +73,10 @@ class Options:
     pass_name: str = "manual"
     accept: str | None = None
     """new, changed or all; None: goldens are only read"""
+    prune: bool = False
+    """goldens that nobody owns are removed"""
+    is_collect_only: bool = False
+    """nothing is run"""
     backend: str | None = None
     """None: the plan's own"""
     require_gpus: bool = False
@@ -135,14 +140,17 @@ def read_options(config: pytest.Config) -> Options:
             f"--fxbucket-accept with --fxbucket-pass={pass_name}: goldens belong to the plan, so they are accepted "
             "with the plan's own pass only; leave out one of the two"
         )
+    prune = _switch(config, "prune")
     return Options(
         rootdir=config.rootpath,
         plans=tuple(_plans(config)),
         pass_name=pass_name,
         accept=accept,
+        prune=prune,
+        is_collect_only=bool(config.option.collectonly),
         backend=_backend(*_value(config, "backend")),
         require_gpus=_switch(config, "require_gpus"),
-        golden_dir=_golden_dir(config),
+        golden_dir=_golden_dir(config, is_written=bool(accept or prune)),
     )
 
 
@@ -171,10 +179,20 @@ def _accept(config: pytest.Config) -> str | None:
     given = config.getoption("fxbucket_accept")
     if given is None:
         return None
+    if not given and _is_ci():
+        raise pytest.UsageError(
+            "--fxbucket-accept without a value where CI is set in the environment: there nobody sees what is accepted, so say "
+            "what to accept, e.g. --fxbucket-accept=all"
+        )
     text, where = (given, "--fxbucket-accept") if given else (config.getini("fxbucket_accept"), "ini fxbucket_accept")
     if text not in MODES:
         raise pytest.UsageError(f"{where}: {text!r} is no mode; expected new, changed or all{_nearest(text, MODES)}")
     return str(text)
+
+
+def _is_ci() -> bool:
+    """Say whether CI is set in the environment, as continuous integration does."""
+    return os.environ.get("CI", "").strip().lower() not in ("", "0", "false")
 
 
 def _backend(text: str, where: str) -> str | None:
@@ -184,12 +202,14 @@ def _backend(text: str, where: str) -> str | None:
     return text or None
 
 
-def _golden_dir(config: pytest.Config) -> Path:
+def _golden_dir(config: pytest.Config, is_written: bool) -> Path:
     folder = Path(os.path.normpath(config.rootpath / str(config.getini("fxbucket_golden"))))
     if not folder.is_relative_to(config.rootpath):
         raise pytest.UsageError(
             f"ini fxbucket_golden: {folder} lies outside rootdir {config.rootpath}; goldens go with the plans"
         )
+    if is_written and folder.exists() and not folder.is_dir():
+        raise pytest.UsageError(f"ini fxbucket_golden: {folder} is a file; expected the folder of the goldens, or nothing yet")
     return folder
 
 

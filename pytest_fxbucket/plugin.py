@@ -11,6 +11,7 @@ import pytest
 
 from pytest_fxbucket.body import item as body
 from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
+from pytest_fxbucket.controller import Controller
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.options import (
     STATE,
@@ -24,7 +25,8 @@ from pytest_fxbucket.options import (
 from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.ranks.seats.member import member_of
 from pytest_fxbucket.session import FxSession, key_of
-from pytest_fxbucket.terminal import Controller, error_text, header_lines, wait_printer
+from pytest_fxbucket.terminal import error_text, header_lines, wait_printer
+from pytest_fxbucket.whole_files import WholeFiles
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import StepGraph
@@ -63,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(path) for path in options.plans]
         config.args_source = pytest.Config.ArgsSource.ARGS
+    config.pluginmanager.register(WholeFiles(fx_session(config)), "fxbucket-whole-files")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Controller(fx_session(config)), "fxbucket-controller")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
@@ -141,7 +144,7 @@ def pytest_runtest_makereport(
         # In a user's test, which saw the error itself: its sentence is shown there, and here the rest of what it has to say.
         text = error_text(call.excinfo.value)
         report.sections += [("what the ranks did", text)] if "\n" in text else []
-    told: dict[str, Any] = {"goldens": goldens} if (goldens := fx.accepted.drain()) else {}
+    told: dict[str, Any] = dict(fx.drain())
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, PlanItem) and call.when == "call":

@@ -79,8 +79,9 @@ class PlanRun:
         pools: Pools,
         on_progress: Callable[[str], None] = lambda _: None,
         accept_golden: Callable[[Path, str], None] | None = None,
+        on_compare: Callable[[Path], None] = lambda _: None,
     ) -> None:
-        self.plan = plan
+        self.plan, self._on_compare = plan, on_compare
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
 
     def check(self, name: str) -> Verdict:
@@ -191,6 +192,7 @@ class PlanRun:
         from pytest_fxbucket.checks.golden import mismatch_lines
 
         may_write = self._accept is not None and accepts(self._settings.accept, path)
+        self._on_compare(path)
         try:
             accepted = store.read(path)
         except GoldenError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.golden.accept import AcceptQueue, Written
+from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
@@ -45,8 +45,11 @@ class FxSession:
     """what the item that runs now has accepted; leaves with its report"""
     to_write: AcceptQueue = field(default_factory=AcceptQueue)
     """what reports brought to the process that writes"""
+    compared: list[Path] = field(default_factory=list)
+    """goldens that the item that runs now was compared with, there or not; leave with its report"""
+    whole_files: dict[Path, list[str]] = field(default_factory=dict)
+    """test files with goldens that are run whole -> node ids of their tests"""
     results: dict[str, PlanResult] = field(default_factory=dict)
-    written: Written = field(default_factory=Written)
     torchrun: Torchrun | None = None
     """set where torchrun started this process as one of several"""
     _pools: Pools | None = None
@@ -80,9 +83,20 @@ class FxSession:
                 log_of=self.torchrun.log_name if self.torchrun is not None else None,
             )
             self._runs[key] = PlanRun(
-                plan, settings, self.pools, on_progress=self.progress.say, accept_golden=self.accepted.add
+                plan,
+                settings,
+                self.pools,
+                on_progress=self.progress.say,
+                accept_golden=self.accepted.add,
+                on_compare=self.compared.append,
             )
         return self._runs[key]
+
+    def drain(self) -> dict[str, list[Any]]:
+        """Return what the item that runs now has to tell the controller of goldens, as plain data, and forget it."""
+        told: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
+        self.compared.clear()
+        return {name: entries for name, entries in told.items() if entries}
 
     def sizes_of(self, plan: Plan) -> dict[str, int] | None:
         """Return launches, buckets and bytes of a plan whose pass ran in this process, as a plain dict."""

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_fxbucket.compat.versions import TESTED, is_tested
-from pytest_fxbucket.session import FxSession, PlanResult
+from pytest_fxbucket.session import PlanResult
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.errors import FxbucketError
-    from pytest_fxbucket.golden.accept import Written
     from pytest_fxbucket.options import Options
 
 
@@ -101,45 +100,6 @@ def bytes_text(count: int) -> str:
     while size >= 1024 and (larger := next(units, None)):
         size, unit = size / 1024, larger
     return f"{size:.1f} {unit}"
-
-
-def golden_lines(written: Written, options: Options) -> Iterator[str]:
-    """Yield a line for each golden that the accept option wrote or could not write."""
-    for path in written.paths:
-        yield f"golden written: {options.shown(path)}"
-    for error in written.errors:
-        yield f"golden NOT written: {error}"
-
-
-class Controller:
-    """Hooks of the one process that sees every report: it keeps results, writes goldens and prints the summary."""
-
-    def __init__(self, fx: FxSession) -> None:
-        self._fx = fx
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take what an item sent, be it from this process or a worker."""
-        record(self._fx.results, report)
-        told: Mapping[str, list[dict[str, str]]] = getattr(report, "fxbucket", {})
-        self._fx.to_write.extend(told.get("goldens", ()))
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write accepted goldens, once; after an interrupt nothing is written."""
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            self._fx.written = self._fx.to_write.abandon("the run was interrupted")
-            return
-        self._fx.written = self._fx.to_write.flush(self._fx.options.accept)
-        if self._fx.written.errors:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print a line for each plan, and the goldens that were written."""
-        lines = list(summary_lines(self._fx.results, terminalreporter.verbosity))
-        lines += golden_lines(self._fx.written, self._fx.options)
-        if lines:
-            terminalreporter.section("fxbucket")
-        for line in lines:
-            terminalreporter.line(line)
 
 
 def wait_printer(config: pytest.Config) -> Callable[[str], None] | None:

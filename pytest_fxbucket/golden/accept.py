@@ -7,10 +7,13 @@ report of the item that gave them, so a worker that dies loses nothing that was 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.golden.disk import Snapshot, locked, obstacle, settle, sweep
+from pytest_fxbucket.golden.disk import write_whole as write_whole  # sources with inline goldens are written by it too
 
 MODES = ("new", "changed", "all")
 
@@ -54,20 +57,27 @@ class AcceptQueue:
         self.pending.clear()
         return entries
 
-    def flush(self, mode: str | None) -> Written:
-        """Write what `mode` lets be written, each file whole or not at all, in path order, and forget it."""
+    def flush(self, mode: str | None, start: Snapshot | None = None) -> Written:
+        """Write what `mode` lets be written, each file whole or not at all, in path order, and forget it.
+
+        What is not on disk as it was at the `start` of the run is somebody else's work, and left alone.
+        """
         errors = [f"{path} was given two texts in one run; neither is written" for path in sorted(self.clashing)]
-        paths = []
-        for path, text in sorted(self.pending.items()):
-            if path in self.clashing or not accepts(mode, path):
-                continue
-            try:
-                if write_whole(path, text):
-                    paths.append(path)
-            except OSError as error:
-                errors.append(f"{path} could not be written: {error.strerror or error}")
+        waiting = [(path, text) for path, text in sorted(self.pending.items()) if path not in self.clashing]
         self.pending.clear()
         self.clashing.clear()
+        paths: list[Path] = []
+        with _held(start):
+            for path, text in waiting:
+                try:
+                    if _write(path, text, mode, start):
+                        paths.append(path)
+                except OSError as error:
+                    errors.append(f"{path} could not be written: {error.strerror or error}")
+                except GoldenError as error:
+                    errors.append(str(error))
+        for folder in {path.parent for path in paths}:
+            settle(folder)
         return Written(tuple(paths), tuple(errors))
 
     def abandon(self, reason: str) -> Written:
@@ -76,28 +86,35 @@ class AcceptQueue:
         return Written(errors=(f"{count} accepted, but {reason}",)) if count else Written()
 
 
-def write_whole(path: Path, text: str) -> bool:
-    """Write `text` (UTF-8) to `path` through a temporary file beside it; False if those bytes are there already."""
-    import tempfile
+@contextlib.contextmanager
+def _held(start: Snapshot | None) -> Iterator[None]:
+    """Keep other accepting runs out of the golden folder, and clean up after those that were killed."""
+    if start is None or not start.root.is_dir():
+        yield
+        return
+    with locked(start.root):
+        sweep(start.root)
+        yield
 
-    data = text.encode()
-    if path.is_file() and path.read_bytes() == data:
+
+def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> bool:
+    """Write one golden; False if it is there already or no golden is to be written. Raises GoldenError and OSError."""
+    from pytest_fxbucket.golden.store import check_not_newer
+
+    def check() -> None:
+        if start is not None and (change := start.change(path)):
+            raise GoldenError(f"{path} {change} since the run began, so it is left alone; run again to compare with it")
+
+    if _holds(path, text) or mode is None:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return True
+    check()
+    if not accepts(mode, path):
+        raise GoldenError(f"{path} is {'there' if path.exists() else 'missing'}, and --fxbucket-accept={mode} leaves it so")
+    if start is not None and (reason := obstacle(path, start.root)):
+        raise GoldenError(reason)
+    check_not_newer(path)
+    return write_whole(path, text, check)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()

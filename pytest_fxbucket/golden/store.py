@@ -14,6 +14,7 @@ from pytest_fxbucket.errors import GoldenError
 FORMAT = 2
 HEADER = "# fxbucket golden "
 FOOTER = "# end "
+_LONGEST_NAME = 255
 CONFLICT = re.compile(r"^(<{7} |={7}$|>{7} |\|{7} )", re.MULTILINE)
 
 
@@ -29,7 +30,7 @@ def parse(text: str, where: str) -> str:
     Raises GoldenError, one sentence that begins with `where`: conflict markers, another format, cut short, or edited.
     """
     if CONFLICT.search(text):
-        raise GoldenError(f"{where} has merge conflict markers; settle the merge by accepting it again")
+        raise GoldenError(f"{where} has merge conflict markers; settle the merge and accept it again")
     _check_format(text.partition("\n")[0], where)
     body, footer = _split_footer(text.partition("\n")[2])
     if footer is None:
@@ -53,12 +54,32 @@ def _check_format(first: str, where: str) -> None:
     if not first.startswith(HEADER) or not number.isdecimal():
         raise GoldenError(f"{where} is not a golden: its first line is not '{HEADER}{FORMAT}'; accept it again")
     if int(number) > FORMAT:
-        raise GoldenError(
-            f"{where} was written by a newer pytest-fxbucket (format {number}, this one reads {FORMAT}); "
-            "upgrade pytest-fxbucket"
-        )
+        raise _newer(int(number), where)
     if int(number) < FORMAT:
         raise GoldenError(f"{where} has format {number}, which this version no longer reads; accept it again")
+
+
+def _newer(number: int, where: str) -> GoldenError:
+    return GoldenError(
+        f"{where} was written by a newer pytest-fxbucket (format {number}, this one reads {FORMAT}); upgrade pytest-fxbucket"
+    )
+
+
+def format_of(path: Path) -> int | None:
+    """Return the format that the first line of the file at `path` names; None if it is no golden's, or no file."""
+    try:
+        with path.open("rb") as file:
+            found = re.fullmatch(HEADER.encode() + rb"(\d{1,9})\r?\n", file.readline(len(HEADER) + 12))
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def check_not_newer(path: Path) -> None:
+    """Raise GoldenError if the golden at `path` has a format that is yet to come, which must not be replaced by an old one."""
+    number = format_of(path)
+    if number is not None and number > FORMAT:
+        raise _newer(number, str(path))
 
 
 def _split_footer(rest: str) -> tuple[str, str | None]:
@@ -133,7 +154,18 @@ class GoldenStore:
                 "checks.golden = false"
             ) from None
         suffix = f".{matrix_id}" if matrix_id else ""
-        return self.root / below.with_name(f"{below.stem}{suffix}.txt")
+        name = f"{below.stem}{suffix}.txt"
+        if not str(below).isprintable():
+            raise GoldenError(
+                f"{str(below)!r} has no golden: a path with control characters, or not in UTF-8, cannot stand in a text; "
+                "rename the plan, or set checks.golden = false"
+            )
+        if len(os.fsencode(name)) > _LONGEST_NAME:
+            raise GoldenError(
+                f"{below.as_posix()} has no golden: {name[:20]}... would have {len(os.fsencode(name))} bytes, and a file name "
+                f"has at most {_LONGEST_NAME}; give the plan or its matrix row a shorter name"
+            )
+        return self.root / below.with_name(name)
 
     def _owners(self, golden: Path) -> Iterator[tuple[Path, str | None]]:
         """Yield each (plan file, matrix id) on disk whose golden is `golden`, the shortest file name first.
@@ -141,16 +173,23 @@ class GoldenStore:
         ``a.b.txt`` belongs to row ``b`` of ``a.toml`` and to ``a.b.toml``: a property of the files, so it is found
         whichever of the two is run.
         """
-        parts = golden.relative_to(self.root).with_suffix("").name.split(".")
-        folder = self.rootdir / golden.relative_to(self.root).parent
-        for cut in range(1, len(parts) + 1):
-            plan, row = folder / (".".join(parts[:cut]) + ".toml"), ".".join(parts[cut:])
+        for plan, row in self.candidates(golden):
             if plan.is_file() and (not row or row in _matrix_ids(plan)):
-                yield plan, row or None
+                yield plan, row
+
+    def candidates(self, golden: Path) -> Iterator[tuple[Path, str | None]]:
+        """Yield each (plan file, matrix id) that `golden` could belong to, on disk or not, the shortest file name first."""
+        parts = golden.name.removesuffix(".txt").split(".")
+        folder = self.source_folder(golden)
+        for cut in range(1, len(parts) + 1):
+            yield folder / (".".join(parts[:cut]) + ".toml"), ".".join(parts[cut:]) or None
+
+    def source_folder(self, golden: Path) -> Path:
+        """Return the folder below rootdir that the folder of `golden` stands for: that of its plan."""
+        return self.rootdir / golden.relative_to(self.root).parent
 
     def shown(self, path: Path) -> str:
         """Return `path` as people read it: from rootdir if it lies below."""
-        """Path from rootdir, for messages."""
         return path.relative_to(self.rootdir).as_posix() if path.is_relative_to(self.rootdir) else str(path)
 
 

@@ -11,7 +11,8 @@ from pytest_fxbucket.plan.read import known_key
 from pytest_fxbucket.plan.rules import nearest, wrong
 from pytest_fxbucket.plan.schema import tables
 
-_ID = re.compile(r"[A-Za-z0-9_.-]+")
+# Goldens and folders are named by it, so it must still tell rows apart where dots and dashes at the ends of names are cut.
+_ID = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?")
 
 Tables = dict[str, object]
 
@@ -42,7 +43,8 @@ def _id(row: Mapping[str, object], number: int, where: str) -> str:
         raise PlanError(f"{where}: [[matrix]] row {number} has no id; give it one, for the name of its items")
     matrix_id = row["id"]
     if not isinstance(matrix_id, str) or not _ID.fullmatch(matrix_id):
-        raise wrong(f"{where}: [[matrix]] row {number}: id", "a string of letters, digits, _ . and -", matrix_id)
+        expected = "a string of at most 100 letters, digits, _ . and -, with no . or - at its ends"
+        raise wrong(f"{where}: [[matrix]] row {number}: id", expected, matrix_id)
     return matrix_id
 
 

@@ -106,3 +106,12 @@ def test_a_check_can_ask_beforehand_whether_its_golden_will_be_written(tmp_path:
     there, missing = tmp_path / "there.txt", tmp_path / "missing.txt"
     assert [accepts(mode, there) for mode in (None, "new", "changed", "all")] == [False, False, True, True]
     assert [accepts(mode, missing) for mode in (None, "new", "changed", "all")] == [False, True, False, True]
+
+
+def test_a_golden_is_replaced_and_never_written_over(tmp_path: Path) -> None:
+    """A reader, or a run that is killed in the midst, would find half of it otherwise."""
+    path, name_of_the_old = tmp_path / "a.txt", tmp_path / "old"
+    path.write_text(OLD)
+    os.link(path, name_of_the_old)
+    assert write_whole(path, NEW)
+    assert (path.read_text(), name_of_the_old.read_text()) == (NEW, OLD)

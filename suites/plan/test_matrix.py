@@ -58,8 +58,10 @@ def test_a_row_is_no_trace_in_the_next_row() -> None:
         ("[[matrix]]\nrun.steps = 1\n", "[[matrix]] row 1 has no id"),
         (
             '[[matrix]]\nid = "a b"\nrun.steps = 1\n',
-            'row 1: id must be a string of letters, digits, _ . and -, not "a b"',
+            'row 1: id must be a string of at most 100 letters, digits, _ . and -, with no . or - at its ends, not "a b"',
         ),
+        *((f'[[matrix]]\nid = "{name}"\nrun.steps = 1\n', "row 1: id must be") for name in ("", ".", "..", "a.", "-a", "a/b")),
+        (f'[[matrix]]\nid = "{"x" * 101}"\nrun.steps = 1\n', "row 1: id must be a string of at most 100"),
         ("[[matrix]]\nid = 3\nrun.steps = 1\n", "row 1: id must be"),
         ('[[matrix]]\nid = "x"\nrun.steps = 1\n[[matrix]]\nid = "x"\nrun.steps = 2\n', '[[matrix]] "x" is there twice'),
         ('[[matrix]]\nid = "x"\n', '[[matrix]] "x" overrides no key'),
@@ -93,3 +95,8 @@ def test_a_bad_row_is_named_with_its_id_and_key(rows: str, says: str) -> None:
     assert message.startswith("p.toml: ")
     assert says in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["x", "con", "a..b", "fp32_2-4.x", "_", "x" * 100])
+def test_an_id_that_can_be_part_of_a_file_name_is_taken(name: str) -> None:
+    assert plans(f'[[matrix]]\nid = "{name}"\nrun.steps = 1\n')[1].matrix_id == name

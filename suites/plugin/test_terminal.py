@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_fxbucket.controller import Done, golden_lines
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import Written
 from pytest_fxbucket.options import Options
@@ -18,7 +19,6 @@ from pytest_fxbucket.terminal import (
     bytes_text,
     error_text,
     failure_lines,
-    golden_lines,
     header_lines,
     summary_lines,
     torch_text,
@@ -54,9 +54,9 @@ class TestSummary:
 
     def test_goldens_written_and_not_written_are_both_said(self) -> None:
         written = Written((Path("/r/golden/a.txt"),), ("/r/golden/b.txt could not be written: read-only",))
-        assert list(golden_lines(written, Options(Path("/r")))) == [
+        assert list(golden_lines(Done(written), Options(Path("/r")))) == [
             "golden written: golden/a.txt",
-            "golden NOT written: /r/golden/b.txt could not be written: read-only",
+            "golden NOT written: golden/b.txt could not be written: read-only",
         ]
 
 

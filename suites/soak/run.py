@@ -1,4 +1,6 @@
-"""Runs ranks for long and kills them often; ``make soak``. What is well says `N of M`, and the seed that repeats the rest.
+"""Runs ranks for long and kills them often, and kills runs that accept goldens; ``make soak``.
+
+What is well says `N of M`, and the seed that repeats the rest.
 
 ``python -m suites.soak.run --part 0.1``: a tenth of everything; ``--only graphs``: one part of it. Ends with 1 if anything was
 not as it should be.
@@ -14,18 +16,19 @@ from collections.abc import Sequence
 from functools import partial
 
 from suites.soak.graphs import graphs
+from suites.soak.kills import kills
 from suites.soak.parts import faults, items, verdicts
 
-ITEMS, VERDICTS, FAULTS, GRAPHS = 1000, 200, 20, 2000
+ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS = 1000, 200, 20, 2000, 50
 OF_RANKS = ("items", "verdicts", "faults")
-PARTS = (*OF_RANKS, "graphs")
+PARTS = (*OF_RANKS, "graphs", "kills")
 
 
 def main() -> int:
     """Run what is asked for; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=float, default=1.0, help="how much of it, 0.1: a tenth")
-    parser.add_argument("--seed", type=int, default=None, help="which ranks are killed when, and which graphs are drawn")
+    parser.add_argument("--seed", type=int, default=None, help="what is killed when, and which graphs are drawn")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     given = parser.parse_args()
     seed = random.randrange(10**6) if given.seed is None else given.seed
@@ -49,6 +52,7 @@ def soak(part: float, seed: int, names: Sequence[str] = OF_RANKS) -> list[str]:
         "verdicts": partial(verdicts, round(VERDICTS * part), say),
         "faults": partial(faults, round(FAULTS * part), seed, say),
         "graphs": partial(graphs, round(GRAPHS * part), seed, say),
+        "kills": partial(kills, round(KILLS * part), seed, say),
     }
     return [problem for name in names for problem in parts[name]()]
 

@@ -1,0 +1,144 @@
+"""The one process that sees every report: it keeps results, writes and prunes goldens at the end, and prints the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fxbucket.golden.accept import Written
+from pytest_fxbucket.golden.disk import Snapshot
+from pytest_fxbucket.terminal import record, summary_lines
+from pytest_fxbucket.whole_files import OUTPUT, ran_whole
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.golden.owners import Found, Removed
+    from pytest_fxbucket.options import Options
+    from pytest_fxbucket.session import FxSession
+
+_INTERRUPTED = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
+
+
+@dataclass(slots=True)
+class Done:
+    """What became of the goldens in the end."""
+
+    written: Written = field(default_factory=Written)
+    found: Found | None = None
+    """goldens that nobody owns; None where nothing can be said"""
+    removed: Removed | None = None
+    """what --fxbucket-prune did; None without it"""
+
+
+class Controller:
+    """Hooks of the one process that sees every report."""
+
+    def __init__(self, fx: FxSession) -> None:
+        self._fx = fx
+        self._start: Snapshot | None = None
+        self._compared: set[Path] = set()
+        self._outcomes: dict[str, str] = {}
+        self._is_interrupted = self._has_stopped = self._has_told = False
+        self._done = Done()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Remember what the goldens are, so that those that somebody else changes meanwhile are left alone."""
+        options = self._fx.options
+        if options.accept or options.prune:
+            self._start = Snapshot.of(options.golden_dir)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take what an item sent, be it from this process or a worker."""
+        record(self._fx.results, report)
+        if report.when == "call":
+            self._outcomes[report.nodeid] = report.outcome
+        elif report.failed:
+            self._outcomes[report.nodeid] = "error"
+        told: Mapping[str, Any] = getattr(report, "fxbucket", {})
+        self._fx.to_write.extend(told.get("goldens", ()))
+        self._compared.update(map(Path, told.get("compared", ())))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker of pytest-xdist knew of its collection."""
+        told: Mapping[str, list[str]] = getattr(node, "workeroutput", {}).get(OUTPUT, {})
+        self._fx.whole_files |= {Path(path): ids for path, ids in told.items()}
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Tell an interrupt from pytest-xdist's way to stop at --maxfail, where one process would simply stop."""
+        is_plain = isinstance(excinfo.value, pytest.exit.Exception) or type(excinfo.value) is KeyboardInterrupt
+        self._is_interrupted = is_plain or not str(excinfo.value).startswith("stopping after ")
+        self._has_stopped = not self._is_interrupted
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+        """Write accepted goldens, once, and look for those that nobody owns; after an interrupt nothing is touched."""
+        fx, options = self._fx, self._fx.options
+        is_odd = {exitstatus, session.exitstatus} & {*_INTERRUPTED} and not self._has_stopped
+        if self._is_interrupted or is_odd:
+            self._done = Done(fx.to_write.abandon("the run was interrupted"))
+            return
+        self._done = Done(fx.to_write.flush(options.accept, self._start))
+        if not options.is_collect_only and (self._compared or options.prune):
+            self._look()
+        if self._has_failed() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print a line for each plan, and what became of goldens."""
+        self._has_told = True
+        lines = list(summary_lines(self._fx.results, terminalreporter.verbosity))
+        lines += golden_lines(self._done, self._fx.options)
+        if lines:
+            terminalreporter.section("fxbucket")
+        for line in lines:
+            terminalreporter.line(line)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Say what became of goldens where pytest prints no summary, as after a crash of its own."""
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and not self._has_told:
+            for line in golden_lines(self._done, self._fx.options):
+                reporter.line(line)
+
+    def _look(self) -> None:
+        from pytest_fxbucket.golden.owners import Owners, prune
+        from pytest_fxbucket.golden.store import GoldenStore
+
+        options = self._fx.options
+        store = GoldenStore(options.golden_dir, options.rootdir)
+        found = Owners(store, self._compared, lambda path: ran_whole(path, self._fx.whole_files, self._outcomes)).look()
+        self._done.found = found
+        if options.prune and self._start is not None:
+            self._done.removed = prune(found.orphans, self._start)
+
+    def _has_failed(self) -> bool:
+        done = self._done
+        if done.removed is not None:
+            return bool(done.written.errors or done.removed.errors)
+        return bool(done.written.errors or (done.found and done.found.orphans and done.found.has_seen_all))
+
+
+def golden_lines(done: Done, options: Options) -> Iterator[str]:
+    """Yield a line for each golden that was written or removed or could not be, and for each that nobody owns."""
+    for path in done.written.paths:
+        yield f"golden written: {options.shown(path)}"
+    for error in done.written.errors:
+        yield f"golden NOT written: {_short(error, options)}"
+    if done.removed is not None:
+        for path in done.removed.paths:
+            yield f"golden removed: {options.shown(path)}"
+        for error in done.removed.errors:
+            yield f"golden NOT removed: {_short(error, options)}"
+    elif done.found and done.found.orphans:
+        for orphan in done.found.orphans:
+            yield f"golden that nobody owns: {options.shown(orphan.path)} ({orphan.reason})"
+        yield "to remove what nobody owns, run again with --fxbucket-prune"
+
+
+def _short(sentence: str, options: Options) -> str:
+    """Write paths as people read them: from rootdir."""
+    return sentence.replace(f"{options.rootdir}/", "")

@@ -1,0 +1,140 @@
+"""Files written whole or not at all, what they held when the run began, and what a killed run left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PREFIX, _SUFFIX = ".fxbucket-", ".tmp"
+_TEMPORARY = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}" + re.escape(_SUFFIX))
+
+
+def write_whole(path: Path, text: str, check: Callable[[], None] = lambda: None) -> bool:
+    """Write `text` (UTF-8) to `path` through a temporary file beside it; False if those bytes are there already.
+
+    The file keeps its mode; a new one has what the umask lets be. `check` is called when nothing but the name is left to do:
+    what it raises leaves the file as it is. Raises OSError, and then too the old file is there, and no other.
+    """
+    import tempfile
+
+    data = text.encode()
+    if path.is_file() and path.read_bytes() == data:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_PREFIX, suffix=_SUFFIX)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(handle, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+            os.fsync(handle)
+        check()
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return True
+
+
+def settle(folder: Path) -> None:
+    """Have the names in `folder` outlive a crash of the machine, where its file system can do that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Keep other accepting runs from writing below the folder `root` in the block; a run that dies lets go of it."""
+    import fcntl
+
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def sweep(root: Path) -> None:
+    """Remove the temporary files that killed runs left below `root`; under `locked`, where none is in use."""
+    for path in files_below(root):
+        if _TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def files_below(root: Path) -> list[Path]:
+    """Return all that is no folder below `root`, sorted; links are given and not followed, but for `root` itself."""
+    found = [Path(folder, name) for folder, folders, names in os.walk(root) for name in (*names, *_links(folder, folders))]
+    return sorted(found)
+
+
+def _links(folder: str, folders: list[str]) -> list[str]:
+    return [name for name in folders if os.path.islink(os.path.join(folder, name))]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What each file below `root` held when the run began, as digests."""
+
+    root: Path
+    digests: Mapping[Path, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, root: Path) -> Snapshot:
+        """Look at all files below `root`, which need not be there."""
+        return cls(root, {path: _digest(path) for path in files_below(root)})
+
+    def change(self, path: Path) -> str | None:
+        """Say what became of `path` since then, as `was changed`; None if it is as it was."""
+        then, now = self.digests.get(path, ""), _digest(path)
+        if then == now:
+            return None
+        if not now:
+            return "was removed"
+        return "was changed" if then else "was written by somebody else"
+
+
+def _digest(path: Path) -> str:
+    """Return what tells one state of the file `path` from another; empty if there is no file."""
+    import hashlib  # 4 ms that pytest's start-up need not pay
+
+    try:
+        if path.is_symlink():
+            return f"link to {os.readlink(path)}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""
+    except OSError as error:
+        return str(error.strerror or error)
+
+
+def obstacle(path: Path, root: Path) -> str | None:
+    """Say why `path` below `root` must be left as it is, in a sentence: a link, a folder, read-only; None if it need not."""
+    for one in (path, *path.parents):
+        if one == root:
+            break
+        if one.is_symlink():
+            return f"{one} is a symbolic link, and goldens are written to no other place; put a file or folder of its own there"
+    if path.is_dir():
+        return f"{path} is a folder, where a golden's file was expected; move it away"
+    if path.is_file() and not path.stat().st_mode & 0o222:
+        return f"{path} is read-only; make it writable first: chmod u+w {path}"
+    return None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
