@@ -77,8 +77,7 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write accepted goldens, once, and look for those that nobody owns; after an interrupt nothing is touched."""
         fx, options = self._fx, self._fx.options
-        is_odd = {exitstatus, session.exitstatus} & {*_INTERRUPTED} and not self._has_stopped
-        if self._is_interrupted or is_odd:
+        if self.was_interrupted(session, exitstatus):
             self._done = Done(fx.to_write.abandon("the run was interrupted"))
             return
         self._done = Done(fx.to_write.flush(options.accept, self._start))
@@ -86,6 +85,11 @@ class Controller:
             self._look()
         if self._has_failed() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def was_interrupted(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> bool:
+        """Say whether the run that ends was broken off, so that nothing may be written; --maxfail does not break it off."""
+        is_odd = bool({exitstatus, session.exitstatus} & {*_INTERRUPTED}) and not self._has_stopped
+        return self._is_interrupted or is_odd
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a line for each plan, and what became of goldens."""

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fxbucket.asserting import fixtures as asserting
+from pytest_fxbucket.asserting.hooks import Expectations, note_sources, refuse_worker, refuse_workers
+from pytest_fxbucket.asserting.inline import Expectation
+from pytest_fxbucket.asserting.named import NamedGolden, explained
 from pytest_fxbucket.body import item as body
 from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
 from pytest_fxbucket.controller import Controller
@@ -67,7 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args_source = pytest.Config.ArgsSource.ARGS
     config.pluginmanager.register(WholeFiles(fx_session(config)), "fxbucket-whole-files")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Controller(fx_session(config)), "fxbucket-controller")
+        controller = Controller(fx_session(config))
+        config.pluginmanager.register(controller, "fxbucket-controller")
+        config.pluginmanager.register(Expectations(fx_session(config), controller), "fxbucket-expectations")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
         from pytest_fxbucket import xdist
 
@@ -102,6 +108,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ref = _marked(marker, options.rootdir, metafunc.definition.nodeid)
         hidden = pytest.param(ref, id=pytest.HIDDEN_PARAM)
         metafunc.parametrize("fxbucket_plan", [hidden], indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse to accept inline expectations in several processes; after others have deselected."""
+    if fx_session(config).options.accept:
+        refuse_workers(config, items)
+        note_sources(fx_session(config), items)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Say what differs from a golden, in words and as a diff, and how to accept it."""
+    told = explained(left, right) if op in ("==", "!=") else None
+    return list(told) if told else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -145,6 +165,7 @@ def pytest_runtest_makereport(
         text = error_text(call.excinfo.value)
         report.sections += [("what the ranks did", text)] if "\n" in text else []
     told: dict[str, Any] = dict(fx.drain())
+    told |= asserting.told_by(item, report)
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, PlanItem) and call.when == "call":
@@ -214,6 +235,23 @@ def fxbucket_check(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Cal
             raise error.with_traceback(None) from None
 
     return check
+
+
+@pytest.fixture
+def fxbucket_golden(request: pytest.FixtureRequest) -> Callable[..., NamedGolden]:
+    """A function `(name, plan=None)` that gives a golden of this test's file: `assert graph == fxbucket_golden("name")`.
+
+    `plan` groups parameters into entries, as `[bucket] plan` does, instead of by module or by the plan in use.
+    """
+    return asserting.book_of(request).golden
+
+
+@pytest.fixture
+def fxbucket_expect(request: pytest.FixtureRequest) -> Expectation:
+    """A function `(actual, expected)` that compares the text of a graph with a literal, which the accept option rewrites."""
+    if fx_session(request.config).options.accept:
+        refuse_worker(request.config, request.node.nodeid)
+    return asserting.expectation_of(request)
 
 
 @pytest.fixture(scope="session")

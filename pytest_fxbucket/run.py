@@ -118,6 +118,11 @@ class PlanRun:
         with self._paths():
             return next(iter(self._mesh_world.passed(0).values())).bucketed
 
+    @property
+    def world(self) -> World:
+        """The plan at the size of the real mesh."""
+        return self._mesh_world
+
     def summary(self) -> PlanSummary | None:
         """Launches, buckets and bytes; None until the pass ran at the size of the real mesh."""
         world = self.__dict__.get("_mesh_world")

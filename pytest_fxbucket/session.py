@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.asserting.inline import Sources
 from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.progress import Progress
 
@@ -49,6 +50,8 @@ class FxSession:
     """goldens that the item that runs now was compared with, there or not; leave with its report"""
     whole_files: dict[Path, list[str]] = field(default_factory=dict)
     """test files with goldens that are run whole -> node ids of their tests"""
+    sources: Sources = field(default_factory=Sources)
+    """test files as they were when the run began, if their expectations may be rewritten"""
     results: dict[str, PlanResult] = field(default_factory=dict)
     torchrun: Torchrun | None = None
     """set where torchrun started this process as one of several"""

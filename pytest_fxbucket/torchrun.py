@@ -211,7 +211,7 @@ class Torchrun:
     def _be_quiet(self) -> None:
         silence(self._config)
         manager = self._config.pluginmanager
-        for name in (*_CHOOSERS, "fxbucket-controller"):
+        for name in (*_CHOOSERS, "fxbucket-controller", "fxbucket-expectations"):
             if manager.hasplugin(name):
                 manager.unregister(name=name)
 

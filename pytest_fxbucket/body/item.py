@@ -28,6 +28,10 @@ _ALONE = {
         ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"),
         "what ranks print is shown by rank anyway, and contextlib.redirect_stdout works in the body",
     ),
+    **dict.fromkeys(
+        ("fxbucket_golden", "fxbucket_expect"),
+        "compare in a test without the marker: a graph's text is the same on every rank",
+    ),
     **dict.fromkeys(("caplog", "recwarn"), "use logging or warnings.catch_warnings in the body"),
     **dict.fromkeys(("pytester", "testdir", "pytestconfig", "record_property", "cache", "subtests"), "keep it out of the body"),
 }

@@ -57,7 +57,7 @@ def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
         inputs=inputs,
         outputs=outputs,
         parameters=parameters,
-        modules=_modules([p.fqn for p in parameters]),
+        modules=modules_of([p.fqn for p in parameters]),
         mesh=(MeshDim("dp_shard", world),),
         rank=rank,
         example_inputs={phase: tuple(given.inputs[phase]) for phase in given.graphs},
@@ -140,7 +140,7 @@ def _parameters(
     return tuple(found.values())
 
 
-def _modules(fqns: Sequence[str]) -> tuple[str, ...]:
+def modules_of(fqns: Sequence[str]) -> tuple[str, ...]:
     """Every module that a parameter's FQN goes through; the root is ''."""
     modules: dict[str, None] = {"": None}
     for fqn in fqns:

@@ -31,3 +31,12 @@ def requires_grad(node: fx.Node) -> bool:
 def computed(node: fx.Node) -> bool:
     """Whether the input ``node`` of a backward graph is what the forward graph computed, or a gradient."""
     return "original_aten" in node.meta or type(node.meta.get("desc")).__name__ == "TangentAOTInput"
+
+
+def gradients_named(output: fx.Node, count: int) -> list[str | None]:
+    """Of each of ``count`` returned values: FQN of the parameter whose gradient the tracer says it is; else None."""
+    described: Any = output.meta.get("desc")
+    if not isinstance(described, (list, tuple)) or len(described) != count:
+        return [None] * count
+    of: list[Any] = [getattr(one, "grad_of", None) for one in described]
+    return [str(one.target) if type(one).__name__ == "ParamAOTInput" else None for one in of]

@@ -101,6 +101,18 @@ class GoldenStore:
 
     root: Path
     rootdir: Path
+    test: tuple[str, ...] = ()
+    """Arguments of pytest that run the test whose goldens these are; empty: they are plans'."""
+
+    def path_for_test(self, file: Path, name: str) -> Path:
+        """Return the golden `name` of the tests in `file`; GoldenError if outside rootdir, or if a plan owns that file too."""
+        if not file.is_relative_to(self.rootdir):
+            raise GoldenError(f"{file} has no goldens: it lies outside rootdir {self.rootdir}; move it below")
+        golden = self.root / file.relative_to(self.rootdir).with_suffix("") / f"{name}.txt"
+        for plan, row in self._owners(golden):
+            of = f"{_owner_text(self.shown(plan), row)} and to {self.shown(file)}"
+            raise GoldenError(f"{self.shown(golden)} would belong to {of}; rename one of the two")
+        return golden
 
     def path_for(self, plan_path: Path, matrix_id: str | None) -> Path:
         """Return the golden file of a plan; GoldenError if outside rootdir, or if another plan owns that file too."""
@@ -135,6 +147,8 @@ class GoldenStore:
 
     def accept_command(self, path: Path, mode: str = "changed") -> str:
         """Return the command, run from rootdir, that accepts the golden at `path`; `mode` is new, changed or all."""
+        if self.test:
+            return shlex.join(["pytest", *self.test, f"--fxbucket-accept={mode}"])
         plan, row = next(iter(self._owners(path)), (None, None))
         if plan is None:
             return f"pytest --fxbucket-plans=PLAN --fxbucket-accept={mode}"

@@ -52,6 +52,14 @@ def loss(output, batch):
 
 
 @pytest.fixture
+def user(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with a module of small graphs, `graphs`, and a folder `tests`."""
+    from suites.plugin.graphs_project import make_project
+
+    return make_project(pytester)
+
+
+@pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A folder with plans/good.toml (a matrix row `keep`), plans/broken.toml, plans/plain.toml and a tiny model."""
     plans = pytester.mkdir("plans")

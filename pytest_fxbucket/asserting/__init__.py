@@ -1,0 +1,1 @@
+"""What users' own tests assert with: goldens by name, and expectations that stand in the test itself."""

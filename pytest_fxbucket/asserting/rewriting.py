@@ -1,0 +1,102 @@
+"""Edits of expectations, collected from all tests and written into their source files by one process, at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_fxbucket.asserting.inline import Edit, digest
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.golden.accept import write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What a flush did: (file, number of expectations rewritten in it), and a sentence for what was not."""
+
+    files: tuple[tuple[Path, int], ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class EditQueue:
+    """Edits that wait for the end of the run."""
+
+    rootdir: Path
+    _edits: dict[str, list[Edit]] = field(default_factory=dict)
+
+    def extend(self, edits: Iterable[Edit]) -> None:
+        """Take the edits of a test."""
+        for edit in edits:
+            self._edits.setdefault(edit["file"], []).append(edit)
+
+    def abandon(self, reason: str) -> Rewritten:
+        """Write nothing and say so, if anything was to be written."""
+        count = len({(edit["file"], edit["start"]) for edits in self._edits.values() for edit in edits if _changes(edit)})
+        self._edits.clear()
+        return Rewritten(errors=(f"{counted(count)} accepted, but {reason}",)) if count else Rewritten()
+
+    def flush(self) -> Rewritten:
+        """Write each file, whole or not at all, in order of their paths, and forget the edits.
+
+        A literal that was given two values stays as it is, and so does a file that is not what it was when the run began.
+        """
+        files, errors = [], list[str]()
+        for name, edits in sorted(self._edits.items()):
+            chosen = self._agreed(edits, errors)
+            if not chosen:
+                continue
+            try:
+                _write(Path(name), self._shown(name), chosen)
+                files.append((Path(name), len(chosen)))
+            except UsageError as error:
+                errors.append(str(error))
+            except OSError as error:
+                errors.append(f"{self._shown(name)} could not be written: {error.strerror or error}")
+        self._edits.clear()
+        return Rewritten(tuple(files), tuple(errors))
+
+    def _agreed(self, edits: Iterable[Edit], errors: list[str]) -> list[Edit]:
+        """One edit for each literal that is to change; a sentence for each that two calls want to have otherwise."""
+        first: dict[int, Edit] = {}
+        clashing: dict[int, Edit] = {}
+        for edit in edits:
+            known = first.setdefault(edit["start"], edit)
+            if known["new"] != edit["new"]:
+                clashing.setdefault(edit["start"], edit)
+        for start, other in sorted(clashing.items()):
+            one = first[start]
+            tests = dict.fromkeys((one["test"], other["test"]))
+            errors.append(
+                f"{self._shown(one['file'])}:{one['line']}: the expectation was given two texts in one run, by "
+                f"{' and by '.join(tests)}, so it is left as it is; give each its own fxbucket_expect"
+            )
+        return [edit for start, edit in first.items() if start not in clashing and _changes(edit)]
+
+    def _shown(self, name: str) -> str:
+        path = Path(name)
+        return path.relative_to(self.rootdir).as_posix() if path.is_relative_to(self.rootdir) else name
+
+
+def counted(count: int) -> str:
+    """``1 expectation``, ``2 expectations``."""
+    return f"{count} expectation{'s' * (count != 1)}"
+
+
+def _changes(edit: Edit) -> bool:
+    return bool(edit["old"] != edit["new"])
+
+
+def _write(path: Path, shown: str, edits: list[Edit]) -> None:
+    """Write ``edits`` into ``path``; UsageError if it is another file than they were made for, or may not be written."""
+    source = path.read_bytes()
+    if {digest(source)} != {edit["digest"] for edit in edits}:
+        raise UsageError(f"{shown} was changed since the run began, so its expectations are left as they are; run again")
+    if not path.stat().st_mode & 0o222:
+        raise UsageError(f"{shown} is read-only, so its expectations are left as they are; make it writable and run again")
+    line_end = b"\r\n" if b"\r\n" in source else b"\n"
+    for edit in sorted(edits, key=lambda one: -int(one["start"])):
+        new = str(edit["new"]).encode().replace(b"\n", line_end)
+        source = source[: edit["start"]] + new + source[edit["end"] :]
+    write_whole(path, source.decode("utf-8"))

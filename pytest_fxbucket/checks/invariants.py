@@ -1,0 +1,210 @@
+"""What no pass may break, whatever it is for: for tests of passes, on plain graphs, without a plan.
+
+``assert_invariants(before, after)`` holds if after the pass
+
+- every collective carries what it carried: nothing that was gathered or reduced before is lost;
+- every launch is waited for exactly once;
+- as many bytes as before travel on every process group, by kind;
+- no wait stands before its launch, and nothing is read before its wait;
+- all ranks launch the same on each group, in the same order, so that none waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pytest_fxbucket.asserting.bare import bare_values
+from pytest_fxbucket.checks.collectives import Call, calls_of, joint_problems
+from pytest_fxbucket.checks.promise import some, times
+from pytest_fxbucket.checks.promised_launches import alignment
+from pytest_fxbucket.compat.groups import group_ranks, untwinned
+from pytest_fxbucket.errors import PassError, UsageError
+from pytest_fxbucket.graph.collectives import argument, read_launch
+from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.passes.keep_order import without_kept_order
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+
+Graph: TypeAlias = "fx.GraphModule | fx.Graph"
+Graphs: TypeAlias = "Graph | Mapping[int, Graph]"
+"""A graph, or that of each rank."""
+
+
+def assert_invariants(before: Graphs, after: Graphs) -> None:
+    """Raise AssertionError with a sentence for each invariant that ``after`` breaks; see :func:`broken_invariants`."""
+    __tracebackhide__ = True
+    broken = broken_invariants(before, after)
+    if broken:
+        raise AssertionError("\n".join([f"{len(broken)} broken after the pass:", *broken]))
+
+
+def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
+    """A sentence for each thing that ``after``, made of ``before``, has lost, added, or would hang or race at; empty if none.
+
+    Both are one graph, or the graphs of several ranks, of the same ones; what fxbucket_graph and fxbucket_bucketed give will
+    do. Process groups are those of this process, or where it has none of that name the ranks that name it. Parameters are
+    called what the tracer calls them. Raises UsageError for other arguments, PassError if ``before`` itself is not in order.
+    """
+    old, new = _by_rank(before), _by_rank(after)
+    if old.keys() != new.keys():
+        raise UsageError(f"before has graphs of ranks {sorted(old)}, after of {sorted(new)}; give both of each")
+    names = _group_members([*old.values(), *new.values()], [*old, *new])
+    found: dict[str, list[int]] = {}
+    seen = _Seen(names)
+    for rank, graph in new.items():
+        for problem in dict.fromkeys(_one_rank(old[rank], graph, seen, rank)):
+            found.setdefault(problem, []).append(rank)
+    told = [text if len(ranks) == len(new) else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in found.items()]
+    if len(seen.calls) < len(new):
+        return told  # of some rank there is nothing to compare
+    return told + (joint_problems(seen.calls) or list(_other_order(seen)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was read off the graphs after the pass, by rank."""
+
+    members: Mapping[str, tuple[int, ...]]
+    """Ranks of each process group."""
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+    readings: dict[int, Reading] = field(default_factory=dict)
+
+
+def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[str]:
+    """Problems of one rank's graph, which is put into ``seen``."""
+    # What an input is called is read off the old graph: in the new one a launch may read parameters of many modules.
+    inputs, outputs = bare_values(old)
+    before = read_graph(old, inputs, outputs)
+    counts = (len(new.find_nodes(op="placeholder")), len(returned(new.output_node())))
+    if counts != (len(inputs), len(outputs)):
+        was = f"{len(inputs)} inputs and {len(outputs)} outputs"
+        yield f"the graph has {counts[0]} inputs and {counts[1]} outputs, {was} before the pass"
+        return
+    try:
+        after = read_graph(new, inputs, outputs)
+    except PassError as error:
+        yield str(error)
+        return
+    seen.readings[rank] = after
+    seen.calls[rank], problems = calls_of(new, after, seen.members)
+    yield from _lost(before, after)
+    yield from _other_bytes(before, after)
+    yield from problems
+    if len(after.problems) > len(before.problems):
+        yield from (problem for problem in after.problems if problem not in before.problems)
+
+
+def _lost(before: Reading, after: Reading) -> Iterator[str]:
+    old, new = Counter(_carried(before)), Counter(_carried(after))
+    for one in old - new:
+        what = f"{one.kind}{' ' * bool(one.op)}{one.op} of {one.what} on group {one.group}"
+        yield f"{what} is launched {times(new[one])}, {times(old[one])} before the pass"
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A member of a launch, as far as a pass may not change it."""
+
+    kind: str
+    op: str
+    group: str
+    what: str
+
+
+def _carried(reading: Reading) -> Iterator[_Carried]:
+    for bucket in reading.buckets:
+        for member in bucket.members:
+            dtype = str(member.dtype).removeprefix("torch.")
+            size = f"{member.numel} elements of {dtype}"
+            what = f"{member.fqn} ({size})" if member.fqn else size
+            yield _Carried(bucket.kind, bucket.op, untwinned(bucket.group), what)
+
+
+def _other_bytes(before: Reading, after: Reading) -> Iterator[str]:
+    old, new = _bytes(before), _bytes(after)
+    for kind, group in sorted({*old, *new}):
+        was, now = old.get((kind, group), 0), new.get((kind, group), 0)
+        if was != now:
+            yield f"{kind} on group {group} moves {now} bytes, {was} before the pass"
+
+
+def _bytes(reading: Reading) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for bucket in reading.buckets:
+        key = (bucket.kind, untwinned(bucket.group))
+        found[key] = found.get(key, 0) + bucket.bytes - _filling(bucket)
+    return found
+
+
+def _filling(bucket: Bucket) -> int:
+    """Bytes that align members of several dtypes; more than that, or any among members of one dtype, is no alignment."""
+    spare = bucket.bytes - bucket.parts * sum(member.bytes for member in bucket.members)
+    return spare if 0 <= spare <= (alignment(bucket) - 1) * bucket.parts * len(bucket.members) else 0
+
+
+def _other_order(seen: _Seen) -> Iterator[str]:
+    """Ranks that launch collectives of one size, but of other parameters: nothing hangs, and all values are wrong."""
+    first: dict[tuple[int, ...], tuple[int, list[tuple[str, ...]]]] = {}
+    for rank, reading in sorted(seen.readings.items()):
+        launched: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+        for bucket in reading.buckets:
+            launched.setdefault(seen.members[bucket.group], []).append(bucket.fqns)
+        for group, mine in launched.items():
+            other, theirs = first.setdefault(group, (rank, mine))
+            number = next((number for number, (was, now) in enumerate(zip(theirs, mine, strict=False)) if was != now), None)
+            if number is not None:
+                ranks, was, now = ", ".join(map(str, group)), some(theirs[number]), some(mine[number])
+                yield f"launch {number + 1} on ranks {ranks} carries {was} on rank {other}, and {now} on rank {rank}"
+
+
+def _by_rank(given: Any) -> dict[int, fx.Graph]:
+    graphs = dict(given) if isinstance(given, Mapping) else {0: given}
+    return {rank: _graph(graph) for rank, graph in graphs.items()}
+
+
+def _graph(given: Any) -> fx.Graph:
+    from torch import fx
+
+    if len(phases := getattr(given, "graphs", {})) == 1:  # of what fxbucket_graph gives
+        (given,) = phases.values()
+    graph = getattr(given, "graph", given)  # of a GraphModule, and of what fxbucket_bucketed gives
+    if not isinstance(graph, fx.Graph):
+        raise UsageError(
+            f"a value of type {type(given).__name__} is no graph; expected a GraphModule, a Graph, or a dict of them by rank"
+        )
+    return without_kept_order(graph)
+
+
+def _group_members(graphs: Iterable[fx.Graph], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:
+    """Ranks of each group that a launch names: as this process knows them, else those whose graphs name it.
+
+    Where launches say that such a group is larger, its other ranks are taken to come after all that are known.
+    """
+    naming: dict[str, set[int]] = {}
+    sizes: dict[str, int] = {}
+    for graph, rank in zip(graphs, ranks, strict=True):
+        for node in graph.nodes:
+            if (launch := read_launch(node)) is not None:
+                naming.setdefault(launch.group, set()).add(rank)
+                size = argument(node, "group_size")
+                sizes.setdefault(launch.group, size if isinstance(size, int) else 0)
+    return {group: _known(group) or _enough(members, sizes[group]) for group, members in naming.items()}
+
+
+def _known(group: str) -> tuple[int, ...]:
+    try:
+        return group_ranks(group)
+    except KeyError:
+        return ()
+
+
+def _enough(members: set[int], size: int) -> tuple[int, ...]:
+    unseen = range(max(members) + 1, max(members) + 1 + size - len(members))
+    return (*sorted(members), *unseen)

@@ -1,0 +1,249 @@
+"""`fxbucket_expect(actual, literal)`: what passes, what a failure says, and how the accept option rewrites the test itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from suites.plugin.graphs_project import run, write
+
+SOURCE = Path("tests/test_x.py")
+TEXT = '''def test_text(fxbucket_expect):
+    fxbucket_expect("one\\ntwo\\n", """LITERAL""")
+'''
+GRAPH = '''import graphs
+
+def test_graph(fxbucket_expect):
+    fxbucket_expect(graphs.make(ARGUMENTS), """\\
+""")
+'''
+
+
+class TestVerdict:
+    def test_an_equal_text_passes_and_another_fails_with_diff_and_command(self, user: pytest.Pytester) -> None:
+        write(TEXT, LITERAL="one\\ntwo\\n")
+        run(user).assert_outcomes(passed=1)
+        write(TEXT, LITERAL="one\\n2\\n")
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "E *AssertionError: the text is not what is expected here",
+                "E *to accept: pytest tests/test_x.py::test_text --fxbucket-accept=changed",
+                "E *--- expected",
+                "E *-2",
+                "E *+two",
+                "tests/test_x.py:2: AssertionError",
+            ]
+        )
+        assert "2" in SOURCE.read_text()
+
+    def test_a_graph_is_told_in_words_too(self, user: pytest.Pytester) -> None:
+        write(GRAPH, ARGUMENTS="")
+        result = run(user)
+        result.stdout.fnmatch_lines(["E *which is nothing yet", "E *to accept: pytest *::test_graph --fxbucket-accept=new"])
+        run(user, "--accept").assert_outcomes(passed=1)
+        write(SOURCE.read_text().replace("make()", "make(late=True)"))
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *launch all_gather layers.1 moved later past *", "E *+  launch  all_gather layers.1"])
+
+    def test_what_has_no_text_and_what_is_no_expectation_are_named(self, user: pytest.Pytester) -> None:
+        write("def test_a(fxbucket_expect): fxbucket_expect(3, '')\ndef test_b(fxbucket_expect): fxbucket_expect('', 3)\n")
+        result = run(user)
+        result.assert_outcomes(failed=2)
+        result.stdout.fnmatch_lines(["*a value of type int has no structure text*", "*3 is no expectation; expected a string*"])
+
+
+class TestAccept:
+    @pytest.mark.parametrize(
+        ("literal", "mode", "written"),
+        [
+            ("", "new", True),
+            ("", "changed", False),
+            ("old", "new", False),
+            ("old", "changed", True),
+            ("old", "all", True),
+            ("", "all", True),
+        ],
+    )
+    def test_modes_name_empty_and_other_literals(self, user: pytest.Pytester, literal: str, mode: str, written: bool) -> None:
+        write(TEXT, LITERAL=literal)
+        old = SOURCE.read_text()
+        result = run(user, f"--accept={mode}")
+        result.assert_outcomes(passed=int(written), failed=int(not written))
+        assert SOURCE.read_text() == (old.replace(f'"""{literal}"""', '"""\\\none\ntwo\n"""') if written else old)
+        if written:
+            result.stdout.fnmatch_lines(["rewritten: tests/test_x.py (1 expectation)"])
+            run(user).assert_outcomes(passed=1)
+
+    def test_a_whole_file_of_them_is_rewritten_and_nothing_else_in_it(self, user: pytest.Pytester) -> None:
+        write('''\
+            """Not this one."""
+            import pytest
+
+            def text(given, fallback): return given
+
+            class TestMany:
+                def test_a(self, fxbucket_expect):
+                    fxbucket_expect(text("""first""", """no"""), """""")  # é, before others
+                    fxbucket_expect(
+                        actual="x" * 3, expected="")
+                    with pytest.raises(ZeroDivisionError): fxbucket_expect("q", ""), 1 / 0
+
+                def test_b(self, fxbucket_expect):
+                    assert fxbucket_expect("é".encode("ascii", "backslashreplace").decode(), r\'\'\'raw\'\'\') is None
+                    for _ in range(2):
+                        fxbucket_expect('quote "', 'single')
+                    fxbucket_expect("stays", "stays"); fxbucket_expect("a\\nb", \'\'\'s\'\'\')
+                    assert """before""" and (fxbucket_expect("in an assert", """ü"""), 1)
+            ''')
+        result = run(user, "--accept")
+        result.assert_outcomes(passed=2)
+        assert SOURCE.read_text() == (
+            '''\
+"""Not this one."""
+import pytest
+
+def text(given, fallback): return given
+
+class TestMany:
+    def test_a(self, fxbucket_expect):
+        fxbucket_expect(text("""first""", """no"""), """first""")  # é, before others
+        fxbucket_expect(
+            actual="x" * 3, expected="""xxx""")
+        with pytest.raises(ZeroDivisionError): fxbucket_expect("q", """q"""), 1 / 0
+
+    def test_b(self, fxbucket_expect):
+        assert fxbucket_expect("é".encode("ascii", "backslashreplace").decode(), r\'\'\'\\xe9\'\'\') is None
+        for _ in range(2):
+            fxbucket_expect('quote "', """quote \\"""")
+        fxbucket_expect("stays", "stays"); fxbucket_expect("a\\nb", \'\'\'\\
+a
+b\'\'\')
+        assert """before""" and (fxbucket_expect("in an assert", """in an assert"""), 1)
+'''
+        )
+        run(user).assert_outcomes(passed=2)
+        result.stdout.fnmatch_lines(["rewritten: tests/test_x.py (7 expectations)"])
+
+    def test_a_literal_given_two_texts_stays_as_it_is_and_the_rest_is_written(self, user: pytest.Pytester) -> None:
+        write(
+            '''
+            import pytest
+
+            @pytest.mark.parametrize("text", ["same", "other"])
+            def test_a(text, fxbucket_expect):
+                fxbucket_expect(text, """same""")
+
+            def test_b(fxbucket_expect):
+                fxbucket_expect("b", """""")
+            '''
+        )
+        old = SOURCE.read_text()
+        result = run(user, "--accept")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.stdout.fnmatch_lines(
+            [
+                "NOT rewritten: tests/test_x.py:6: the expectation was given two texts in one run, by *::test_a*same*"
+                "and by tests/test_x.py::test_a*other*give each its own fxbucket_expect",
+            ]
+        )
+        assert SOURCE.read_text() == old.replace('""""""', '"""b"""')
+
+    @pytest.mark.parametrize(
+        ("call", "said"),
+        [
+            ("expected = ''; fxbucket_expect('new', expected)", "is no string literal in the call itself"),
+            ("fxbucket_expect('new', '' '')", "is several literals in a row"),
+            ("fxbucket_expect('new', f'')", "is no string literal in the call itself"),
+            ("fxbucket_expect('n\\u00e9w', '')", "'é' cannot stand in a rewritten literal"),
+            ("fxbucket_expect('a\\rb', '')", "cannot be written as a literal that gives it back"),
+        ],
+    )
+    def test_what_cannot_be_rewritten_fails_with_its_place(self, user: pytest.Pytester, call: str, said: str) -> None:
+        write("def test_a(fxbucket_expect):\n    CALL\n", CALL=call)
+        old = SOURCE.read_text()
+        result = run(user, "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E *tests/test_x.py:2: fxbucket_expect: *{said}*"])
+        assert SOURCE.read_text() == old
+
+
+class TestFile:
+    def test_line_ends_mode_and_links_stay(self, user: pytest.Pytester) -> None:
+        Path("elsewhere.py").write_bytes(TEXT.replace("LITERAL", "").replace("\n", "\r\n").encode())
+        os.chmod("elsewhere.py", 0o755)
+        SOURCE.symlink_to(Path("elsewhere.py").absolute())
+        run(user, "--accept").assert_outcomes(passed=1)
+        assert SOURCE.is_symlink()
+        assert Path("elsewhere.py").stat().st_mode & 0o777 == 0o755
+        assert Path("elsewhere.py").read_bytes().count(b"\r\n") == Path("elsewhere.py").read_bytes().count(b"\n") == 5
+        run(user).assert_outcomes(passed=1)
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_file_changed_since_the_run_began_is_left_alone(self, user: pytest.Pytester, when: str) -> None:
+        change = "open(__file__, 'a').write('# mine\\n')"
+        lines = ["fxbucket_expect('new', '')", change]
+        write("def test_a(fxbucket_expect):\n    " + "\n    ".join(lines[:: 1 if when == "after" else -1]) + "\n")
+        old = SOURCE.read_text()
+        result = run(user, "--accept")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(passed=int(when == "after"), failed=int(when == "before"))
+        result.stdout.fnmatch_lines(["*tests/test_x.py was changed since the run began, so its expectations are left *"])
+        assert SOURCE.read_text() == old + "# mine\n"
+
+    def test_a_read_only_file_is_left_alone(self, user: pytest.Pytester) -> None:
+        write(TEXT, LITERAL="")
+        SOURCE.chmod(0o444)
+        result = run(user, "--accept")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.stdout.fnmatch_lines(["NOT rewritten: tests/test_x.py is read-only*make it writable and run again"])
+        assert '""""""' in SOURCE.read_text()
+
+    def test_a_file_in_another_encoding_is_left_alone(self, user: pytest.Pytester) -> None:
+        SOURCE.write_bytes(b"# coding: latin-1\nname = '\xe9'\n" + TEXT.replace("LITERAL", "").encode())
+        result = run(user, "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *the file is in iso-8859-1, and only UTF-8*"])
+
+    def test_an_interrupted_run_writes_nothing_and_says_so(self, user: pytest.Pytester) -> None:
+        write(TEXT + "def test_z(): __import__('pytest').exit('enough')\n", LITERAL="")
+        old = SOURCE.read_text()
+        result = run(user, "--accept")
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result.stdout.fnmatch_lines(["NOT rewritten: 1 expectation accepted, but the run was interrupted"])
+        assert SOURCE.read_text() == old
+
+
+class TestWorkers:
+    def test_several_workers_are_refused_and_nothing_runs(self, user: pytest.Pytester) -> None:
+        write(TEXT + "def test_other(): open('ran', 'w').close()\n", LITERAL="")
+        old = SOURCE.read_text()
+        result = run(user, "-n", "2", "--accept")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(
+            ["ERROR: --fxbucket-accept with 2 workers: tests/test_x.py::test_text uses fxbucket_expect*with -n 0 or -n 1*"]
+        )
+        assert SOURCE.read_text() == old
+        assert not Path("ran").exists()
+
+    def test_one_worker_writes_through_the_controller(self, user: pytest.Pytester) -> None:
+        write(TEXT, LITERAL="")
+        run(user, "-n", "1", "--accept").assert_outcomes(passed=1)
+        run(user, "-n", "0").assert_outcomes(passed=1)
+
+    def test_several_workers_may_accept_what_is_no_expectation(self, user: pytest.Pytester) -> None:
+        write(TEXT + "def test_golden(fxbucket_golden): assert 'a' == fxbucket_golden('a')\n", LITERAL="")
+        run(user, "-n", "2", "--accept", "-k", "golden").assert_outcomes(passed=1)
+        assert Path("golden/tests/test_x/a.txt").exists()
+
+    def test_who_comes_by_the_fixture_unseen_is_refused_too(self, user: pytest.Pytester) -> None:
+        write('def test_a(request): request.getfixturevalue("fxbucket_expect")("new", "")\n')
+        old = SOURCE.read_text()
+        result = run(user, "-n", "2", "--accept")
+        result.stdout.fnmatch_lines(["*--fxbucket-accept with 2 workers: tests/test_x.py::test_a uses fxbucket_expect*"])
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert SOURCE.read_text() == old

@@ -1,0 +1,319 @@
+"""`assert graph == fxbucket_golden("name")` in users' own tests: what passes, what a failure says, and what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.golden.store import render
+from suites.plugin.graphs_project import run, write
+
+GOLDEN = Path("golden/tests/test_x/two.txt")
+TEST = """
+    import graphs
+
+    def test_two(fxbucket_golden):
+        assert graphs.make({arguments}) == fxbucket_golden("two")
+"""
+COMMAND = "pytest tests/test_x.py::test_two --fxbucket-accept="
+
+
+def make(arguments: str = "") -> None:
+    write(TEST.format(arguments=arguments))
+
+
+def accepted(user: pytest.Pytester) -> str:
+    """Accept the golden of `make()` and give its file's text."""
+    make()
+    run(user, "--fxbucket-accept=new").assert_outcomes(passed=1)
+    return GOLDEN.read_text()
+
+
+class TestVerdict:
+    def test_a_missing_golden_fails_and_gives_the_command_that_writes_it(self, user: pytest.Pytester) -> None:
+        make()
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E *{GOLDEN} is missing; write it with: {COMMAND}new"])
+        assert not GOLDEN.exists()
+
+    def test_an_accepted_golden_passes_and_holds_the_schedule(self, user: pytest.Pytester) -> None:
+        text = accepted(user)
+        assert "  launch  all_gather layers.0\n  launch  all_gather layers.1\n" in text
+        run(user).assert_outcomes(passed=1)
+
+    def test_a_changed_schedule_is_told_in_words_with_diff_and_command(self, user: pytest.Pytester) -> None:
+        old = accepted(user)
+        make("late=True")
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                f"E *the text is not the one in {GOLDEN}",
+                f"E *to accept: {COMMAND}changed",
+                "E *what changed:",
+                "E *launch all_gather layers.1 moved later past *",
+                f"*the text is not the one in {GOLDEN}*",
+                "--- expected",
+                "+  launch  all_gather layers.1",
+            ]
+        )
+        assert GOLDEN.read_text() == old
+
+    def test_vv_shows_all_of_it_in_the_assertion_and_not_twice(self, user: pytest.Pytester) -> None:
+        accepted(user)
+        make("late=True")
+        result = run(user, "-vv", "--tb=short")
+        result.stdout.fnmatch_lines([f"E *to accept: {COMMAND}changed", "E *+  launch  all_gather layers.1"])
+        result.stdout.no_fnmatch_line(f"-* the text is not the one in {GOLDEN} -*")
+
+    def test_the_command_that_is_given_accepts_just_this_golden(self, user: pytest.Pytester) -> None:
+        accepted(user)
+        make("late=True")
+        run(user, *f"{COMMAND}changed".split()[1:]).assert_outcomes(passed=1)
+        run(user).assert_outcomes(passed=1)
+
+    @pytest.mark.parametrize(("mode", "passed"), [("new", False), ("changed", True), ("all", True)])
+    def test_modes_are_those_of_plans(self, user: pytest.Pytester, mode: str, passed: bool) -> None:
+        old = accepted(user)
+        make("late=True")
+        run(user, f"--accept={mode}").assert_outcomes(passed=int(passed), failed=int(not passed))
+        assert (GOLDEN.read_text() != old) == passed
+
+    @pytest.mark.parametrize(
+        ("damage", "said"),
+        [
+            (lambda text: text[:-30], "is cut short"),
+            (lambda text: text.replace("wait", "wayt"), "is not what was accepted"),
+            (lambda text: text + "<<<<<<< ours\n", "has merge conflict markers"),
+        ],
+    )
+    def test_a_damaged_golden_fails_with_its_sentence(self, user: pytest.Pytester, damage: object, said: str) -> None:
+        text = accepted(user)
+        GOLDEN.write_text(damage(text))  # type: ignore[operator]
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E *{GOLDEN} {said}*"])
+
+    def test_either_side_a_plain_comparison_is_a_bool_and_no_accept_for_unequal(self, user: pytest.Pytester) -> None:
+        accepted(user)
+        write(
+            """
+            import graphs
+
+            def test_two(fxbucket_golden):
+                golden = fxbucket_golden("two")
+                assert golden == graphs.make()
+                assert (graphs.make() == golden) is True
+                assert (graphs.make(late=True) == golden) is False
+                assert graphs.make().graph == golden
+                assert graphs.make(late=True) != golden
+                assert golden != graphs.make(late=True)
+            """
+        )
+        old = GOLDEN.read_text()
+        run(user).assert_outcomes(passed=1)
+        write(
+            """
+            import graphs
+
+            def test_two(fxbucket_golden):
+                assert graphs.make(late=True) != fxbucket_golden("two")
+            """
+        )
+        run(user, "--accept").assert_outcomes(passed=1)
+        assert GOLDEN.read_text() == old
+        write(
+            """
+            import graphs
+
+            def test_two(fxbucket_golden):
+                assert graphs.make() != fxbucket_golden("two")
+            """
+        )
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E *the text is the one in {GOLDEN}"])
+
+    @pytest.mark.parametrize("line", ["assert not graph == golden", "graph == golden", "assert graph != golden"])
+    def test_a_missing_golden_never_passes_however_it_is_compared(self, user: pytest.Pytester, line: str) -> None:
+        write(
+            """
+            import graphs
+
+            def test_two(fxbucket_golden):
+                graph, golden = graphs.make(), fxbucket_golden("two")
+                LINE
+            """,
+            LINE=line,
+        )
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"*{GOLDEN} is missing; write it with: {COMMAND}new"])
+
+
+class TestNamesAndTexts:
+    @pytest.mark.parametrize("name", ["a/b", "..", ".", ".hidden", "", "é", "a b", "x" * 101])
+    def test_a_name_that_is_no_file_name_is_one_sentence(self, user: pytest.Pytester, name: str) -> None:
+        write("def test_two(fxbucket_golden): assert 'text' == fxbucket_golden(NAME)", NAME=repr(name))
+        result = run(user, "--accept", "--tb=line")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*fxbucket_golden: '*' is no name for a golden; expected at most 100 letters*"])
+        assert not Path("golden").exists()
+
+    def test_the_longest_name_is_written(self, user: pytest.Pytester) -> None:
+        write("def test_two(fxbucket_golden): assert 'text' == fxbucket_golden('x' * 96 + '_.-9')")
+        run(user, "--accept").assert_outcomes(passed=1)
+        run(user).assert_outcomes(passed=1)
+
+    def test_parametrized_tests_name_theirs_and_the_command_names_the_case(self, user: pytest.Pytester) -> None:
+        write(
+            """
+            import pytest
+
+            @pytest.mark.parametrize("word", ["a", "b c"])
+            def test_two(word, fxbucket_golden):
+                assert f"text of {word}" == fxbucket_golden("of_" + word[0])
+            """
+        )
+        result = run(user)
+        result.stdout.fnmatch_lines([r"E *with: pytest 'tests/test_x.py::test_two[[]b c]' --fxbucket-accept=new"])
+        run(user, "--accept").assert_outcomes(passed=2)
+        assert sorted(path.name for path in Path("golden/tests/test_x").iterdir()) == ["of_a.txt", "of_b.txt"]
+
+    @pytest.mark.parametrize("first", ["same", "other"])
+    def test_two_texts_under_one_name_are_refused_and_nothing_is_written(self, user: pytest.Pytester, first: str) -> None:
+        write("def test_two(fxbucket_golden): assert 'same' == fxbucket_golden('two')")
+        run(user, "--accept").assert_outcomes(passed=1)
+        old = GOLDEN.read_text()
+        write(
+            """
+            import pytest
+
+            @pytest.mark.parametrize("text", ["FIRST", "third"])
+            def test_two(text, fxbucket_golden):
+                assert text == fxbucket_golden("two")
+            """,
+            FIRST=first,
+        )
+        result = run(user, "--accept")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(passed=2)
+        result.stdout.fnmatch_lines(["*NOT written: *two.txt was given two texts in one run*"])
+        assert GOLDEN.read_text() == old
+
+    def test_a_plan_that_owns_the_file_too_is_named(self, user: pytest.Pytester) -> None:
+        make()
+        Path("tests/test_x").mkdir()
+        Path("tests/test_x/two.toml").write_text("[model]\n")
+        result = run(user, "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [f"E *{GOLDEN} would belong to tests/test_x/two.toml and to tests/test_x.py; rename one of the two"]
+        )
+
+    def test_what_has_no_text_is_named_by_its_type(self, user: pytest.Pytester) -> None:
+        write("def test_two(fxbucket_golden): assert 3 == fxbucket_golden('two')")
+        result = run(user, "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *a value of type int has no structure text; expected a GraphModule, *"])
+
+    def test_plan_groups_parameters_and_an_entry_that_matches_nothing_is_an_error(self, user: pytest.Pytester) -> None:
+        write(
+            """
+            import graphs
+
+            def test_two(fxbucket_golden):
+                assert graphs.make() == fxbucket_golden("two", plan=["layers.0+layers.1"])
+
+            def test_typo(fxbucket_golden):
+                assert graphs.make() == fxbucket_golden("typo", plan=["layer.0"])
+            """
+        )
+        result = run(user, "--accept")
+        result.assert_outcomes(passed=1, failed=1)
+        result.stdout.fnmatch_lines(['E *PlanError: *entry "layer.0" matches nothing; did you mean "layers.0" or "layers.1"?'])
+        assert "  launch  all_gather layers.0+layers.1\n" in GOLDEN.read_text()
+
+    def test_a_test_on_ranks_is_told_what_to_do_instead(self, user: pytest.Pytester) -> None:
+        write(
+            """
+            import pytest
+
+            @pytest.mark.fxbucket_ranks(2)
+            def test_two(fxbucket_golden): pass
+
+            @pytest.mark.fxbucket_ranks(2)
+            def test_inline(fxbucket_expect): pass
+            """
+        )
+        result = run(user)
+        result.assert_outcomes(failed=2)
+        for name in ("fxbucket_golden", "fxbucket_expect"):
+            result.stdout.fnmatch_lines([f"*the fixture {name} works in pytest's own process only*; compare in*"])
+
+
+PLAN = """
+[graph]
+factory = "fixtures.models.traced:step"
+
+[parallel]
+dp_shard = 4
+
+[bucket]
+plan = ["layers.[0-2]"]
+"""
+WITH_PLAN = """
+    import pytest
+    from pytest_fxbucket.checks.invariants import assert_invariants
+
+    @pytest.mark.fxbucket_plan("plans/mlp.toml")
+    def test_step(fxbucket_graph, fxbucket_golden):
+        assert fxbucket_graph == fxbucket_golden("before")
+        assert fxbucket_graph.graphs["joint"] == fxbucket_golden("before")
+
+    @pytest.mark.fxbucket_plan("plans/mlp.toml")
+    def test_bucketed(fxbucket_graph, fxbucket_bucketed, fxbucket_golden):
+        assert_invariants(fxbucket_graph, fxbucket_bucketed)
+        assert fxbucket_bucketed == fxbucket_golden("after")
+        assert fxbucket_bucketed.graph_module == fxbucket_golden("after")
+        assert fxbucket_bucketed.graph == fxbucket_golden("by_parameter", plan=["layers.*.weight", "layers.*.bias"])
+"""
+
+
+def test_with_a_plan_the_text_is_that_of_the_plans_own_golden(user: pytest.Pytester) -> None:
+    write(WITH_PLAN)
+    user.mkdir("plans")
+    Path("plans/mlp.toml").write_text(PLAN)
+    # tracing imports much of torch that cannot be imported twice
+    result = user.runpytest_subprocess("plans/mlp.toml::golden", "tests", "--accept", "-p", "no:hypothesispytest")
+    result.assert_outcomes(passed=3)
+    assert Path("golden/tests/test_x/after.txt").read_text() == Path("golden/plans/mlp.txt").read_text()
+    before = Path("golden/tests/test_x/before.txt").read_text()
+    assert "plan plans/mlp.toml\nmesh dp_shard=4\n" in before
+    assert "reduce_scatter layers.0 #2" in before
+
+
+def test_workers_give_the_same_verdicts_and_files(user: pytest.Pytester) -> None:
+    write(
+        """
+        import pytest
+
+        def test_equal(fxbucket_golden): assert "equal" == fxbucket_golden("equal")
+        def test_changed(fxbucket_golden): assert "changed" == fxbucket_golden("changed")
+        @pytest.mark.parametrize("text", ["clash", "other"])
+        def test_clash(text, fxbucket_golden): assert text == fxbucket_golden("clash")
+        """
+    )
+    folder = Path("golden/tests/test_x")
+    folder.mkdir(parents=True)
+    for name in ("equal", "changed", "clash"):
+        (folder / f"{name}.txt").write_text(render(name.replace("changed", "old")))
+    result = run(user, "-n", "2", "--accept")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines([f"golden written: {folder}/changed.txt", "*NOT written: *clash.txt was given two texts*"])
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        f"{name}.txt": render(name) for name in ("equal", "changed", "clash")
+    }
