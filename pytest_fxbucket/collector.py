@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while graphs are built: it would walk every node again and again, and free none."""
+"""Python's garbage collector, paused while graphs are built or read: it would walk all nodes again and again, and free none."""
 
 from __future__ import annotations
 

@@ -6,18 +6,19 @@ is compute: it starts new sources and ends the following of old ones, and is not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.node import map_arg
 
+from pytest_fxbucket.compat.fx_nodes import inputs_of
 from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import RANK, SOURCE, START, Runs
+from pytest_fxbucket.graph.contents import Runs
 from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.memory import Memory, NotFollowedError, precision_of
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data
@@ -62,21 +63,9 @@ def follow(graph: fx.Graph) -> Followed:
     A symbolic size counts as the number that it was traced with. Raises :class:`PassError` for a graph that cannot be run.
     """
     walk = _Walk(graph)
-    with _one_thread():
-        for node in graph.nodes:
-            _visit(walk, node)
+    for node in graph.nodes:
+        _visit(walk, node)
     return walk.found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tables of runs are small: on a busy machine waking threads for them costs five times the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _visit(walk: _Walk, node: fx.Node) -> None:
@@ -93,8 +82,10 @@ class _Walk:
         self.found = Followed()
         self.memory = Memory()
         self.values: dict[fx.Node, Any] = {}
-        self.packed = _leads_to_launch(graph)
-        self.buffers = {base(target) for node in graph.nodes if moves_data(node) for target in written_arguments(node)}
+        self.moving = {node for node in graph.nodes if moves_data(node)}
+        """Nodes that only move data."""
+        self.packed = _leads_to_launch(graph, self.moving)
+        self.buffers = {base(target) for node in self.moving for target in written_arguments(node)}
 
     def visit(self, node: fx.Node) -> None:
         launch = collectives.read_launch(node)
@@ -103,14 +94,20 @@ class _Walk:
         elif collectives.is_wait(node):
             if (value := self._value(collectives.sent_by(node))) is not None:
                 self.values[node] = value
-        elif node in self.packed or self._continues(node) or (node in self.buffers and is_new_storage(node)):
+        elif node in self.moving and (node in self.packed or self._continues(node) or self._is_buffer(node)):
             self._move(node)
         else:
+            if node in self.packed:
+                self._start(node)
             self._read(node)
+
+    def _is_buffer(self, node: fx.Node) -> bool:
+        """Whether data is moved into ``node``, a new buffer."""
+        return node in self.buffers and is_new_storage(node)
 
     def _continues(self, node: fx.Node) -> bool:
         """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
-        if not moves_data(node) or not any(source in self.values for source in node.all_input_nodes):
+        if not any(source in self.values for source in inputs_of(node)):
             return False
         return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes))
 
@@ -118,19 +115,16 @@ class _Walk:
         """Whether ``node`` is one gathered parameter from its beginning, as far as it was gathered at all."""
         for tensor in _tensors(self.values.get(node)):
             runs = self.memory.read(contents.in_memory_order(tensor))
-            source = self.found.sources[int(runs[0, SOURCE])] if len(runs) else None
-            if source is None or int(runs[0, START]) or int(runs[0, RANK]):
+            source = self.found.sources[runs[0].source] if runs else None
+            if source is None or runs[0].start or runs[0].rank:
                 return False
             if not contents.ascends(runs, source.numel, source.ranks):
                 return False
         return True
 
     def _move(self, node: fx.Node) -> None:
-        if not moves_data(node):
-            self._start(node)
-            self._read(node)
-            return
-        args, kwargs = tree_map(self._known, (node.args, dict(node.kwargs)), is_leaf=_is_node)
+        args = map_arg(node.args, self._known)
+        kwargs = map_arg(node.kwargs, self._known) if node.kwargs else {}
         try:
             self.values[node] = execute(node, args, kwargs, self.memory)
         except NotFollowedError as error:
@@ -138,33 +132,36 @@ class _Walk:
             self._start(node)
             self._read(node)
 
-    def _known(self, value: Any) -> Any:
-        if not _is_node(value):
-            return value
-        if value not in self.values:
-            self._start(value)
-        return self.values[value]
+    def _known(self, node: fx.Node) -> Any:
+        if node not in self.values:
+            self._start(node)
+        return self.values[node]
 
     def _start(self, node: fx.Node) -> None:
         """``node`` computes something new: its tensors become sources."""
-        if node.meta.get("val") is None:
+        value = node.meta.get("val")
+        if value is None:
             raise ValueError(f"{node.name} carries no fake value (meta['val']) to tell its shape by")
-        self.values[node] = tree_map(lambda value: self._new(node, value), node.meta.get("val"))
+        one = isinstance(value, torch.Tensor)
+        self.values[node] = self._new(node, value) if one else tree_map(lambda part: self._new(node, part), value)
 
     def _new(self, node: fx.Node, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return hint(value) if isinstance(value, torch.SymInt) else value
-        like = torch.empty([hint(size) for size in value.shape], dtype=value.dtype, device="meta")
-        number = self.found.table.add(Source(node, like.numel(), like.dtype))
-        return self.memory.allocate(like, contents.run(number, like.nbytes, precision_of(like.dtype), like.dtype))
+        new = torch.empty([hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+        number = self.found.table.add(Source(node, new.numel(), new.dtype))
+        self.memory.define(new, contents.run(number, new.nbytes, precision_of(new.dtype), new.dtype))
+        return new
 
     def _value(self, argument: Any) -> Any:
         return self.values.get(argument) if _is_node(argument) else None
 
     def _read(self, node: fx.Node) -> None:
         """Note what compute reads of what launches brought, and forget what it overwrites."""
-        for source in node.all_input_nodes:
-            for tensor in _tensors(self.values.get(source)):
+        for source in inputs_of(node):
+            if source not in self.values:
+                continue
+            for tensor in _tensors(self.values[source]):
                 content = self.memory.read(contents.in_memory_order(tensor))
                 self.found.uses.append(Use(node, source, tensor.dtype, content))
         for written in written_arguments(node):
@@ -210,7 +207,7 @@ class _Walk:
     def _results(self, launch: fx.Node, brought: Sequence[tuple[torch.Tensor, Runs, Sequence[int]]]) -> list[torch.Tensor]:
         """Where results lie: in buffers that the launch is given, in what it reduces in place, or in storages of their own."""
         given = launch.kwargs.get("out")
-        buffers = [self._known(given)] if _is_node(given) else []
+        buffers = [self._known(given)] if isinstance(given, torch.fx.Node) else []
         values = []
         for index, (tensor, runs, shape) in enumerate(brought):
             if index < len(buffers):
@@ -238,17 +235,21 @@ def symbolic(node: fx.Node) -> str:
     return next((str(s) for s in value.shape if not isinstance(s, int)), "") if isinstance(value, torch.Tensor) else ""
 
 
-def _leads_to_launch(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes through which data moves into a launch, writes into buffers among them, back to where it was computed."""
+def _leads_to_launch(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
+    """Nodes through which data moves into a launch, writes into buffers among them, back to where it was computed.
+
+    ``moving`` are those that only move data.
+    """
     found: set[fx.Node] = set()
     storages: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        leads = collectives.launch_kind(node) is not None
-        if not leads and moves_data(node):
+        if node in moving:
             leads = node in found or any(base(target) in storages for target in written_arguments(node))
+        else:
+            leads = collectives.launch_kind(node) is not None
         if leads:
-            found.update(node.all_input_nodes)
-            storages.update(map(base, node.all_input_nodes))
+            found.update(inputs_of(node))
+            storages.update(map(base, inputs_of(node)))
     return found
 
 

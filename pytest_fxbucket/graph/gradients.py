@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.graph.contents import FORM, LENGTH, RANK, SOURCE, START, Runs, dtype_of
+from pytest_fxbucket.graph.contents import Runs, dtype_of
 from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Gradients:
                 self._name(node, value.fqn, [whole[node]] if node in whole else self._reduced_before(node))
 
     def _name(self, node: fx.Node, fqn: str, contents: Sequence[Runs]) -> None:
-        pieces = sorted({int(number) for runs in contents for number in runs[:, SOURCE] if self._is_reduced(int(number))})
+        pieces = sorted({one.source for runs in contents for one in runs if self._is_reduced(one.source)})
         if not pieces:
             return
         if all(self._is_whole(runs) for runs in contents) and (len(pieces) == 1 or self._adds(node, pieces)):
@@ -66,7 +66,7 @@ class Gradients:
         queue, seen, found = [node], {node}, list[Any]()
         for current in queue:
             uses = self.read_by.get(current, [])
-            gathered = any(bool((use.content[:, RANK] >= 0).any()) for use in uses)
+            gathered = any(one.rank >= 0 for use in uses for one in use.content)
             if gathered or current in self.found.sent or self.role.get(current) == "batch":
                 return []
             found += [use.content for use in uses]
@@ -102,10 +102,10 @@ class Gradients:
         return source is not None and source.launch is not None and launch_kind(source.launch) in _REDUCTIONS
 
     def _is_whole(self, runs: Runs) -> bool:
-        source = self.found.sources[int(runs[0, SOURCE])] if len(runs) == 1 else None
-        if source is None or int(runs[0, START]):
+        source = self.found.sources[runs[0].source] if len(runs) == 1 else None
+        if source is None or runs[0].start:
             return False
-        return int(runs[0, LENGTH]) == source.numel * dtype_of(int(runs[0, FORM])).itemsize
+        return runs[0].length == source.numel * dtype_of(runs[0].form).itemsize
 
     def _maker(self, number: int) -> str:
         """Operator and node that computed what a reduction sent."""

@@ -41,8 +41,8 @@ class Memory:
 
     def define(self, tensor: torch.Tensor, content: Runs) -> None:
         """Say what the whole storage under ``tensor`` holds."""
-        self._content[storage_key(tensor)] = content
-        self._alive[storage_key(tensor)] = tensor
+        key = storage_key(tensor)
+        self._content[key], self._alive[key] = content, tensor
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor``'s storage was allocated here."""
@@ -58,12 +58,15 @@ class Memory:
         self._content[key] = contents.write(self._content[key], target, runs)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """``target.copy_(source)``; a cast to fewer bits is noted in the runs."""
-        runs = self.read(source.expand(target.shape))
-        if target.dtype == source.dtype:
-            self.write(target, runs)
-            return
-        cast = contents.cast(runs, source.dtype, target.dtype, _kept(source.dtype, target.dtype))
+        """``target.copy_(source)``."""
+        self.write(target, self.cast(source.expand(target.shape), target.dtype))
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> Runs:
+        """Runs of ``tensor``'s elements, in logical order, as ``dtype``; a cast to fewer bits is noted in them."""
+        runs = self.read(tensor)
+        if tensor.dtype == dtype:
+            return runs
+        cast = contents.cast(runs, tensor.dtype, dtype, _kept(tensor.dtype, dtype))
         if cast is None:
-            raise NotFollowedError(f"it casts {source.dtype} that other elements are seen as to {target.dtype}")
-        self.write(target, cast)
+            raise NotFollowedError(f"it casts {tensor.dtype} that other elements are seen as to {dtype}")
+        return cast

@@ -7,7 +7,7 @@ device, never from ``node.meta``: a wrong split size shows, whatever the pass no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +56,11 @@ def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: 
     op = overload(node)
     if op is None:
         return args[0][args[1]]
-    name = op._schema.name
-    args, kwargs = _by_place(op, args, kwargs)
-    if name in _HANDLERS:
-        return _HANDLERS[name](memory, args, kwargs)
+    name = operator_name(node)
+    if kwargs:
+        args, kwargs = _by_place(op, args, kwargs)
+    if (handler := _HANDLERS.get(name)) is not None:
+        return handler(memory, args, kwargs)
     kwargs = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
     if name in _NEW_STORAGE:
         kwargs = {**kwargs, "device": torch.device("meta")}
@@ -103,22 +104,25 @@ def _convert(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> tor
 
 def _cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    target = memory.allocate(torch.cat(list(parts), dim))
-    offset = 0
-    for part in parts:
-        if part.numel():
-            memory.copy(target.narrow(dim, offset, part.shape[dim]), part)
-            offset += part.shape[dim]
+    target = torch.empty_like(torch.cat(list(parts), dim), memory_format=torch.contiguous_format)
+    sizes = [0 if part.shape == (0,) else part.shape[dim] for part in parts]
+    _fill(memory, target, torch.split(target, sizes, dim), parts)
     return target
+
+
+def _fill(memory: Memory, target: torch.Tensor, places: Iterable[torch.Tensor], parts: Iterable[torch.Tensor]) -> None:
+    """Copy each of ``parts`` to its place in the new ``target``, all of which they cover."""
+    pairs = [(at, part) for at, part in zip(places, parts, strict=True) if part.numel()]
+    if other := next((part.shape for at, part in pairs if at.numel() != part.numel()), None):
+        raise ValueError(f"a part of shape {tuple(other)} does not fit into {tuple(target.shape)}")
+    memory.define(target, contents.filled((at, memory.cast(part, at.dtype)) for at, part in pairs))
 
 
 def _flatten_dense(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     parts = args[0]
-    target = memory.allocate(torch.empty(sum(p.numel() for p in parts), dtype=parts[0].dtype, device="meta"))
-    offset = 0
-    for part in parts:
-        memory.copy(target.narrow(0, offset, part.numel()).view(part.shape), part)
-        offset += part.numel()
+    sizes = [part.numel() for part in parts]
+    target = torch.empty(sum(sizes), dtype=parts[0].dtype, device="meta")
+    _fill(memory, target, torch.split(target, sizes), parts)
     return target
 
 
@@ -132,7 +136,10 @@ def _chunk_cat(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> t
         memory.define(whole, contents.run(contents.ZERO, whole.nbytes))
         memory.copy(whole.narrow(dim, 0, part.shape[dim]), part)
         padded.append(whole.view(*shape[:dim], chunks, -1))
-    return _cat(memory, [padded, dim + 1], {})
+    sizes = [part.shape[-1] for part in padded]
+    target = torch.empty([*padded[0].shape[:-1], sum(sizes)], dtype=parts[0].dtype, device="meta")
+    _fill(memory, target, torch.split(target, sizes, dim + 1), padded)
+    return target
 
 
 def _pad(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -155,10 +162,11 @@ def _pad(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
 def _split_copy(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     pieces = torch.split(args[0], args[1], dim)
-    targets = kwargs.get("out") or [memory.allocate(piece) for piece in pieces]
-    for target, piece in zip(targets, pieces, strict=True):
+    if not kwargs.get("out"):
+        return [memory.allocate(piece, memory.read(piece)) for piece in pieces]
+    for target, piece in zip(kwargs["out"], pieces, strict=True):
         memory.copy(target.view(piece.shape) if target.numel() == piece.numel() else target, piece)
-    return None if kwargs.get("out") else list(targets)
+    return None
 
 
 def _copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -184,10 +192,10 @@ def _pre_bucket_all_gather(memory: Memory, args: Sequence[Any], kwargs: dict[str
     dtypes = [numbered_dtypes()[number] for number in numbers]
     sizes = [part.numel() * cast.itemsize // dtype.itemsize for part, cast in zip(parts, dtypes, strict=True)]
     whole = memory.allocate(torch.empty(sum(sizes) * ranks, dtype=dtype, device="meta"))
-    offset = rank * sum(sizes)
-    for part, cast, size in zip(parts, dtypes, sizes, strict=True):
-        memory.copy(whole.narrow(0, offset, size).view(cast).view(part.shape), part)
-        offset += size
+    own = torch.empty(sum(sizes), dtype=dtype, device="meta")
+    places = [at.view(cast).view(part.shape) for at, cast, part in zip(torch.split(own, sizes), dtypes, parts, strict=True)]
+    _fill(memory, own, places, parts)
+    memory.copy(whole.narrow(0, rank * own.numel(), own.numel()), own)
     return whole
 
 

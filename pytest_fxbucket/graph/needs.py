@@ -29,7 +29,10 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
     fixed = [not moves_freely(node) for node in order.nodes]
     blocked: list[int] = []
     for before in order.before:
-        blocked.append(max((earlier if fixed[earlier] else blocked[earlier] for earlier in before), default=-1))
+        last = -1
+        for earlier in before:
+            last = max(last, earlier if fixed[earlier] else blocked[earlier])
+        blocked.append(last)
     sent = {order.index[launch] for launch in launches}
     end = len(order.nodes)
     needed = [end] * end

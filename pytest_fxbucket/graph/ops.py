@@ -72,7 +72,8 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
     Nothing for what does not say what it writes: see :attr:`pytest_fxbucket.graph.order.Order.barriers`.
     """
-    return [] if effects_of(node).barrier else written(node)
+    effects = effects_of(node)
+    return written(node) if (effects.writes or effects.everything) and not effects.barrier else []
 
 
 def returns_written(node: fx.Node) -> bool:

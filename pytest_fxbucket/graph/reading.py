@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket import collector
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes
-from pytest_fxbucket.graph.contents import FORM, PRECISION, RANK, SOURCE
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
 from pytest_fxbucket.graph.modules import module_of
@@ -31,7 +31,8 @@ __all__ = ["Bucket", "Direction", "Member", "Reading", "read_graph"]
 
 def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Reading:
     """Read a joint graph (or one of its phases) whose inputs and outputs have the given roles, in graph order."""
-    return _Reader(graph, inputs, outputs).reading()
+    with collector.paused():
+        return _Reader(graph, inputs, outputs).reading()
 
 
 class _Reader:
@@ -49,7 +50,8 @@ class _Reader:
         self.computes: set[tuple[int, Direction, str]] = set()
         self.seen_as: set[tuple[str, str]] = set()
         self.precision: dict[tuple[fx.Node, int], int] = {}
-        self.uses: dict[tuple[fx.Node, int], list[int]] = {}
+        self.uses: dict[fx.Node, dict[int, list[int]]] = {node: {} for node in self.found.sent}
+        """Positions of what reads a source, by the launch that brought it and by its number."""
         self.order = order_of(graph)
         self.needs = needs_of(self.order, list(self.found.sent))
         gradients = Gradients(self.found, self.output, outputs, self.role)
@@ -81,16 +83,16 @@ class _Reader:
     def _note(self, use: Use) -> None:
         """Sort one read value: whole parameter, piece of one, reduced gradient, or jumble."""
         runs = use.content
-        if not bool((runs[:, RANK] >= 0).any()):
+        if all(one.rank < 0 for one in runs):
             self._note_reduced(use)
             return
-        number = int(runs[0, SOURCE])
+        number = runs[0].source
         source = self.found.sources[number]
         fqn = self.parameter.get(source.node, "") if source is not None else ""
-        dtype = contents.dtype_of(int(runs[0, FORM])) if source is not None else None
+        dtype = contents.dtype_of(runs[0].form) if source is not None else None
         whole = use.dtype != dtype or contents.whole_elements(runs)
         if source is None or not whole or not contents.ascends(runs, source.numel, source.ranks):
-            names = [self._source_name(int(n)) for n in dict.fromkeys(runs[:, SOURCE].tolist())]
+            names = [self._source_name(n) for n in dict.fromkeys(one.source for one in runs)]
             self.problems.append(
                 f"{use.reader.target} ({use.reader.name}) reads gathered bytes that are no parameter in its order: "
                 + ", ".join(names[:4])
@@ -105,10 +107,10 @@ class _Reader:
             self.computes.add((where, self._direction(use.reader), fqn))
 
     def _note_reduced(self, use: Use) -> None:
-        for number in {int(n) for n in use.content[:, SOURCE]}:
+        for number in {one.source for one in use.content}:
             source = self.found.sources[number]
             if source is not None and source.launch is not None:
-                runs = use.content[use.content[:, SOURCE] == number]
+                runs = tuple(one for one in use.content if one.source == number)
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
                     self.computes.add((self.position[source.node], "backward", fqn))
@@ -116,8 +118,8 @@ class _Reader:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
 
     def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
-        self.uses.setdefault((launch, number), []).append(where)
-        bits = int(runs[:, PRECISION].min())
+        self.uses[launch].setdefault(number, []).append(where)
+        bits = min(one.precision for one in runs)
         source = self.found.sources[number]
         while source is not None and source.launch is not None:
             key = (source.launch, number)
@@ -130,7 +132,7 @@ class _Reader:
         source = self.found.sources[piece.source]
         before = self.found.sources[source.sent] if source is not None and source.sent >= 0 else None
         if source is not None and before is not None and before.launch is not None:
-            self.uses.setdefault((before.launch, source.sent), []).append(self.position[launch])
+            self.uses[before.launch].setdefault(source.sent, []).append(self.position[launch])
 
     def _source_name(self, number: int) -> str:
         source = self.found.sources[number]
@@ -142,7 +144,7 @@ class _Reader:
         launch = sent.launch
         members = tuple(self._member(node, sent, piece) for piece in sent.content)
         self._note_problems(node, sent, members)
-        uses = sorted(where for (of, _), places in self.uses.items() if of is node for where in places)
+        uses = sorted(where for places in self.uses[node].values() for where in places)
         waits = sorted(self.position[wait] for wait in collectives.waits_of(node))
         backward = [where for where in uses if where not in self.forward_positions]
         if launch.kind == "all_gather" and uses:
@@ -201,7 +203,7 @@ class _Reader:
                 f"{node.name} gathers what {source.node.target} ({source.node.name}) made of {', '.join(made_of[:4])}, "
                 "an operator that is not followed"
             )
-        last = max(self.uses.get((node, number), ()), default=None)
+        last = max(self.uses[node].get(number, ()), default=None)
         return Member(fqn, piece.offset, numel, precision, piece.dtype, last)
 
     def _parameters_alone(self, node: fx.Node) -> list[str]:

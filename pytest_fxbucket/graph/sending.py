@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.graph import contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import FORM, LENGTH, OFFSET, OWN_RANK, PRECISION, RANK, SOURCE, START, ZERO, Runs
+from pytest_fxbucket.graph.contents import OWN_RANK, UNDEFINED, ZERO, Run, Runs
 
 if TYPE_CHECKING:
     from torch import fx
@@ -86,85 +87,88 @@ class Sources:
     def gathered(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]]:
         """(content, shape) of the result of a gather of ``tensor``; the members are added to ``sent``."""
         begin, own = sent.bytes, tensor.nbytes
-        out = content.clone()
+        new, inner = dict[int, int](), dict[int, int]()
         for number in _named(content):
             old = self.known(number)
-            rows = content[:, SOURCE] == number
-            new = self.brought(number, sent.launch.node, old.numel, old.dtype, (ranks, *old.ranks))
-            out[rows, SOURCE] = new
-        sent.content += _pieces(out, begin, tensor.dtype)
-        rows = out.repeat(ranks, 1)
-        rank = torch.arange(ranks).repeat_interleave(len(out))
-        inner = self._ranks_inside(out).repeat(ranks)
-        rows[:, OFFSET] += rank * own
-        rows[:, RANK] = torch.where(rows[:, SOURCE] > ZERO, rank * inner + rows[:, RANK].clamp(min=0), OWN_RANK)
-        return rows, (tensor.shape[0] * ranks, *tensor.shape[1:]) if tensor.dim() else (ranks,)
-
-    def _ranks_inside(self, runs: Runs) -> torch.Tensor:
-        """For each run over how many ranks it was gathered before."""
-        sizes = []
-        for number in runs[:, SOURCE].tolist():
-            ranks = self.known(number).ranks[1:] if number > ZERO else ()
-            sizes.append(int(torch.Size(ranks).numel()))
-        return torch.tensor(sizes, dtype=torch.int64)
+            new[number] = self.brought(number, sent.launch.node, old.numel, old.dtype, (ranks, *old.ranks))
+            inner[number] = prod(old.ranks)
+        sent.content += _pieces(_renamed(content, new), begin, tensor.dtype)
+        runs = tuple(
+            Run(offset + rank * own, length, new[number], rank * inner[number] + max(before, 0), start, precision, form)
+            if number > ZERO
+            else Run(offset + rank * own, length, number, OWN_RANK, start, precision, form)
+            for rank in range(ranks)
+            for offset, length, number, before, start, precision, form in content
+        )
+        return runs, (tensor.shape[0] * ranks, *tensor.shape[1:]) if tensor.dim() else (ranks,)
 
     def scattered(self, sent: Sent, tensor: torch.Tensor, content: Runs, ranks: int) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of the result of a reduce-scatter, or why it cannot be told; the members are added to ``sent``."""
         begin, own = sent.bytes // ranks, tensor.nbytes // ranks
-        first = contents.read(content, torch.empty(own, dtype=torch.uint8, device="meta"))
-        first = first[first[:, SOURCE] > ZERO]
+        first = contents.first(content, own)
         if other := _seen_as(content, tensor.dtype):
             return other
         if not self._scattered_evenly(first, content, own, ranks):
             return "it does not send each rank the same piece of every gradient"
-        rows = []
-        for offset, length, number, precision in first[:, [OFFSET, LENGTH, SOURCE, PRECISION]].tolist():
-            new = self.brought(number, sent.launch.node, length // tensor.itemsize, tensor.dtype)
-            sent.content.append(Piece(begin + offset, length, new, tensor.dtype))
-            rows.append(contents.shifted(contents.run(new, length, precision, tensor.dtype), offset))
-        return torch.cat(rows) if rows else contents.run(0, own), (tensor.shape[0] // ranks, *tensor.shape[1:])
+        runs: list[Run] = []
+        for one in first:
+            if one.source > ZERO:
+                new = self.brought(one.source, sent.launch.node, one.length // tensor.itemsize, tensor.dtype)
+                sent.content.append(Piece(begin + one.offset, one.length, new, tensor.dtype))
+                runs += contents.shifted(contents.run(new, one.length, one.precision, tensor.dtype), one.offset)
+            else:
+                runs += contents.shifted(contents.run(ZERO, one.length), one.offset)
+        result = tuple(runs) if _named(first) else contents.run(UNDEFINED, own)
+        return result, (tensor.shape[0] // ranks, *tensor.shape[1:])
 
     def _scattered_evenly(self, first: Runs, content: Runs, own: int, ranks: int) -> bool:
         """Whether rank k's part of the input is, member by member, the k-th piece of the same whole gradients."""
-        expected = []
-        for offset, length, number, start, form in first[:, [OFFSET, LENGTH, SOURCE, START, FORM]].tolist():
-            size = self.known(number).numel * contents.dtype_of(form).itemsize
-            piece = next((r[LENGTH] for r in first.tolist() if r[SOURCE] == number), 0)
-            if start != 0 or piece != length or -(-size // ranks) > length:
+        expected: list[Run] = []
+        pieces: dict[int, Run] = {}
+        for one in first:
+            if one.source <= ZERO:
+                continue
+            piece, size = pieces.setdefault(one.source, one), self._bytes(one)
+            if one.start != 0 or piece.length != one.length or -(-size // ranks) > one.length:
                 return False
-            index = torch.arange(ranks)
-            have = (size - index * length).clamp(0, length)
-            row = first[first[:, SOURCE] == number][:1].repeat(ranks, 1)
-            row[:, OFFSET], row[:, START], row[:, LENGTH] = offset + index * own, index * length, have
-            expected.append(row[have > 0])
-        wanted = torch.cat(expected) if expected else content[:0]
-        wanted = contents.joined(wanted[torch.sort(wanted[:, OFFSET]).indices])
-        return torch.equal(wanted, content[content[:, SOURCE] > ZERO])
+            for rank, start in enumerate(range(0, min(size, ranks * one.length), one.length)):
+                have = min(size - start, one.length)
+                at = one.offset + rank * own
+                expected.append(Run(at, have, piece.source, piece.rank, start, piece.precision, piece.form))
+        return contents.joined(sorted(expected)) == tuple(one for one in content if one.source > ZERO)
+
+    def _bytes(self, one: Run) -> int:
+        """Of the whole source of ``one`` on a rank, in the form that it has there."""
+        return self.known(one.source).numel * contents.dtype_of(one.form).itemsize
 
     def summed(self, sent: Sent, tensor: torch.Tensor, content: Runs) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of the result of an all-reduce, or why it cannot be told; the members are added to ``sent``."""
         if other := _seen_as(content, tensor.dtype):
             return other
-        if bool((content[:, RANK] != OWN_RANK).any()):
+        if any(one.rank != OWN_RANK for one in content):
             return "it reduces what a launch gathered"
-        out = content.clone()
+        new: dict[int, int] = {}
         for number in _named(content):
-            rows = content[:, SOURCE] == number
-            new = self.brought(number, sent.launch.node, self.known(number).numel, tensor.dtype)
-            out[rows, SOURCE] = new
-            begin, length = int(content[rows, OFFSET].min()), int(content[rows, LENGTH].sum())
-            sent.content.append(Piece(sent.bytes + begin, length, new, tensor.dtype))
-        return out, tensor.shape
+            runs = [one for one in content if one.source == number]
+            new[number] = self.brought(number, sent.launch.node, self.known(number).numel, tensor.dtype)
+            begin, length = runs[0].offset, sum(one.length for one in runs)
+            sent.content.append(Piece(sent.bytes + begin, length, new[number], tensor.dtype))
+        return _renamed(content, new), tensor.shape
+
+
+def _renamed(content: Runs, new: Mapping[int, int]) -> Runs:
+    """The same runs, of the sources ``new`` in place of those that they name."""
+    return tuple(one._replace(source=new[one.source]) if one.source > ZERO else one for one in content)
 
 
 def _named(content: Runs) -> list[int]:
     """Sources in ``content``, in order of first appearance."""
-    return [number for number in dict.fromkeys(content[:, SOURCE].tolist()) if number > ZERO]
+    return [number for number in dict.fromkeys(one.source for one in content) if number > ZERO]
 
 
 def _seen_as(content: Runs, dtype: torch.dtype) -> str:
     """What a reduction in ``dtype`` adds up although it is of another dtype; empty if there is nothing of the kind."""
-    forms = {form for source, form in content[:, [SOURCE, FORM]].tolist() if source > ZERO}
+    forms = {one.form for one in content if one.source > ZERO}
     other = sorted(str(contents.dtype_of(form)) for form in forms - {contents.form_of(dtype)})
     return f"it reduces {other[0]} seen as {dtype}" if other else ""
 
@@ -173,7 +177,7 @@ def _pieces(runs: Runs, begin: int, dtype: torch.dtype) -> list[Piece]:
     """Members that a gather sends, from byte ``begin`` on: a run each, but those of the ranks of an earlier gather are one."""
     found: list[Piece] = []
     number = last = OWN_RANK
-    for offset, length, source, rank, *_, form in runs.tolist():
+    for offset, length, source, rank, _, _, form in runs:
         if source == ZERO:
             number = OWN_RANK
         elif source == number and rank > last >= 0:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import EXACT, FORM, LENGTH, OFFSET, OWN_RANK, RANK, START, UNDEFINED, ZERO, Runs
+from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, UNDEFINED, ZERO, Run, Runs
 
 BYTE, HALF, WHOLE = (contents.form_of(dtype) for dtype in (torch.uint8, torch.bfloat16, torch.float32))
 
@@ -18,7 +18,7 @@ BYTE, HALF, WHOLE = (contents.form_of(dtype) for dtype in (torch.uint8, torch.bf
 def elements(runs: Runs) -> list[tuple[int, int, int, int, int]]:
     """(source, rank, index, precision, form) of each byte; what is undefined or zero has no index."""
     found = []
-    for offset, length, source, rank, start, precision, form in runs.tolist():
+    for offset, length, source, rank, start, precision, form in runs:
         assert offset == len(found), "runs cover everything in order, without a gap"
         assert length > 0, "no run is empty"
         found += [(source, rank, start + i if source > ZERO else start, precision, form) for i in range(length)]
@@ -26,7 +26,7 @@ def elements(runs: Runs) -> list[tuple[int, int, int, int, int]]:
 
 
 def table(*rows: Sequence[int]) -> Runs:
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, contents.COLUMNS)
+    return tuple(Run(*row) for row in rows)
 
 
 def placed(draw: random.Random, numel: int) -> torch.Tensor | None:
@@ -103,7 +103,7 @@ def test_a_transposed_matrix_reads_like_itself() -> None:
     matrix = torch.empty(3, 4, device="meta")
     content = contents.run(2, 48, dtype=torch.float32)
     assert len(contents.read(content, matrix.t())) == 12
-    assert torch.equal(contents.read(content, contents.in_memory_order(matrix.t())), content)
+    assert contents.read(content, contents.in_memory_order(matrix.t())) == content
 
 
 def test_a_row_of_many_ranks_stays_one_run_for_each() -> None:
@@ -111,8 +111,30 @@ def test_a_row_of_many_ranks_stays_one_run_for_each() -> None:
     column = torch.empty(4096, 8, device="meta").narrow(1, 2, 3)
     piece = contents.read(rows, column)
     assert len(piece) == 4096
-    assert piece[:, RANK].tolist() == list(range(4096))
-    assert set(piece[:, LENGTH].tolist()) == {12}
+    assert [one.rank for one in piece] == list(range(4096))
+    assert {one.length for one in piece} == {12}
+
+
+def test_a_storage_filled_in_one_go_holds_what_it_would_after_one_write_for_each_part() -> None:
+    draw = random.Random(2)
+    for _ in range(50):
+        rows, sizes = draw.randint(1, 5), [draw.randint(1, 6) for _ in range(draw.randint(1, 6))]
+        whole = torch.empty(rows, sum(sizes), dtype=torch.uint8, device="meta")
+        views = torch.split(whole, sizes, 1)
+        parts = [(view, drawn_runs(draw, view.nbytes, 10 * i + 2)) for i, view in enumerate(views)]
+        content = contents.run(UNDEFINED, whole.nbytes)
+        for view, runs in parts:
+            content = contents.write(content, view, runs)
+        draw.shuffle(parts)
+        assert contents.filled(parts) == content
+
+
+def test_the_first_bytes_are_those_that_a_view_of_them_reads() -> None:
+    draw = random.Random(4)
+    for _ in range(50):
+        content = contents.joined(drawn_runs(draw, 40, 2))
+        length = draw.randint(0, 40)
+        assert contents.first(content, length) == contents.read(content, torch.empty(length, dtype=torch.uint8, device="meta"))
 
 
 def test_nothing_is_nothing() -> None:
@@ -121,7 +143,7 @@ def test_nothing_is_nothing() -> None:
     assert len(contents.run(2, 0)) == 0
     assert contents.size(contents.run(2, 0)) == 0
     assert len(contents.read(content, none)) == 0
-    assert torch.equal(contents.write(content, none, content[:0]), content)
+    assert contents.write(content, none, ()) == content
     assert len(contents.joined(content[:0])) == 0
     assert len(contents.cut(content[:0], 4)) == 0
 
@@ -133,7 +155,7 @@ def test_cut_runs_hold_the_same_and_cross_no_multiple(length: int) -> None:
         runs = drawn_runs(draw, draw.randint(1, 40), 2)
         pieces = contents.cut(runs, length)
         assert elements(pieces) == elements(runs)
-        assert all(o // length == (o + n - 1) // length for o, n in pieces[:, [OFFSET, LENGTH]].tolist())
+        assert all(one.offset // length == (one.end - 1) // length for one in pieces)
 
 
 def test_joined_is_the_same_in_as_few_runs_as_possible() -> None:
@@ -163,19 +185,19 @@ def test_runs_that_differ_in_anything_are_not_joined(second: tuple[int, ...]) ->
 
 
 def test_zeros_join_although_they_count_nothing() -> None:
-    assert contents.joined(table((0, 4, ZERO, OWN_RANK, 0, EXACT, 0), (4, 2, ZERO, OWN_RANK, 0, EXACT, 0))).tolist() == [
-        [0, 6, ZERO, OWN_RANK, 0, EXACT, 0]
-    ]
+    assert contents.joined(table((0, 4, ZERO, OWN_RANK, 0, EXACT, 0), (4, 2, ZERO, OWN_RANK, 0, EXACT, 0))) == table(
+        (0, 6, ZERO, OWN_RANK, 0, EXACT, 0)
+    )
 
 
 def test_a_cast_keeps_elements_and_notes_the_bits_it_leaves() -> None:
     runs = table((0, 8, 2, 1, 4, EXACT, WHOLE), (8, 4, ZERO, OWN_RANK, 0, EXACT, 0))
     narrow = contents.cast(runs, torch.float32, torch.bfloat16, 7)
     assert narrow is not None
-    assert narrow.tolist() == [[0, 4, 2, 1, 2, 7, HALF], [4, 2, ZERO, OWN_RANK, 0, 7, 0]]
+    assert narrow == table((0, 4, 2, 1, 2, 7, HALF), (4, 2, ZERO, OWN_RANK, 0, 7, 0))
     wide = contents.cast(narrow, torch.bfloat16, torch.float32, 23)
     assert wide is not None
-    assert wide[:, [OFFSET, LENGTH, START, FORM]].tolist() == runs[:, [OFFSET, LENGTH, START, FORM]].tolist()
+    assert wide == tuple(one._replace(precision=7) for one in runs)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,35 @@ def test_what_does_not_fit_names_the_operator_and_what_it_was_given() -> None:
         made.read()
 
 
+def test_zeros_between_gradients_of_a_bucket_are_no_part_of_a_gradient() -> None:
+    made = Handmade()
+    first, second = (made.call(aten.view.default, made.compute(made.batch(2, 3)), [RANKS, -1]) for _ in range(2))
+    gap = made.call(aten.zeros.default, [RANKS, 3], device="cpu")
+    arrived = flat(made, made.reduced(flat(made, made.call(aten.cat.default, [first, gap, second], 1))))
+    split = made.call(aten.split_with_sizes.default, arrived, [3, 3, 3])
+    for i, fqn in ((0, "a"), (2, "b")):
+        made.returns(made.part(split, i), fqn=fqn)
+    made.compute(made.part(split, 1))
+    reading = made.read()
+    assert reading.problems == ()
+    (bucket,) = reading.buckets
+    assert [(m.fqn, m.offset, m.numel) for m in bucket.members] == [("a", 0, 3), ("b", 24, 3)]
+    end = reading.last
+    assert [m.last_use for m in bucket.members] == [end, end]
+    assert bucket.first_use == end
+
+
+def test_a_chunk_cat_of_gradients_that_do_not_stand_side_by_side_cannot_be_run() -> None:
+    made = Handmade()
+    fits, not_fits = made.compute(made.batch(2, 4)), made.compute(made.batch(3, 4))
+    packed = made.call(aten._chunk_cat.default, [fits, fits], 1, RANKS)
+    made.returns(made.reduced(packed))
+    made.finish()
+    packed.args = ([fits, not_fits], *packed.args[1:])
+    with pytest.raises(PassError, match=r"cannot be run: aten\._chunk_cat\.default .* does not fit"):
+        made.read()
+
+
 VIEWS: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "t": [(aten.t.default, ())],
     "transpose": [(aten.transpose.int, (0, 1))],
