@@ -8,6 +8,9 @@ pytest_plugins = ["pytester"]
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where CI is set, accepting goldens asks for more."""
+def _as_on_a_desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CI is set, accepting goldens asks for more; and each run within a run would import hypothesis anew, in 2 s."""
     monkeypatch.delenv("CI", raising=False)
+    if "pytester" in request.fixturenames:
+        request.getfixturevalue("pytester")  # which forgets what is set before it is made
+        monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
