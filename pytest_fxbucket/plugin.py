@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fxbucket.asserting import fixtures as asserting
-from pytest_fxbucket.asserting.hooks import Expectations, note_sources, refuse_worker, refuse_workers
-from pytest_fxbucket.asserting.inline import Expectation
-from pytest_fxbucket.asserting.named import NamedGolden, explained
 from pytest_fxbucket.body import item as body
 from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
 from pytest_fxbucket.controller import Controller
@@ -33,6 +30,8 @@ from pytest_fxbucket.terminal import error_text, header_lines, wait_printer
 from pytest_fxbucket.whole_files import WholeFiles
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.asserting.inline import Expectation
+    from pytest_fxbucket.asserting.named import NamedGolden
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.passes.registry import Bucketed
@@ -73,7 +72,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         controller = Controller(fx_session(config))
         config.pluginmanager.register(controller, "fxbucket-controller")
-        config.pluginmanager.register(Expectations(fx_session(config), controller), "fxbucket-expectations")
+        if options.accept:
+            from pytest_fxbucket.asserting.hooks import Expectations
+
+            config.pluginmanager.register(Expectations(fx_session(config), controller), "fxbucket-expectations")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
         from pytest_fxbucket import xdist
 
@@ -114,12 +116,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse to accept inline expectations in several processes; after others have deselected."""
     if fx_session(config).options.accept:
+        from pytest_fxbucket.asserting.hooks import note_sources, refuse_workers
+
         refuse_workers(config, items)
         note_sources(fx_session(config), items)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Say what differs from a golden, in words and as a diff, and how to accept it."""
+    from pytest_fxbucket.asserting.named import explained
+
     told = explained(left, right) if op in ("==", "!=") else None
     return list(told) if told else None
 
@@ -250,6 +256,8 @@ def fxbucket_golden(request: pytest.FixtureRequest) -> Callable[..., NamedGolden
 def fxbucket_expect(request: pytest.FixtureRequest) -> Expectation:
     """A function `(actual, expected)` that compares the text of a graph with a literal, which the accept option rewrites."""
     if fx_session(request.config).options.accept:
+        from pytest_fxbucket.asserting.hooks import refuse_worker
+
         refuse_worker(request.config, request.node.nodeid)
     return asserting.expectation_of(request)
 

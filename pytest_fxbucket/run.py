@@ -179,7 +179,7 @@ class PlanRun:
         return passed("audit", f"{summary} ({notes})" if notes else summary)
 
     def _golden(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.checks.golden import mismatch_lines, text_of
+        from pytest_fxbucket.golden.text import mismatch_lines, text_of
 
         store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)
         path = store.path_for(self.plan.path, self.plan.matrix_id)
@@ -194,7 +194,7 @@ class PlanRun:
         return self._compare_golden(store, path, text, folder)
 
     def _compare_golden(self, store: GoldenStore, path: Path, text: str, folder: Folder) -> Verdict:
-        from pytest_fxbucket.checks.golden import mismatch_lines
+        from pytest_fxbucket.golden.text import mismatch_lines
 
         may_write = self._accept is not None and accepts(self._settings.accept, path)
         self._on_compare(path)

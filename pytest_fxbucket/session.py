@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.asserting.inline import Sources
+from pytest_fxbucket.asserting.sources import Sources
 from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.progress import Progress
 

@@ -65,7 +65,7 @@ def ran_whole(path: Path, ids_of: Mapping[Path, Iterable[str]], outcomes: Mappin
 
 def _depends_on_options(item: pytest.Item) -> bool:
     """Say whether another command line would have given more tests beside this: those over the named plans."""
-    return "fxbucket_plan" in getattr(item, "fixturenames", ())
+    return "fxbucket_plan" in getattr(item, "fixturenames", ()) and item.get_closest_marker("fxbucket_plan") is None
 
 
 def _is_part_named(config: pytest.Config, path: Path) -> bool:

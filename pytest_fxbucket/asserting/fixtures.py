@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.asserting.inline import Expectation
-from pytest_fxbucket.asserting.named import GoldenBook
-from pytest_fxbucket.golden.store import GoldenStore
 from pytest_fxbucket.options import fx_session
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.asserting.inline import Expectation
+    from pytest_fxbucket.asserting.named import GoldenBook
     from pytest_fxbucket.run import PlanRun
 
 _BOOK: pytest.StashKey[GoldenBook] = pytest.StashKey()
@@ -26,6 +25,9 @@ _SHOWN_LINES, _SHOWN_CHARACTERS = 8, 640
 
 def book_of(request: pytest.FixtureRequest) -> GoldenBook:
     """The goldens of the test that asks."""
+    from pytest_fxbucket.asserting.named import GoldenBook
+    from pytest_fxbucket.golden.store import GoldenStore
+
     item, fx = request.node, fx_session(request.config)
     options = fx.options
     book = GoldenBook(
@@ -43,6 +45,8 @@ def book_of(request: pytest.FixtureRequest) -> GoldenBook:
 
 def expectation_of(request: pytest.FixtureRequest) -> Expectation:
     """The inline expectations of the test that asks."""
+    from pytest_fxbucket.asserting.inline import Expectation
+
     item, fx = request.node, fx_session(request.config)
     options = fx.options
     return Expectation(
@@ -95,6 +99,8 @@ def _plan_in_use(request: pytest.FixtureRequest) -> Callable[[], PlanRun | None]
 
 
 def _folder(item: pytest.Item, name: str) -> Folder:
+    from pytest_fxbucket.artifacts import Folder
+
     fx = fx_session(item.config)
     log_of = fx.torchrun.log_name if fx.torchrun is not None else None
     return Folder(fx.options.rootdir / ".fxbucket", item.nodeid.partition("::")[0], name, log_of)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.asserting.sources import Sources
 from pytest_fxbucket.asserting.texts import text_of
 from pytest_fxbucket.asserting.told import difference_lines
 from pytest_fxbucket.errors import UsageError
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
 
 Edit = Mapping[str, Any]
 """file, digest, start, end, line, old, new, test: bytes of the literal in the file of that digest, its old and new text."""
-
-
-@dataclass(slots=True)
-class Sources:
-    """Source files as they were when the run began; the first look counts."""
-
-    digests: dict[str, str] = field(default_factory=dict)
-
-    def note(self, path: Path) -> None:
-        """Remember what ``path`` holds now, unless it was noted before; a file that cannot be read is left out."""
-        name = os.path.realpath(path)
-        if name not in self.digests:
-            try:
-                self.digests[name] = digest(Path(name).read_bytes())
-            except OSError:
-                return
-
-    def read(self, path: str, shown: str) -> bytes:
-        """What ``path`` holds, which is what it held when the run began; UsageError if it is not."""
-        self.note(Path(path))
-        try:
-            source = Path(path).read_bytes()
-        except OSError as error:
-            raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
-        if self.digests.get(path) != digest(source):
-            raise UsageError(f"{shown} was changed since the run began, so its expectations are left alone; run again")
-        return source
 
 
 @dataclass(slots=True, repr=False)
@@ -132,8 +105,3 @@ class Expectation:
 
     def _shown(self, path: str) -> str:
         return Path(path).relative_to(self.rootdir).as_posix() if Path(path).is_relative_to(self.rootdir) else path
-
-
-def digest(source: bytes) -> str:
-    """What tells one content of a file from another."""
-    return sha256(source).hexdigest()

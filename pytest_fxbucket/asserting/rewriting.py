@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_fxbucket.asserting.inline import Edit, digest
+from pytest_fxbucket.asserting.inline import Edit
+from pytest_fxbucket.asserting.sources import digest
 from pytest_fxbucket.errors import UsageError
-from pytest_fxbucket.golden.accept import write_whole
+from pytest_fxbucket.golden.disk import locked, sweep, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ class EditQueue:
             if not chosen:
                 continue
             try:
-                _write(Path(name), self._shown(name), chosen)
+                with locked(Path(name).parent):
+                    sweep(list(Path(name).parent.iterdir()))
+                    _write(Path(name), self._shown(name), chosen)
                 files.append((Path(name), len(chosen)))
             except UsageError as error:
                 errors.append(str(error))

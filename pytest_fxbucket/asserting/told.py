@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
 
-_MOST_DIFF = 60
-
 
 def difference_lines(given: object, expected: str, text: str, command: str, folder: Folder) -> list[str]:
     """The ``command`` that accepts ``text``, the text of ``given``; then what differs: of a graph in words, and as a diff.
@@ -17,19 +15,14 @@ def difference_lines(given: object, expected: str, text: str, command: str, fold
     The command comes first, since pytest shows only the beginning of long explanations. All of ``text``, and of a diff that is
     cut, lies in ``folder``.
     """
+    from pytest_fxbucket.golden.text import capped, change_lines
+
     folder.clear()
     diff = folder.file("golden.diff")
     folder.write("found.txt", text)
     if isinstance(given, str):
-        lines = list(unified_diff(_lines(expected), _lines(text), "expected", "found", lineterm=""))
-        if len(lines) > _MOST_DIFF:
-            folder.write("golden.diff", "\n".join(lines) + "\n")
-            lines[_MOST_DIFF:] = [
-                f"... and {len(lines) - _MOST_DIFF} more lines of diff" + (f", all in {diff}" if diff else "")
-            ]
+        lines = capped(list(unified_diff(_lines(expected), _lines(text), "expected", "found", lineterm="")), rest=diff)
     else:
-        from pytest_fxbucket.checks.golden import change_lines
-
         lines = change_lines(expected, text, ("expected", "found"), diff)
     return [f"to accept: {command}", *lines]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_fxbucket.asserting.bare import bare_values
@@ -81,6 +81,9 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     """Problems of one rank's graph, which is put into ``seen``."""
     # What an input is called is read off the old graph: in the new one a launch may read parameters of many modules.
     inputs, outputs = bare_values(old)
+    # For a pass an input without a name is still that input: two that look alike are not the same.
+    inputs = [replace(one, role="param", fqn=f"input {at}") if one.role == "value" else one for at, one in enumerate(inputs)]
+    outputs = [replace(one, role="grad", fqn=f"output {at}") if one.role == "value" else one for at, one in enumerate(outputs)]
     before = read_graph(old, inputs, outputs)
     counts = (len(new.find_nodes(op="placeholder")), len(returned(new.output_node())))
     if counts != (len(inputs), len(outputs)):

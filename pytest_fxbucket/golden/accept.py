@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.disk import Snapshot, locked, obstacle, settle, sweep
-from pytest_fxbucket.golden.disk import write_whole as write_whole  # sources with inline goldens are written by it too
+from pytest_fxbucket.golden.disk import Snapshot, files_below, locked, obstacle, settle, sweep, write_whole
 
 MODES = ("new", "changed", "all")
 
@@ -62,7 +61,8 @@ class AcceptQueue:
 
         What is not on disk as it was at the `start` of the run is somebody else's work, and left alone.
         """
-        errors = [f"{path} was given two texts in one run; neither is written" for path in sorted(self.clashing)]
+        two = "was given two texts in one run, so neither is written; give each text a golden of its own"
+        errors = [f"{path} {two}" for path in sorted(self.clashing)]
         waiting = [(path, text) for path, text in sorted(self.pending.items()) if path not in self.clashing]
         self.pending.clear()
         self.clashing.clear()
@@ -93,7 +93,7 @@ def _held(start: Snapshot | None) -> Iterator[None]:
         yield
         return
     with locked(start.root):
-        sweep(start.root)
+        sweep(files_below(start.root))
         yield
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,9 +66,9 @@ def locked(root: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def sweep(root: Path) -> None:
-    """Remove the temporary files that killed runs left below `root`; under `locked`, where none is in use."""
-    for path in files_below(root):
+def sweep(files: Iterable[Path]) -> None:
+    """Remove those of `files` that killed runs left; under `locked`, where none is in use."""
+    for path in files:
         if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()

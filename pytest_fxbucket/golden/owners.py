@@ -71,7 +71,7 @@ class Owners:
             if not self.has_run_whole(test):
                 return None
             reasons.append(f"no test of {self.store.shown(test)} asks for it")
-        return reasons[0] or "" if reasons else f"{self._expected(golden)} is not there"
+        return next(filter(None, reasons), f"{self._expected(golden)} is not there")
 
     def _of_plans(self, golden: Path) -> Iterator[str | None]:
         """Yield for each plan file whose golden it could be why it is not, or None if it is."""

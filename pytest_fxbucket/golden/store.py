@@ -141,10 +141,6 @@ class GoldenStore:
             again = "accept it again"
             raise GoldenError(str(error).replace(again, f"{again}: {self.accept_command(path)}")) from None
 
-    def render(self, body: str) -> str:
-        """Return the whole file text for `body`, as `read` takes it back."""
-        return render(body)
-
     def accept_command(self, path: Path, mode: str = "changed") -> str:
         """Return the command, run from rootdir, that accepts the golden at `path`; `mode` is new, changed or all."""
         if self.test:

@@ -15,7 +15,7 @@ from pytest_fxbucket.schedule.folding import numbers_of, place_text, ranges_text
 Block = tuple[str, ...]
 """Lines; the first is a heading, a name with indices in it or without."""
 
-_INDEX = re.compile(r"(?<=\.)(?:0|[1-9][0-9]*)(?=[.:+;,\s]|$)")
+_INDEX = re.compile(r"(?<=\.)(?:0|[1-9][0-9]*)(?=[.:+;,)\s]|$)")
 _HEADING = re.compile(r"^(.*), i = ([^,].*)$")
 
 
@@ -56,7 +56,7 @@ def _relatives(block: Block) -> Iterator[tuple[Block, int]]:
         stem = re.split(r"[+\s]", block[0][: index.start()])[-1]
         number = int(index[0])
         for any_index in (index[0], r"(?:0|[1-9][0-9]*)"):
-            every = re.compile(r"(?<![\w.])" + re.escape(stem) + f"({any_index})" + r"(?=[.:+;,\s]|$)")
+            every = re.compile(r"(?<![\w.])" + re.escape(stem) + f"({any_index})" + r"(?=[.:+;,)\s]|$)")
             yield tuple(every.sub(partial(_place, stem, number), line) for line in block), number
 
 

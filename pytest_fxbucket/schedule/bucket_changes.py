@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_fxbucket.schedule.events import PADDING
-from pytest_fxbucket.schedule.pairs import Paired, carried
+from pytest_fxbucket.schedule.pairs import Paired, carried, known
 from pytest_fxbucket.schedule.read_back import ReadBucket
 
 _FEW = 4
@@ -30,7 +30,7 @@ def bucket_sentences(paired: Paired) -> Iterator[str]:
 
 
 def _holders(buckets: Sequence[ReadBucket]) -> dict[tuple[str, str, str], ReadBucket]:
-    return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in carried(bucket)}
+    return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in known(bucket)}
 
 
 def _lost(old: ReadBucket, now: Holders) -> str:
@@ -66,10 +66,9 @@ def _changes(
     if old.label != new.label and old.entry != new.entry:
         yield f"bucket {old.name} is now {new.name}"
     gone = [fqn for fqn in members if fqn not in brought and fqn not in alone]
-    yield from _each(gone, [_left(fqn, new, now.get((old.direction, old.kind, fqn))) for fqn in gone], f"{new.name} lost")
+    yield from _moved(f"{new.name} lost", "to", gone, old, now)
     gained = [fqn for fqn in brought if fqn not in members]
-    sources = [_gained(fqn, new, before.get((old.direction, old.kind, fqn))) for fqn in gained]
-    yield from _each(gained, sources, f"{new.name} gained")
+    yield from _moved(f"{new.name} gained", "from", gained, old, before)
     resized = [fqn for fqn, size in brought.items() if members.get(fqn, size) != size]
     sizes = [f"{fqn} of {new.name} changed: {members[fqn]} -> {brought[fqn]} elements" for fqn in resized]
     yield from _each(resized, sizes, "", f"of {new.name} have other sizes")
@@ -97,12 +96,15 @@ def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucke
     return found
 
 
-def _left(fqn: str, new: ReadBucket, holder: ReadBucket | None) -> str:
-    return f"{new.name} lost {fqn}" + (f" to {holder.name}" if holder is not None else "")
-
-
-def _gained(fqn: str, new: ReadBucket, holder: ReadBucket | None) -> str:
-    return f"{new.name} gained {fqn}" + (f" from {holder.name}" if holder is not None else "")
+def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders) -> Iterator[str]:
+    """One sentence for all members that came from, or went to, one bucket; one for those of which there is no other."""
+    by_holder: dict[str, list[str]] = {}
+    for fqn in fqns:
+        holder = holders.get((old.direction, old.kind, fqn))
+        by_holder.setdefault(holder.name if holder is not None else "", []).append(fqn)
+    for name, moved in by_holder.items():
+        several = moved[0] if len(moved) == 1 else f"{len(moved)} members, {moved[0]} ... {moved[-1]},"
+        yield f"{what} {several} {way} {name}" if name else f"{what} {several}".rstrip(",")
 
 
 def _facts(old: ReadBucket, new: ReadBucket, *, has_other_members: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_fxbucket.schedule.kept import kept
 from pytest_fxbucket.schedule.pairs import Paired
+from pytest_fxbucket.schedule.read_back import ReadBucket
 from pytest_fxbucket.schedule.within import PART, within_sentences
 
 
@@ -22,6 +23,7 @@ def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], pair
     """Sentences on the events of one direction; a bucket that has another name now is called by it."""
     names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}
     told = {one.label for one in (*paired.lost, *paired.new) if one.direction == direction}
+    old, new = _without(old, direction, paired.lost), _without(new, direction, paired.new)
     before, after = _distinct(old, names), _distinct(new, {})
     shared = set(before) & set(after)
     for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
@@ -35,6 +37,12 @@ def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], pair
             yield f"{direction}: {_told(one, swapped)}{_lost(one.event, unhidden)}"
     said = swapped | {one.event for one in moved}
     yield from (f"{direction}: {told}" for told in within_sentences((before, old), (after, new), said))
+
+
+def _without(events: Sequence[str], direction: str, told: Sequence[ReadBucket]) -> list[str]:
+    """``events`` without those of the buckets ``told``, of which enough is said: another may have the name now."""
+    labels = {one.label for one in told if one.direction == direction}
+    return [event for event in events if _is_compute(event) or event.partition(" ")[2] not in labels]
 
 
 def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:

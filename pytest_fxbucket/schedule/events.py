@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
 
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
+
 ACTIVATIONS = "activations"
 """What carries no parameter and no parameter's gradient."""
 
 PADDING = "(padding)"
 """Bytes between members, or after the last, that carry nothing."""
+
+NAMELESS = "(no parameter)"
+"""A member that is no parameter and no parameter's gradient: nothing that one could know again elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,7 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
     """
     named = dict(named_buckets(reading, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
-    directions = ("forward", "backward", "optimizer")
-    buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), directions.index(one.direction)))
+    buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
     timeline = sorted([*_communication(reading, named), *_computes(reading, entry_of)], key=lambda item: item[:2])
     return Schedule(tuple(_merged(timeline, _of_entry(reading, entry_of))), tuple(buckets))
 
@@ -95,11 +99,19 @@ def named_buckets(
 
 
 def _communication(reading: Reading, named: Mapping[str, NamedBucket]) -> Iterator[tuple[int, int, Event, str]]:
+    last = {direction: where for where, direction, _ in reading.computes}
     for bucket in reading.buckets:
         label = named[bucket.node].label
-        yield bucket.launch, 0, Event(bucket.direction, "launch", label), ""
+        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, last), ""
         if bucket.wait is not None:
-            yield bucket.wait, 1, Event(bucket.direction, "wait", label), ""
+            yield bucket.wait, 1, _placed("wait", label, bucket.direction, bucket.wait, last), ""
+
+
+def _placed(what: str, label: str, direction: Direction, where: int, last: Mapping[Direction, int]) -> Event:
+    """The event in the section where it stands: a launch for backward in the midst of forward is one of forward's."""
+    earlier = DIRECTIONS[: DIRECTIONS.index(direction)]
+    section = next((one for one in earlier if where < last.get(one, -1)), direction)
+    return Event(section, what, label if section == direction else f"{label} of {direction}")
 
 
 def _computes(reading: Reading, entry_of: Mapping[str, str]) -> Iterator[tuple[int, int, Event, str]]:
@@ -161,7 +173,7 @@ def _members(bucket: Bucket, mixed: bool) -> Iterator[tuple[str, str]]:
     for member in bucket.members:
         if member.offset > end:
             yield PADDING, f"{member.offset - end} bytes"
-        yield member.fqn or "(no parameter)", _size(member, mixed)
+        yield member.fqn or NAMELESS, _size(member, mixed)
         end = member.offset + member.bytes
     part = bucket.bytes // bucket.parts
     if bucket.members and end < part:

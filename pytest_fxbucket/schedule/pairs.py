@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_fxbucket.schedule.events import PADDING
+from pytest_fxbucket.schedule.events import NAMELESS, PADDING
 from pytest_fxbucket.schedule.read_back import ReadBucket
 
 
@@ -52,15 +52,20 @@ def carried(bucket: ReadBucket) -> dict[str, str]:
     return found
 
 
+def known(bucket: ReadBucket) -> list[str]:
+    """Members by which a bucket is known again: all that are parameters."""
+    return [fqn for fqn in carried(bucket) if not fqn.startswith(NAMELESS)]
+
+
 def _candidates(old: Sequence[ReadBucket], new: Sequence[ReadBucket]) -> list[tuple[int, int]]:
     """Pairs that share a member: those that share most first, of those the ones that leave least out, then of the same name."""
     holders: dict[tuple[str, str, str], list[int]] = {}
     for b, bucket in enumerate(new):
-        for fqn in carried(bucket):
+        for fqn in known(bucket):
             holders.setdefault((bucket.direction, bucket.kind, fqn), []).append(b)
     shared: dict[tuple[int, int], int] = {}
     for a, bucket in enumerate(old):
-        for fqn in carried(bucket):
+        for fqn in known(bucket):
             for b in holders.get((bucket.direction, bucket.kind, fqn), ()):
                 shared[a, b] = shared.get((a, b), 0) + 1
 

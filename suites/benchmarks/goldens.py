@@ -14,9 +14,9 @@ from pathlib import Path
 from unittest import mock
 
 from pytest_fxbucket import collector
-from pytest_fxbucket.checks.golden import change_lines, text_of
 from pytest_fxbucket.cli.show import full_text
-from pytest_fxbucket.golden.store import GoldenStore
+from pytest_fxbucket.golden.store import GoldenStore, render
+from pytest_fxbucket.golden.text import change_lines, text_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.schedule import text as schedule_text
 from suites.benchmarks.passes import Graphs, clock
@@ -113,7 +113,7 @@ def compared(text: str) -> float:
             plan.write_text('[model]\nfactory = "m:f"\n[[matrix]]\nid = "row"\n', encoding="utf-8")
             golden = store.path_for(plan, None)
             golden.parent.mkdir(exist_ok=True)
-            golden.write_text(store.render(text), encoding="utf-8")
+            golden.write_text(render(text), encoding="utf-8")
 
         def work() -> None:
             assert all(store.read(store.path_for(plan, None)) == text for plan in plans)

@@ -26,10 +26,10 @@ from torch import fx
 from pytest_fxbucket import collector
 from pytest_fxbucket.checks.audit import audit
 from pytest_fxbucket.checks.collectives import calls_of
-from pytest_fxbucket.checks.golden import golden_text
 from pytest_fxbucket.checks.promise import promise_of
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.schedule.events import schedule_of

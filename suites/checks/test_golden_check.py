@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.checks.golden import text_of
+from pytest_fxbucket.golden.text import text_of
 from pytest_fxbucket.run import PlanRun, RunSettings
 from small_llama import PLAN
 folder = Path({folder!r})

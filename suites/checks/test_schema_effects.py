@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_fxbucket.checks.golden import text_of
 from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.golden.text import text_of
 from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan, keys

@@ -46,6 +46,7 @@ def test_a_long_diff_is_cut_and_the_whole_is_in_a_file_that_git_ignores(project:
     out = capsys.readouterr().out
     assert out.endswith(f"all in {path}\n")
     shown = out.partition("--- b.toml")[2].splitlines()[1:-1]
+    assert len(shown) == 59, "with the line that names the first side"
     assert set(shown) < set(path.read_text().splitlines())
     assert len(out.splitlines()) < 130
 

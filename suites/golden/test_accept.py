@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.accept import AcceptQueue, accepts, write_whole
+from pytest_fxbucket.golden.accept import AcceptQueue, accepts
+from pytest_fxbucket.golden.disk import Snapshot, write_whole
 from pytest_fxbucket.golden.store import render
 
 OLD, NEW = render("old"), render("new")
@@ -115,3 +117,35 @@ def test_a_golden_is_replaced_and_never_written_over(tmp_path: Path) -> None:
     os.link(path, name_of_the_old)
     assert write_whole(path, NEW)
     assert (path.read_text(), name_of_the_old.read_text()) == (NEW, OLD)
+
+
+def test_a_golden_that_somebody_writes_while_ours_is_prepared_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, sync = tmp_path / "a.txt", os.fsync
+    path.write_text(OLD)
+    queue, start = AcceptQueue(), Snapshot.of(tmp_path)
+    queue.add(path, NEW)
+
+    def somebody_else(handle: int) -> None:
+        sync(handle)
+        path.write_text("theirs")
+
+    monkeypatch.setattr(os, "fsync", somebody_else)
+    assert "was changed since the run began" in queue.flush("all", start).errors[0]
+    assert files(tmp_path) == {"a.txt": "theirs"}
+
+
+def test_no_other_run_writes_while_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, replace = AcceptQueue(), os.replace
+    queue.add(tmp_path / "a.txt", NEW)
+
+    def tried(source: str, target: Path) -> None:
+        other = os.open(tmp_path, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", tried)
+    assert queue.flush("all", Snapshot.of(tmp_path)).paths == (tmp_path / "a.txt",)

@@ -32,11 +32,11 @@ def test_a_golden_lies_where_its_plan_does(store: GoldenStore, row: str | None, 
 
 
 def test_what_was_rendered_is_read_back(store: GoldenStore) -> None:
-    assert store.read(golden_with(store, store.render(BODY).encode())) == BODY
+    assert store.read(golden_with(store, render(BODY).encode())) == BODY
 
 
 def test_a_checkout_with_windows_line_ends_is_the_same_golden(store: GoldenStore) -> None:
-    assert store.read(golden_with(store, store.render(BODY).replace("\n", "\r\n").encode())) == BODY
+    assert store.read(golden_with(store, render(BODY).replace("\n", "\r\n").encode())) == BODY
 
 
 def edited(text: str) -> str:
@@ -68,7 +68,7 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_golden_is_one_sentence_that_names_it(store: GoldenStore, case: str) -> None:
     damage, sentence = DAMAGE[case]
-    path = golden_with(store, damage(store.render(BODY)).encode())
+    path = golden_with(store, damage(render(BODY)).encode())
     with pytest.raises(GoldenError) as caught:
         store.read(path)
     assert sentence in str(caught.value)
@@ -76,7 +76,7 @@ def test_a_damaged_golden_is_one_sentence_that_names_it(store: GoldenStore, case
 
 
 def test_a_golden_in_another_encoding_is_refused(store: GoldenStore) -> None:
-    path = golden_with(store, store.render(BODY).encode("utf-16"))
+    path = golden_with(store, render(BODY).encode("utf-16"))
     with pytest.raises(GoldenError, match="is not UTF-8"):
         store.read(path)
 

@@ -27,33 +27,15 @@ bitwise = false
 """
 # Hypothesis would import itself anew at the end of each run within a run.
 INI = "[pytest]\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"
-# A golden of a test's own, compared and accepted as a plan's is.
+# What tests of accepting ask for: text needs no torch.
 CONFTEST = """
 import pytest
-from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.accept import accepts
-from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.options import fx_session
 
 @pytest.fixture
-def golden(request):
-    fx = fx_session(request.config)
-    store = GoldenStore(fx.options.golden_dir, fx.options.rootdir)
-    folder = store.root / request.path.relative_to(store.rootdir).with_suffix("")
-
+def golden(fxbucket_golden):
     def compare(name, text):
-        path = folder / f"{name}.txt"
-        fx.compared.append(path)
-        may_write = accepts(fx.options.accept, path)
-        try:
-            accepted = store.read(path)
-        except GoldenError:
-            if not may_write:
-                raise
-            accepted = None
-        if accepted != text:
-            assert may_write, f"{name} changed"
-            fx.accepted.add(path, render(text))
+        __tracebackhide__ = True
+        assert text == fxbucket_golden(name)
 
     return compare
 """

@@ -195,6 +195,13 @@ class TestFile:
         result.stdout.fnmatch_lines(["*tests/test_x.py was changed since the run began, so its expectations are left *"])
         assert SOURCE.read_text() == old + "# mine\n"
 
+    def test_what_a_killed_run_left_beside_it_is_cleaned_up(self, user: pytest.Pytester) -> None:
+        write(TEXT, LITERAL="")
+        litter = SOURCE.with_name(".fxbucket-ab_cd012.tmp")
+        litter.write_text("half of")
+        run(user, "--accept").assert_outcomes(passed=1)
+        assert not litter.exists()
+
     def test_a_read_only_file_is_left_alone(self, user: pytest.Pytester) -> None:
         write(TEXT, LITERAL="")
         SOURCE.chmod(0o444)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from pytest_fxbucket.checks.golden import golden_text
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import Direction
 from pytest_fxbucket.schedule.events import Event, NamedBucket, Schedule
 

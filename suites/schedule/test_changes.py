@@ -87,8 +87,52 @@ WAYS = {
         ),
     ),
     "a wait moved earlier": Way(
-        schedule(forward="L ag a, L ag b, W ag a, C a, W ag b, L ag c, C b, W ag c, C c"),
-        ("forward: launch all_gather c moved later past wait all_gather b",),
+        schedule(backward="C c, L rs b, C b, W rs b, C a, L rs a, W rs a"),
+        ("backward: wait reduce_scatter b moved earlier past compute a",),
+        before=schedule(backward="C c, L rs b, C b, C a, W rs b, L rs a, W rs a"),
+    ),
+    "a wait moved later": Way(
+        schedule(forward="L ag a, L ag b, W ag a, C a, L ag c, C b, W ag b, W ag c, C c"),
+        ("forward: wait all_gather b moved later past compute b",),
+    ),
+    "a wait that moved on within compute, later": Way(
+        schedule(forward=FORWARD.replace("W ag b, C b", "C b (5 of 9), W ag b, C b (4 of 9)")),
+        ("forward: wait all_gather b moved later within compute b: behind (5 of 9) of it, (2 of 9) before",),
+        before=schedule(forward=FORWARD.replace("W ag b, C b", "C b (2 of 9), W ag b, C b (7 of 9)")),
+    ),
+    "two launches moved past one compute, which stands": Way(
+        schedule(forward="L ag a, W ag a, C a, L ag b, L ag c, W ag b, C b, W ag c, C c"),
+        (
+            "forward: launch all_gather b moved later past compute a; prefetch lost, no compute hides it now",
+            "forward: launch all_gather c moved later past compute a",
+        ),
+        before=schedule(forward="L ag a, W ag a, L ag b, L ag c, C a, W ag b, C b, W ag c, C c"),
+    ),
+    "one of two members of one name lost": Way(
+        schedule(bucket("a", "w"), B, C, RA, RB),
+        (
+            "forward all_gather a lost a.w (2)",
+            "bytes of forward all_gather a changed with its members: 128 -> 64",
+        ),
+        before=schedule(bucket("a", "w", "w"), B, C, RA, RB),
+    ),
+    "two buckets are one": Way(
+        schedule(replace(A, members=(*A.members, *C.members), bytes=192), B, RA, RB),
+        (
+            "bucket forward all_gather c (1 member) is gone: forward all_gather a carries its members",
+            "forward all_gather a gained c.w from forward all_gather c",
+            "bytes of forward all_gather a changed with its members: 128 -> 192",
+        ),
+    ),
+    "a bucket in two": Way(
+        schedule(bucket("a", "p0", "p1"), bucket("a", "p2", "p3", number=2), B, C, RA, RB),
+        (
+            "bucket new: forward all_gather a #2 (2 members, with members of forward all_gather a)",
+            "forward all_gather a lost a.p2 to forward all_gather a #2",
+            "forward all_gather a lost a.p3 to forward all_gather a #2",
+            "bytes of forward all_gather a changed with its members: 256 -> 128",
+        ),
+        before=schedule(bucket("a", "p0", "p1", "p2", "p3"), B, C, RA, RB),
     ),
     "a wait moved within compute": Way(
         schedule(forward="L ag a, L ag b, W ag a, C a (1 of 2), L ag c, W ag b, C a (1 of 2), C b, W ag c, C c"),

@@ -14,7 +14,7 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.checks.golden import golden_text
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.order import order_of

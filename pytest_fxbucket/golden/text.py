@@ -1,4 +1,4 @@
-"""Is the schedule still the reviewed one? The text of a plan's golden, and what a mismatch says."""
+"""The text of a golden, and what a mismatch says: words, a diff that is capped, the command that accepts it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Sche
 
 def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:
     """What changed from body ``old`` to body ``new`` in words, then the diff; all of a long one goes to the file ``rest``."""
-    words = changes(old, new) or ["the text changed, but no bucket, launch or wait did"]
-    diff = list(unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="", n=2))
+    words = changes(old, new) or ["the text changed, but no bucket, launch, wait or compute did"]
+    diff = list(unified_diff(old.split("\n"), new.split("\n"), *names, lineterm="", n=2))
     return [
         "what changed:",
         *(f"  {word}" for word in words[:_MOST_WORDS]),
         *([f"  ... and {len(words) - _MOST_WORDS} more changes"] if len(words) > _MOST_WORDS else []),
         "",
-        *diff[:_MOST_DIFF],
-        *_rest([*(f"# {word}" for word in words), *diff], len(diff) - _MOST_DIFF, rest),
+        *capped(diff, [f"# {word}" for word in words], rest),
     ]
 
 
@@ -56,11 +55,12 @@ def mismatch_lines(accepted: str, found: str, command: str, rest: Path | None = 
     return [*change_lines(accepted, found, rest=rest), "", f"to accept: {command}"]
 
 
-def _rest(lines: Sequence[str], more: int, file: Path | None) -> list[str]:
+def capped(diff: Sequence[str], head: Sequence[str] = (), rest: Path | None = None) -> list[str]:
+    """The first 60 lines of ``diff``; all of a longer one goes under ``head`` to the file ``rest``, which the last line names."""
+    more = len(diff) - _MOST_DIFF
     if more <= 0:
-        return []
-    if file is None:
-        return [f"... and {more} more lines of diff"]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [f"... and {more} more lines of diff, all in {file}"]
+        return list(diff)
+    if rest is not None:
+        rest.parent.mkdir(parents=True, exist_ok=True)
+        rest.write_text("\n".join([*head, *diff]) + "\n", encoding="utf-8")
+    return [*diff[:_MOST_DIFF], f"... and {more} more lines of diff" + (f", all in {rest}" if rest else "")]
