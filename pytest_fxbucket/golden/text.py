@@ -7,6 +7,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.schedule.changes import changes
 from pytest_fxbucket.schedule.events import Schedule, schedule_of
 from pytest_fxbucket.schedule.text import schedule_lines
@@ -20,11 +21,20 @@ _MOST_DIFF = 60
 
 
 def text_of(world: World, rank: int, name: str) -> str:
-    """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it."""
-    schedules = {
-        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
-        for phase, one in world.passed(rank).items()
-    }
+    """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it.
+
+    Raises :class:`GoldenError` for a process group that nobody knows.
+    """
+    schedules = {}
+    for phase, one in world.passed(rank).items():
+        dims = world.dims_of(one.bucketed.graph)
+        for bucket in one.reading.buckets:
+            if bucket.group not in dims:
+                raise GoldenError(
+                    f"{name} has no golden: {bucket.kind} ({bucket.node}) runs on process group {bucket.group!r}, of which "
+                    "only the factory knew the ranks, so a text could not say them; set checks.golden = false"
+                )
+        schedules[str(phase)] = schedule_of(one.reading, world.entry_of, dims)
     return golden_text(name, world.step(rank).mesh, schedules)
 
 
@@ -39,7 +49,7 @@ def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Sche
 
 def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:
     """What changed from body ``old`` to body ``new`` in words, then the diff; all of a long one goes to the file ``rest``."""
-    words = changes(old, new) or ["the text changed, but no bucket, launch, wait or compute did"]
+    words = changes(old, new) or [_header_words(old, new)]
     diff = list(unified_diff(old.split("\n"), new.split("\n"), *names, lineterm="", n=2))
     return [
         "what changed:",
@@ -55,8 +65,16 @@ def mismatch_lines(accepted: str, found: str, command: str, rest: Path | None = 
     return [*change_lines(accepted, found, rest=rest), "", f"to accept: {command}"]
 
 
+def _header_words(old: str, new: str) -> str:
+    """Of texts whose schedules are the same."""
+    plans = [text.partition("\n")[0].removeprefix("plan ") for text in (old, new)]
+    if plans[0] != plans[1]:
+        return f"the text is of {plans[0]}, and this is {plans[1]}"
+    return "the text changed, but no bucket, launch, wait or compute did"
+
+
 def capped(diff: Sequence[str], head: Sequence[str] = (), rest: Path | None = None) -> list[str]:
-    """The first 60 lines of ``diff``; all of a longer one goes under ``head`` to the file ``rest``, which the last line names."""
+    """The first 60 lines of ``diff``; all of a longer one, under ``head``, goes to ``rest``, which the last line names."""
     more = len(diff) - _MOST_DIFF
     if more <= 0:
         return list(diff)

@@ -71,6 +71,10 @@ class Bucket:
     """Why no pass may merge it with others; empty if it may."""
     blocked: int = -1
     """Position of the last node that it needs and that cannot be hoisted with it; -1 if there is none."""
+    waits: tuple[int, ...] = ()
+    """All waits for it, ascending."""
+    source: int | None = None
+    """Index in the group of the rank whose bytes all get, of a broadcast."""
     needed: int | None = None
     """Position of the first launch that needs what it brings, through any path; None if none does."""
 
@@ -94,6 +98,8 @@ class Reading:
     """Position of the output."""
     seen_as: tuple[tuple[str, str], ...] = ()
     """(FQN, dtypes) of each gathered parameter whose bits compute reads as another dtype; sorted."""
+    products: tuple[tuple[int, Direction, str], ...] = ()
+    """(position, direction, module's FQN): products of activations alone, as in attention, where the tracer says the module."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
     order: Order | None = field(default=None, compare=False, repr=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import is_waiting, launching
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.ops import by_operator
+from pytest_fxbucket.graph.ops import by_operator, operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -18,6 +18,16 @@ def computes(node: fx.Node) -> bool:
 
 
 _communicates = by_operator(lambda op: is_waiting(op) or launching(op) is not None, False)
+
+
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"})
+_ATTENTION = "_scaled_dot_product_"
+
+
+def multiplies(node: fx.Node) -> bool:
+    """Whether ``node`` multiplies matrices, convolves, or attends: what takes most of the time, in any version of torch."""
+    name = operator_name(node).removeprefix("aten::") if node.op == "call_function" else ""
+    return name in _PRODUCTS or name.startswith(_ATTENTION)
 
 
 def computed_before(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -5,14 +5,14 @@ Derived from the GraphModule alone (:mod:`pytest_fxbucket.graph.follow`) and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
-from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.compute import computes, multiplies
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
 from pytest_fxbucket.graph.modules import module_of
@@ -71,9 +71,16 @@ class _Reader:
             problems=tuple(self.problems),
             last=self.position[self.output],
             seen_as=tuple(sorted(self.seen_as)),
+            products=tuple(self._products()),
             names=tuple(node.name for node in self.position if computes(node)),
             order=self.order,
         )
+
+    def _products(self) -> Iterator[tuple[int, Direction, str]]:
+        noted = {where for where, _, _ in self.computes}
+        for node, where in self.position.items():
+            if multiplies(node) and where not in noted and (module := module_of(node)):
+                yield where, self._direction(node), module
 
     def _direction(self, node: fx.Node) -> Direction:
         if node in self.update:
@@ -171,6 +178,8 @@ class _Reader:
             backward_use=backward[0] if backward else None,
             node=node.name,
             module=module_of(node),
+            waits=tuple(waits),
+            source=source if isinstance(source := collectives.argument(node, "src"), int) else None,
             apart=why_apart(node, self.order),
             blocked=needs.blocked,
             needed=needs.needed,

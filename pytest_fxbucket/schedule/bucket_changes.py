@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_fxbucket.schedule.events import PADDING
+from pytest_fxbucket.schedule.events import NAMELESS, PADDING
 from pytest_fxbucket.schedule.pairs import Paired, carried, known
 from pytest_fxbucket.schedule.read_back import ReadBucket
 
@@ -19,23 +19,30 @@ def bucket_sentences(paired: Paired) -> Iterator[str]:
     """Sentences on all buckets, those that are gone first."""
     now = _holders([*paired.new, *(new for _, new in paired.pairs)])
     before = _holders([*paired.lost, *(old for old, _ in paired.pairs)])
-    said: set[str] = set()
+    counted = {(one.direction, one.kind, one.entry) for one in (*paired.lost, *paired.new)}
+    told: set[str] = set()
     for old in paired.lost:
-        yield _lost(old, now)
-    changed = [sentence for old, new in paired.pairs for sentence in _changes(old, new, paired.new, now, before, said)]
+        yield _lost(old, now, told)
+    changed = [
+        sentence
+        for old, new in paired.pairs
+        for sentence in (*_renumbered(old, new, counted), *_changes(old, new, paired.new, now, before, told))
+    ]
     for new in paired.new:
-        if new.name not in said:
+        if new.name not in told:
             yield _new(new, before)
-    yield from changed
+    yield from dict.fromkeys(changed)
 
 
 def _holders(buckets: Sequence[ReadBucket]) -> dict[tuple[str, str, str], ReadBucket]:
     return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in known(bucket)}
 
 
-def _lost(old: ReadBucket, now: Holders) -> str:
+def _lost(old: ReadBucket, now: Holders, told: set[str]) -> str:
+    """What became of a bucket that is gone; its name goes into ``told`` if that says where its members are."""
     into = {now[key].name for fqn in carried(old) if (key := (old.direction, old.kind, fqn)) in now}
     if len(into) == 1 and all((old.direction, old.kind, fqn) in now for fqn in carried(old)):
+        told.add(old.name)
         return f"bucket {old.name} ({_count(old)}) is gone: {into.pop()} carries its members"
     return f"bucket lost: {old.name} ({_count(old)})"
 
@@ -46,15 +53,22 @@ def _new(new: ReadBucket, before: Holders) -> str:
     return f"bucket new: {new.name} ({_count(new)}{said})"
 
 
+def _renumbered(old: ReadBucket, new: ReadBucket, counted: Collection[tuple[str, str, str]]) -> Iterator[str]:
+    """That a bucket has another number, where none of those that are counted with it is gone or new."""
+    is_counted_anew = (new.direction, new.kind, new.entry) in counted or (old.direction, old.kind, old.entry) in counted
+    if old.entry == new.entry and old.label != new.label and not is_counted_anew:
+        yield f"bucket {old.name} is now {new.name}"
+
+
 def _changes(
-    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, said: set[str]
+    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, told: set[str]
 ) -> Iterator[str]:
-    """Sentences on one bucket; names of new buckets that they speak of go into ``said``."""
+    """Sentences on one bucket; of buckets in ``told`` enough is said, and new ones that these speak of go into it."""
     alone = _launched_alone(old, new, others, now)
-    said |= {bucket.name for bucket in alone.values()}
+    told |= {bucket.name for bucket in alone.values()}
     members, brought = carried(old), carried(new)
     if alone and len(alone) == len(members) - 1:
-        said.add(new.name)
+        told.add(new.name)
         yield f"{old.name} is no longer bucketed: its {len(members)} members are launched one by one"
         return
     yield from _each(
@@ -65,10 +79,12 @@ def _changes(
     )
     if old.label != new.label and old.entry != new.entry:
         yield f"bucket {old.name} is now {new.name}"
-    gone = [fqn for fqn in members if fqn not in brought and fqn not in alone]
-    yield from _moved(f"{new.name} lost", "to", gone, old, now)
-    gained = [fqn for fqn in brought if fqn not in members]
-    yield from _moved(f"{new.name} gained", "from", gained, old, before)
+    renamed = dict(_renamed(old, new, now, before))
+    yield from (f"{fqn} is now called {name}" for fqn, name in renamed.items())
+    gone = [fqn for fqn in members if fqn not in brought and fqn not in alone and fqn not in renamed]
+    yield from _moved(f"{new.name} lost", "to", gone, old, now, told)
+    gained = [fqn for fqn in brought if fqn not in members and fqn not in renamed.values()]
+    yield from _moved(f"{new.name} gained", "from", gained, old, before, told)
     resized = [fqn for fqn, size in brought.items() if members.get(fqn, size) != size]
     sizes = [f"{fqn} of {new.name} changed: {members[fqn]} -> {brought[fqn]} elements" for fqn in resized]
     yield from _each(resized, sizes, "", f"of {new.name} have other sizes")
@@ -76,13 +92,23 @@ def _changes(
     yield from _layout(old, new)
 
 
+def _renamed(old: ReadBucket, new: ReadBucket, now: Holders, before: Holders) -> Iterator[tuple[str, str]]:
+    """(old FQN, new FQN) of members that stand where one of the same size stood, if nothing carries the one now."""
+    members, brought = list(carried(old).items()), list(carried(new).items())
+    if len(members) != len(brought):
+        return
+    for (fqn, size), (name, other) in zip(members, brought, strict=True):
+        is_gone = (old.direction, old.kind, fqn) not in now
+        if size == other and is_gone and (old.direction, old.kind, name) not in before and NAMELESS not in (fqn, name):
+            yield fqn, name
+
+
 def _each(fqns: Collection[str], sentences: Sequence[str], before: str, behind: str = "") -> Iterator[str]:
     """A sentence for each of a few members; of many one: ``before`` the first and last of them ``behind``."""
     if len(sentences) <= _FEW:
         yield from sentences
         return
-    names = list(fqns)
-    yield " ".join(filter(None, (before, f"{len(names)} members, {names[0]} ... {names[-1]},", behind))).rstrip(",")
+    yield " ".join(filter(None, (before, _several(list(fqns)), behind))).rstrip(",")
 
 
 def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders) -> dict[str, ReadBucket]:
@@ -91,20 +117,28 @@ def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucke
     found = {}
     for fqn in carried(old):
         holder = now.get((old.direction, old.kind, fqn))
-        if holder is not None and id(holder) in fresh and len(carried(holder)) == 1 and fqn not in carried(new):
+        is_fresh = holder is not None and id(holder) in fresh and holder.entry == old.entry
+        if holder is not None and is_fresh and len(carried(holder)) == 1 and fqn not in carried(new):
             found[fqn] = holder
     return found
 
 
-def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders) -> Iterator[str]:
+def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders, told: set[str]) -> Iterator[str]:
     """One sentence for all members that came from, or went to, one bucket; one for those of which there is no other."""
     by_holder: dict[str, list[str]] = {}
     for fqn in fqns:
         holder = holders.get((old.direction, old.kind, fqn))
         by_holder.setdefault(holder.name if holder is not None else "", []).append(fqn)
     for name, moved in by_holder.items():
-        several = moved[0] if len(moved) == 1 else f"{len(moved)} members, {moved[0]} ... {moved[-1]},"
-        yield f"{what} {several} {way} {name}" if name else f"{what} {several}".rstrip(",")
+        if name in told:
+            continue
+        yield f"{what} {_several(moved)} {way} {name}" if name else f"{what} {_several(moved)}".rstrip(",")
+
+
+def _several(fqns: Sequence[str]) -> str:
+    if len(fqns) < 3:
+        return " and ".join(fqns)
+    return f"{len(fqns)} members, {fqns[0]} ... {fqns[-1]},"
 
 
 def _facts(old: ReadBucket, new: ReadBucket, *, has_other_members: bool) -> Iterator[str]:

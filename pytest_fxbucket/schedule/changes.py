@@ -38,6 +38,9 @@ def _header(old: list[str], new: list[str]) -> Iterator[str]:
 
 def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
     pairs = paired(old.buckets, new.buckets)
-    yield from bucket_sentences(pairs)
+    said = list(bucket_sentences(pairs))
+    yield from said
+    if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
+        yield "the entries stand in another order"
     for direction in DIRECTIONS:
         yield from event_sentences(direction, old.events.get(direction, []), new.events.get(direction, []), pairs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_fxbucket.schedule.kept import kept
 from pytest_fxbucket.schedule.pairs import Paired
 from pytest_fxbucket.schedule.read_back import ReadBucket
-from pytest_fxbucket.schedule.within import PART, within_sentences
+from pytest_fxbucket.schedule.within import AGAIN, PART, within_sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,19 @@ def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], pair
     before, after = _distinct(old, names), _distinct(new, {})
     shared = set(before) & set(after)
     for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
-        lone = [event for event in events if event not in others and not _is_compute(event)]
+        lone = [event for event in events if event not in others]
+        known = {_plain(event) for event in (after if what == "gone" else before)}
+        lone = [event for event in lone if not _is_compute(event) or _plain(event) not in known]
         yield from (f"{direction}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
     unhidden = _unhidden(before, after)
     swapped: set[str] = set()
     for one in moved:
         if one.event not in swapped:
-            yield f"{direction}: {_told(one, swapped)}{_lost(one.event, unhidden)}"
+            yield f"{direction}: {_told(one, swapped)}{_lost(one.event.partition(' ')[2], unhidden)}"
     said = swapped | {one.event for one in moved}
+    labels = {event.partition(" ")[2] for event in said}
+    yield from (f"{direction}: {label}{_lost(label, unhidden)}" for label in unhidden if label not in labels)
     yield from (f"{direction}: {told}" for told in within_sentences((before, old), (after, new), said))
 
 
@@ -85,10 +89,10 @@ def _told(one: _Moved, swapped: set[str]) -> str:
     return f"{one.event} moved {way} past {past if len(one.past) < 3 else f'{first} ... {last} ({len(one.past)} events)'}"
 
 
-def _unhidden(old: Sequence[str], new: Sequence[str]) -> set[str]:
+def _unhidden(old: Sequence[str], new: Sequence[str]) -> list[str]:
     """Labels of launches that compute hid before, and that none hides now."""
     before, after = _hidden(old), _hidden(new)
-    return {label for label, count in before.items() if count and after.get(label) == 0}
+    return [label for label, count in before.items() if count and after.get(label) == 0]
 
 
 def _hidden(events: Sequence[str]) -> dict[str, int]:
@@ -106,13 +110,16 @@ def _hidden(events: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def _lost(event: str, unhidden: set[str]) -> str:
-    label = event.partition(" ")[2]
+def _lost(label: str, unhidden: Sequence[str]) -> str:
     if label not in unhidden:
         return ""
-    what = "prefetch" if label.startswith("all_gather ") else "overlap"
-    return f"; {what} lost, no compute hides it now"
+    return f"; {'prefetch' if label.startswith('all_gather ') else 'overlap'} lost, no compute hides it now"
 
 
 def _is_compute(event: str) -> bool:
     return event.startswith("compute ")
+
+
+def _plain(event: str) -> str:
+    """An event without which of its name it is."""
+    return AGAIN.sub("", event)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class Event:
     what: str
     """launch, wait or compute."""
     label: str
-    """Kind and entry of the bucket; of compute the entry, and how many of its parameters if not all: ``layers.0 (2 of 9)``."""
+    """Kind and entry of the bucket; of compute the entry, and how much of it if not all: ``layers.0 (2 of 10)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class NamedBucket:
     number: int
     """Which of those of the same direction, kind and entry, from 1 on, in order of launch."""
     dtype: str
-    """Of all members; ``mixed`` if they differ."""
+    """Of all members; if they differ ``mixed as`` the dtype that is sent."""
     bytes: int
     """Of the larger side: what is gathered, or what is reduced."""
     dims: str
     """Mesh dimension of its process group."""
     op: str
-    """Of a reduction; empty for others."""
+    """Of a reduction; ``from 0`` of a broadcast; empty for others."""
     members: tuple[tuple[str, str], ...]
     """(FQN, elements on a rank, with their dtype if not all have one) in byte order; ``(padding)`` with its bytes between."""
 
@@ -75,7 +75,7 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
     timeline = sorted([*_communication(reading, named), *_computes(reading, entry_of)], key=lambda item: item[:2])
-    return Schedule(tuple(_merged(timeline, _of_entry(reading, entry_of))), tuple(buckets))
+    return Schedule(tuple(_merged(timeline, _of_entry(timeline))), tuple(buckets))
 
 
 def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
@@ -99,12 +99,14 @@ def named_buckets(
 
 
 def _communication(reading: Reading, named: Mapping[str, NamedBucket]) -> Iterator[tuple[int, int, Event, str]]:
-    last = {direction: where for where, direction, _ in reading.computes}
+    last = {direction: where for where, direction, _ in sorted((*reading.computes, *reading.products))}
     for bucket in reading.buckets:
         label = named[bucket.node].label
         yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, last), ""
-        if bucket.wait is not None:
-            yield bucket.wait, 1, _placed("wait", label, bucket.direction, bucket.wait, last), ""
+        waits = bucket.waits or ((bucket.wait,) if bucket.wait is not None else ())
+        for number, where in enumerate(waits, 1):
+            which = f"{label} ({number} of {len(waits)})" if len(waits) > 1 else label
+            yield where, 1, _placed("wait", which, bucket.direction, where, last), ""
 
 
 def _placed(what: str, label: str, direction: Direction, where: int, last: Mapping[Direction, int]) -> Event:
@@ -115,15 +117,21 @@ def _placed(what: str, label: str, direction: Direction, where: int, last: Mappi
 
 
 def _computes(reading: Reading, entry_of: Mapping[str, str]) -> Iterator[tuple[int, int, Event, str]]:
+    """Compute, with what it has to do with: a parameter; of a product without one its module's, or the module without any."""
     for where, direction, fqn in reading.computes:
         yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), fqn
+    modules = _entries_of_modules(entry_of)
+    own = {fqn.rpartition(".")[0]: fqn for fqn in reversed(list(entry_of))}
+    for where, direction, module in reading.products:
+        yield where, 2, Event(direction, "compute", modules.get(module, module)), own.get(module, module)
 
 
-def _of_entry(reading: Reading, entry_of: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
-    """Parameters that compute of each direction and entry has to do with."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for _, direction, fqn in reading.computes:
-        found.setdefault((direction, _computing(fqn, entry_of)), set()).add(fqn)
+def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
+    """What compute of each direction and entry has to do with."""
+    found: dict[Event, set[str]] = {}
+    for _, _, event, what in timeline:
+        if event.what == "compute":
+            found.setdefault(event, set()).add(what)
     return found
 
 
@@ -132,7 +140,16 @@ def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
     return entry_of.get(fqn) or fqn.rpartition(".")[0] or fqn
 
 
-def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[tuple[str, str], set[str]]) -> Iterator[Event]:
+def _entries_of_modules(entry_of: Mapping[str, str]) -> dict[str, str]:
+    """Entry of each module all of whose parameters have the same one."""
+    found: dict[str, set[str]] = {}
+    for fqn, entry in entry_of.items():
+        while fqn := fqn.rpartition(".")[0]:
+            found.setdefault(fqn, set()).add(entry)
+    return {module: entries.pop() for module, entries in found.items() if len(entries) == 1}
+
+
+def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event, set[str]]) -> Iterator[Event]:
     """Compute between two launches or waits is one event for each entry: in which order it stands there hides nothing."""
     run: dict[Event, set[str]] = {}
     for _, _, event, fqn in timeline:
@@ -145,25 +162,25 @@ def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[tuple
     yield from _parts(run, of_entry)
 
 
-def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[tuple[str, str], set[str]]) -> Iterator[Event]:
+def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[Event, set[str]]) -> Iterator[Event]:
     for event, fqns in run.items():
-        count = len(of_entry[event.direction, event.label])
+        count = len(of_entry[event])
         part = f" ({len(fqns)} of {count})" if len(fqns) < count else ""
         yield Event(event.direction, event.what, event.label + part)
 
 
 def _named(bucket: Bucket, entry: str, number: int, dims: str) -> NamedBucket:
-    dtypes = {str(dtype).removeprefix("torch.") for dtype in [bucket.dtype, *(member.dtype for member in bucket.members)]}
+    dtypes = {_named_dtype(dtype) for dtype in [bucket.dtype, *(member.dtype for member in bucket.members)]}
     mixed = len(dtypes) > 1
     return NamedBucket(
         direction=bucket.direction,
         kind=bucket.kind,
         entry=entry,
         number=number,
-        dtype="mixed" if mixed else dtypes.pop(),
+        dtype=f"mixed as {_named_dtype(bucket.dtype)}" if mixed else dtypes.pop(),
         bytes=bucket.bytes,
         dims=dims,
-        op=bucket.op,
+        op=bucket.op if bucket.source is None else f"from {bucket.source}",
         members=tuple(_members(bucket, mixed)),
     )
 
@@ -181,4 +198,8 @@ def _members(bucket: Bucket, mixed: bool) -> Iterator[tuple[str, str]]:
 
 
 def _size(member: Member, mixed: bool) -> str:
-    return f"{member.numel} {str(member.dtype).removeprefix('torch.')}" if mixed else str(member.numel)
+    return f"{member.numel} {_named_dtype(member.dtype)}" if mixed else str(member.numel)
+
+
+def _named_dtype(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.") if dtype is not None else "several"

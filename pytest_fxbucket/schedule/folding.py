@@ -10,7 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_INDEX = re.compile(r"(?<=\.)(0|[1-9][0-9]*)(?=[.:+\s]|$)")
+INDEX = re.compile(
+    # in a name (layers.0, layer_0, block0), a whole name (where it is launched or computed), or a name's first part (0.weight)
+    r"(?:(?<=[._A-Za-z])|(?<=gather |catter |reduce |ompute |to_all |adcast )|^|(?<=[ +])(?=[0-9]+\.))"
+    r"(0|[1-9][0-9]*)(?=[.:+;,)\s]|$)"
+)
+"""A number that may count layers."""
 _REPEAT = re.compile(r"^( *)repeat \d+ times, (\w) = (.+)$")
 _RANGE = re.compile(r"(\d+)(?: \.\.\. (\d+)(?: by (\d+))?)?")
 _LONGEST_BLOCK = 200
@@ -42,7 +47,7 @@ class _Repetition:
 def fold(lines: Sequence[str], letter: str = "i") -> list[str]:
     """Replace blocks that repeat but for a counting index, called ``letter``, by one; :func:`unfold` gives the lines back."""
     out: list[str] = []
-    cut = [_cut(line) for line in lines]
+    cut = [_cut(line, at) for at, line in enumerate(lines)]
     at = 0
     while at < len(lines):
         found = _repetition(cut, at)
@@ -177,8 +182,11 @@ def _moves(lines: Sequence[_Line], at: int, length: int) -> tuple[tuple[int, ...
     return tuple(found)
 
 
-def _cut(line: str) -> _Line:
-    parts = _INDEX.split(line)
+def _cut(line: str, at: int) -> _Line:
+    """A line that has braces of its own is like no other."""
+    if "{" in line:
+        return _Line((line, f"line {at}"), ())
+    parts = INDEX.split(line)
     return _Line(tuple(parts[::2]), tuple(map(int, parts[1::2])))
 
 

@@ -11,8 +11,8 @@ from pytest_fxbucket.schedule.folding import unfold
 from pytest_fxbucket.schedule.text import DIRECTIONS
 
 _BUCKET = re.compile(
-    r"^  (?P<direction>\w+) (?P<kind>\w+)(?: #(?P<number>\d+))?: (?P<count>\d+) members?, (?P<dtype>\w+), "
-    r"(?P<bytes>\d+) bytes, (?:(?P<op>\w+) over )?(?P<dims>.*)$"
+    r"^  (?P<direction>\w+) (?P<kind>\w+)(?: #(?P<number>\d+))?: (?P<count>\d+) members?, (?P<dtype>[\w ]+), "
+    r"(?P<bytes>\d+) bytes, (?:(?P<op>\w+(?: \d+)?) over )?(?P<dims>.*)$"
 )
 _MEMBER = re.compile(r"^(?P<fqn>.+?) (?P<size>\d+(?: [a-z]\w*)?)$")
 
@@ -60,7 +60,7 @@ def read_back(text: str) -> ReadGolden:
     golden = ReadGolden()
     graph, section = ReadGraph(), list[str]()
     sections: list[tuple[ReadGraph, str, list[str]]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith("graph "):
             graph = golden.graphs.setdefault(line.removeprefix("graph "), ReadGraph())
             section = []
@@ -75,7 +75,7 @@ def read_back(text: str) -> ReadGolden:
         if name == "buckets":
             graph.buckets += _buckets(lines)
         else:
-            graph.events[name] = [" ".join(line.split()) for line in unfold(lines) if line]
+            graph.events[name] = [f"{line[2:9].strip()} {line[10:]}" for line in unfold(lines) if line]
     return golden
 
 

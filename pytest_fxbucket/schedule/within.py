@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence, Set
 
 PART = re.compile(r" \((\d+) of \d+\)$")
 """How many of its parameters an event of an entry's compute has to do with, where not all."""
-_AGAIN = re.compile(r" \(\d+\)$")
+AGAIN = re.compile(r" \(\d+\)$")
 Events = tuple[Sequence[str], Sequence[str]]
 """Distinct names of events, and the events as the text has them."""
 
 
 def within_sentences(old: Events, new: Events, said: Set[str]) -> Iterator[str]:
     """Sentences on events that stayed in order, but stand at other places of the compute around them."""
-    before, after = _surroundings(old[0]), _surroundings(new[0])
+    both = {_plain(event) for event in old[0]} & {_plain(event) for event in new[0]}
+    before, after = _surroundings(old[0], both), _surroundings(new[0], both)
     for event, around in after.items():
         if event in before and event not in said:
             yield from (f"{event} stands within {compute} now" for compute in around if compute not in before[event])
@@ -29,14 +30,15 @@ def within_sentences(old: Events, new: Events, said: Set[str]) -> Iterator[str]:
                 yield f"{following} moved {way} within {PART.sub('', event)}: behind{now[0]} of it,{was[0]} before"
 
 
-def _surroundings(events: Sequence[str]) -> dict[str, list[str]]:
-    """Of each launch and wait the compute that stands both before and behind it."""
+def _surroundings(events: Sequence[str], known: Set[str]) -> dict[str, list[str]]:
+    """Of each launch and wait the ``known`` compute that stands both before and behind it."""
     last = {_plain(event): at for at, event in enumerate(events) if event.startswith("compute ")}
+    last = {event: at for event, at in last.items() if event in known}
     begun: list[str] = []
     found: dict[str, list[str]] = {}
     for at, event in enumerate(events):
         if event.startswith("compute "):
-            begun += [_plain(event)] if _plain(event) not in begun else []
+            begun += [_plain(event)] if _plain(event) in last and _plain(event) not in begun else []
         else:
             found[event] = [compute for compute in begun if last[compute] > at]
     return found
@@ -50,4 +52,4 @@ def _parts(events: Events) -> Iterator[tuple[str, str, str]]:
 
 
 def _plain(event: str) -> str:
-    return _AGAIN.sub("", event)
+    return AGAIN.sub("", event)

@@ -1,4 +1,4 @@
-"""The text of a plan's golden is the same on every rank and for every hash seed."""
+"""The text of a plan's golden is the same on every rank and for every hash seed, and names no group that it does not know."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.golden.text import text_of
+from pytest_fxbucket.plan.factories import first_on_path
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,3 +51,37 @@ def test_the_text_is_the_same_on_every_rank_and_for_every_hash_seed(tmp_path: Pa
     assert first == second != ""
     assert rest == ""
     assert texts[0] == texts[1]
+
+
+GROUPS = """
+import torch
+import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
+from pytest_fxbucket.capture.traced import TracedStep
+
+c10d = torch.ops._c10d_functional
+
+def step():
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = halves[dist.get_rank() // 2].group_name
+    def loss(shard, x):
+        return [(x @ c10d.wait_tensor(c10d.all_gather_into_tensor(shard, 2, group)).t()).sum()]
+    inputs = (torch.randn(2, 4), torch.randn(3, 4))
+    graph_module = make_fx(loss, tracing_mode="fake")(*inputs)
+    roles = {"joint": {"inputs": ["param", "batch"], "outputs": ["loss"]}}
+    return TracedStep({"joint": graph_module}, {"joint": inputs}, roles, {"joint": {"inputs": ["a.w", "x"], "outputs": [""]}})
+"""
+
+
+def test_a_group_whose_ranks_nobody_knows_has_no_golden(tmp_path: Path) -> None:
+    """All such groups would read alike, and one could stand for another."""
+    (tmp_path / "halves_of_a_mesh.py").write_text(GROUPS)
+    (tmp_path / "p.toml").write_text(
+        '[graph]\nfactory = "halves_of_a_mesh:step"\n[parallel]\ndp_shard = 4\n[bucket]\nplan = ["a"]\n'
+    )
+    world = World(load_plans(tmp_path / "p.toml")[0], 4, "manual", lambda _: None)
+    with (
+        first_on_path([tmp_path]),
+        pytest.raises(GoldenError, match=r"p\.toml has no golden: all_gather .* runs on process group"),
+    ):
+        text_of(world, 0, "p.toml")

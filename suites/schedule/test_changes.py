@@ -33,6 +33,8 @@ class Way:
     before: Schedule = GOOD
 
 
+TWICE = "L ag a, L ag a #2, W ag a, W ag a #2, C a"
+ACTIVATIONS = [bucket(f"activations of {name}", "/(no parameter)", kind="ar") for name in "abc"]
 NINE = bucket("a", *(f"p{i}" for i in range(9)))
 SINGLES = [bucket("a", f"p{i}", number=i + 1) for i in range(9)]
 ONE, MANY = schedule(NINE, B, C, RA, RB), schedule(*SINGLES, B, C, RA, RB)
@@ -120,7 +122,6 @@ WAYS = {
         schedule(replace(A, members=(*A.members, *C.members), bytes=192), B, RA, RB),
         (
             "bucket forward all_gather c (1 member) is gone: forward all_gather a carries its members",
-            "forward all_gather a gained c.w from forward all_gather c",
             "bytes of forward all_gather a changed with its members: 128 -> 192",
         ),
     ),
@@ -128,8 +129,7 @@ WAYS = {
         schedule(bucket("a", "p0", "p1"), bucket("a", "p2", "p3", number=2), B, C, RA, RB),
         (
             "bucket new: forward all_gather a #2 (2 members, with members of forward all_gather a)",
-            "forward all_gather a lost a.p2 to forward all_gather a #2",
-            "forward all_gather a lost a.p3 to forward all_gather a #2",
+            "forward all_gather a lost a.p2 and a.p3 to forward all_gather a #2",
             "bytes of forward all_gather a changed with its members: 256 -> 128",
         ),
         before=schedule(bucket("a", "p0", "p1", "p2", "p3"), B, C, RA, RB),
@@ -217,6 +217,51 @@ WAYS = {
         ("9 members, a.p0 ... a.p8, of forward all_gather a have other sizes",),
         before=ONE,
     ),
+    "a parameter renamed": Way(
+        schedule(bucket("a", "w", "bias"), B, C, replace(RA, members=(("a.w", "4"), ("a.bias", "4"))), RB),
+        ("a.b is now called a.bias",),
+    ),
+    "buckets of an entry exchanged": Way(
+        schedule(bucket("a", "p2", "p3"), bucket("a", "p0", "p1", number=2), forward=TWICE),
+        (
+            "bucket forward all_gather a is now forward all_gather a #2",
+            "bucket forward all_gather a #2 is now forward all_gather a",
+            "forward: launch all_gather a #2 and launch all_gather a swapped: all_gather a is launched first now",
+            "forward: wait all_gather a #2 moved later past wait all_gather a",
+        ),
+        before=schedule(bucket("a", "p0", "p1"), bucket("a", "p2", "p3", number=2), forward=TWICE),
+    ),
+    "the compute that hid a gather gone": Way(
+        schedule(forward=FORWARD.replace("C a, ", "")),
+        ("forward: compute a is gone", "forward: all_gather b; prefetch lost, no compute hides it now"),
+    ),
+    "more compute": Way(schedule(forward=FORWARD + ", C d"), ("forward: compute d is new",)),
+    "entries in another order": Way(schedule(B, A, C, RA, RB), ("the entries stand in another order",)),
+    "a collective of activations lost": Way(
+        schedule(A, B, C, *ACTIVATIONS[1:]),
+        ("bucket lost: forward all_reduce activations of a (1 member)",),
+        before=schedule(A, B, C, *ACTIVATIONS),
+    ),
+    "one of an entry's buckets lost": Way(
+        schedule(bucket("a", "q"), bucket("a", "r", number=2), forward="L ag a, L ag a #2, W ag a, W ag a #2, C a"),
+        ("bucket lost: forward all_gather a (1 member)",),
+        before=schedule(
+            bucket("a", "p"),
+            bucket("a", "q", number=2),
+            bucket("a", "r", number=3),
+            forward="L ag a, L ag a #2, L ag a #3, W ag a, W ag a #2, W ag a #3, C a",
+        ),
+    ),
+    "an entry split in two": Way(
+        schedule(bucket("a", "w"), bucket("b", "/a.b"), forward="L ag a, W ag a, C a, L ag b, W ag b, C b"),
+        (
+            "bucket new: forward all_gather b (1 member, with members of forward all_gather a)",
+            "forward all_gather a lost a.b to forward all_gather b",
+            "bytes of forward all_gather a changed with its members: 128 -> 64",
+            "forward: compute b is new",
+        ),
+        before=schedule(bucket("a", "w", "b"), forward="L ag a, W ag a, C a"),
+    ),
     "a bucket lost": Way(schedule(A, B, RA, RB), ("bucket lost: forward all_gather c (1 member)",)),
     "a new bucket": Way(schedule(A, B, C, bucket("d", "w", "b"), RA, RB), ("bucket new: forward all_gather d (2 members)",)),
     "two launches swapped": Way(
@@ -273,6 +318,36 @@ def test_a_mesh_of_another_size_and_a_graph_that_is_gone_are_said() -> None:
     old = "plan a.toml\nmesh dp_shard=4\n\ngraph forward\n\nbuckets\n\ngraph backward\n\nbuckets\n"
     new = "plan b.toml\nmesh dp_shard=8\n\ngraph forward\n\nbuckets\n"
     assert changes(old, new) == ["mesh changed: dp_shard=4 -> dp_shard=8", "graph backward is gone"]
+
+
+def test_merged_layers_and_halved_ones_are_a_few_sentences() -> None:
+    pairs = [bucket(f"layers.{i}", f"/layers.{i}.w", f"/layers.{i + 1}.w") for i in range(0, 126, 2)]
+    single = [bucket(f"layers.{i}", f"/layers.{i}.w") for i in range(126)]
+    told = changes(body(Schedule((), tuple(single))), body(Schedule((), tuple(pairs))))
+    assert len(told) == 2
+    assert len(changes(body(Schedule((), tuple(pairs))), body(Schedule((), tuple(single))))) <= 3
+
+
+@pytest.mark.parametrize("name", ["{}", "layer{}", "layer_{}", "encoder.block{}"])
+def test_layers_fold_whatever_they_are_called(name: str) -> None:
+    names = [name.format(i) for i in range(40)]
+    forward = ", ".join(f"L ag {one}, W ag {one}, C {one}" for one in names)
+    short = schedule(*(bucket(one, "w", "b") for one in names), forward=forward, backward="")
+    text = body(short)
+    assert len(text.splitlines()) < 20
+    (graph,) = read_back(text).graphs.values()
+    assert sorted(one.name for one in graph.buckets) == sorted(f"forward all_gather {one}" for one in names)
+    assert graph.events["forward"] == [f"{event.what} {event.label}" for event in short.events]
+    wider = schedule(*(replace(one, bytes=256) for one in short.buckets), forward=forward, backward="")
+    assert len(changes(text, body(wider))) == 1
+
+
+def test_names_with_braces_and_blanks_are_read_back_as_they_are() -> None:
+    names = ["layers.{i}", "a  b", "x{j}", *(f"layers.{i}" for i in range(4))]
+    odd = Schedule(events(", ".join(f"L ag {one}, W ag {one}" for one in names)), tuple(bucket(one, "w") for one in names))
+    (graph,) = read_back(body(odd)).graphs.values()
+    assert sorted(one.entry for one in graph.buckets) == sorted(names)
+    assert graph.events["forward"] == [f"{event.what} {event.label}" for event in odd.events]
 
 
 def test_several_graphs_are_told_apart() -> None:

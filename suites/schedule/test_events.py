@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
-from pytest_fxbucket.schedule.events import schedule_of
+from pytest_fxbucket.schedule.events import Schedule, schedule_of
+from pytest_fxbucket.schedule.read_back import read_back
 
 ENTRIES = {"a.w": "a", "a.b": "a", "b.w": "b"}
 
@@ -81,3 +83,50 @@ def test_buckets_stand_in_the_order_of_the_plan_then_of_their_directions() -> No
     assert [(one.entry, one.direction) for one in found] == [
         ("a", "forward"), ("a", "backward"), ("b", "forward"), ("c.w", "forward"),
     ]  # fmt: skip
+
+
+def test_a_launch_that_stands_among_the_compute_of_forward_is_listed_there() -> None:
+    """Gathered for backward at the start of the step, a parameter would be held all through it, and the golden stay green."""
+    late, early = launch(8, 9, "a.w", direction="backward"), launch(0, 9, "a.w", direction="backward")
+    computes = ((3, "forward", "b.w"), (10, "backward", "a.w"))
+    for bucket, section, label in ((late, "backward", "all_gather a"), (early, "forward", "all_gather a of backward")):
+        first = schedule_of(Reading((bucket,), computes, (), 99), ENTRIES, {"0": "dp"}).events  # type: ignore[arg-type]
+        found = next(event for event in first if event.what == "launch")
+        assert (found.direction, found.label) == (section, label)
+
+
+def test_products_of_activations_are_compute_of_their_modules_entry() -> None:
+    """A launch that moves from one side of attention to the other is seen, though attention reads no parameter."""
+    entries = {"layers.0.attn.wq.w": "layers.0", "layers.0.attn.wo.w": "layers.0", "layers.1.w": "layers.1"}
+    buckets = (launch(5, 9, "layers.1.w"),)
+    for at, before in ((4, "layers.0 (2 of 3)"), (6, "layers.0 (1 of 3)")):
+        reading = Reading(
+            buckets,
+            ((1, "forward", "layers.0.attn.wq.w"), (8, "forward", "layers.0.attn.wo.w")),
+            (),
+            99,
+            products=((at, "forward", "layers.0.attn"),),
+        )
+        found = [event.label for event in schedule_of(reading, entries, {"0": "dp"}).events if event.what == "compute"]
+        assert found[0] == before
+
+
+def test_a_product_in_a_module_with_a_parameter_counts_with_that() -> None:
+    reading = Reading((), ((1, "forward", "a.w"),), (), 9, products=((2, "forward", "a"), (3, "backward", "a")))
+    found = schedule_of(reading, ENTRIES, {"0": "dp"}).events
+    assert [(event.direction, event.label) for event in found] == [("forward", "a"), ("backward", "a")]
+
+
+def test_every_wait_of_a_launch_is_an_event() -> None:
+    one = replace(launch(0, 2, "a.w"), waits=(2, 6))
+    assert events([one], (4, "b.w")) == [
+        "launch all_gather a", "wait all_gather a (1 of 2)", "compute b", "wait all_gather a (2 of 2)",
+    ]  # fmt: skip
+
+
+def test_a_broadcast_says_whose_bytes_it_sends() -> None:
+    one = replace(launch(0, 1, "a.w"), kind="broadcast", source=2)
+    (named,) = schedule_of(Reading((one,), (), (), 9), ENTRIES, {"0": "dp"}).buckets
+    assert named.op == "from 2"
+    (graph,) = read_back(golden_text("", [], {"joint": Schedule((), (named,))})).graphs.values()
+    assert (graph.buckets[0].op, graph.buckets[0].dims) == ("from 2", "dp")

@@ -38,7 +38,7 @@ def text(bucket: Bucket) -> str:
 def test_each_member_of_a_bucket_of_several_dtypes_says_its_own() -> None:
     assert text(MIXED).splitlines()[-4:] == [
         "  a",
-        "    forward all_gather: 2 members, mixed, 32 bytes, dp",
+        "    forward all_gather: 2 members, mixed as uint8, 32 bytes, dp",
         "      a.w 2 float32",
         "      a.b 4 bfloat16",
     ]
@@ -52,7 +52,7 @@ def test_members_of_one_dtype_say_it_once() -> None:
 def test_bytes_that_carry_nothing_are_padding() -> None:
     apart = replace(MIXED, members=(MIXED.members[0], replace(MIXED.members[1], offset=12)), bytes=48)
     assert text(apart).splitlines()[-5:] == [
-        "    forward all_gather: 2 members, mixed, 48 bytes, dp",
+        "    forward all_gather: 2 members, mixed as uint8, 48 bytes, dp",
         "      a.w 2 float32",
         "      (padding) 4 bytes",
         "      a.b 4 bfloat16",
