@@ -54,17 +54,6 @@ class TestPlans:
         pairs = {(words[0], words[-1].partition("::")[0]) for words in ran}
         assert len(pairs) == len({plan for _, plan in pairs}) == 3
 
-    def test_workers_accept_as_one_process_does(self, project: pytest.Pytester) -> None:
-        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
-        args = ("--fxbucket-plans=plans/good.toml,plans/plain.toml", "-k", "golden")
-        project.runpytest_subprocess(*args, "--accept").assert_outcomes(passed=3)
-        texts = {path: path.read_text() for path in project.path.glob("golden/plans/*.txt")}
-        for path in texts:
-            path.unlink()
-        project.runpytest_subprocess(*args, "--accept", "-n2").assert_outcomes(passed=3)
-        assert {path: path.read_text() for path in project.path.glob("golden/plans/*.txt")} == texts
-        assert len(texts) == 3
-
     def test_a_plan_is_let_go_after_its_last_item(self, project: pytest.Pytester) -> None:
         project.makeconftest(
             """
