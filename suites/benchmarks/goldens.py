@@ -75,7 +75,7 @@ def unfolded(graphs: Graphs) -> str:
 def nothing_folds() -> Iterator[None]:
     """Write every layer out."""
     lines = schedule_text.schedule_lines
-    with mock.patch("pytest_fxbucket.checks.golden.schedule_lines", lambda schedule: lines(schedule, folded=False)):
+    with mock.patch("pytest_fxbucket.golden.text.schedule_lines", lambda schedule: lines(schedule, folded=False)):
         yield
 
 
