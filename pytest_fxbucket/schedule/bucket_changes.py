@@ -98,8 +98,9 @@ def _renamed(old: ReadBucket, new: ReadBucket, now: Holders, before: Holders) ->
     if len(members) != len(brought):
         return
     for (fqn, size), (name, other) in zip(members, brought, strict=True):
-        is_gone = (old.direction, old.kind, fqn) not in now
-        if size == other and is_gone and (old.direction, old.kind, name) not in before and NAMELESS not in (fqn, name):
+        has_names = not fqn.startswith(NAMELESS) and not name.startswith(NAMELESS)
+        is_gone = has_names and (old.direction, old.kind, fqn) not in now
+        if size == other and is_gone and (old.direction, old.kind, name) not in before:
             yield fqn, name
 
 

@@ -320,6 +320,13 @@ def test_a_mesh_of_another_size_and_a_graph_that_is_gone_are_said() -> None:
     assert changes(old, new) == ["mesh changed: dp_shard=4 -> dp_shard=8", "graph backward is gone"]
 
 
+def test_several_activations_in_a_launch_are_not_renamed() -> None:
+    one = Schedule((), (bucket("activations", "/(no parameter)", "/(no parameter)", kind="ar"), A))
+    other = Schedule((), (one.buckets[0], bucket("a", "b", "w")))
+    assert changes(body(one), body(one)) == []
+    assert changes(body(one), body(other)) == ["byte layout of forward all_gather a changed: a.b stands where a.w stood"]
+
+
 def test_merged_layers_and_halved_ones_are_a_few_sentences() -> None:
     pairs = [bucket(f"layers.{i}", f"/layers.{i}.w", f"/layers.{i + 1}.w") for i in range(0, 126, 2)]
     single = [bucket(f"layers.{i}", f"/layers.{i}.w") for i in range(126)]
