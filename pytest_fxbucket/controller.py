@@ -140,7 +140,8 @@ def golden_lines(done: Done, options: Options) -> Iterator[str]:
     elif done.found and done.found.orphans:
         for orphan in done.found.orphans:
             yield f"golden that nobody owns: {options.shown(orphan.path)} ({orphan.reason})"
-        yield "to remove what nobody owns, run again with --fxbucket-prune"
+        fails = "every other golden was compared, so this fails the run; " if done.found.has_seen_all else ""
+        yield f"{fails}to remove what nobody owns, run again with --fxbucket-prune"
 
 
 def _short(sentence: str, options: Options) -> str:

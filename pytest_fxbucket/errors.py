@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 
 class FxbucketError(Exception):
     """Something that a user can mend; its text is shown without a traceback."""
@@ -37,3 +44,17 @@ class GraphError(FxbucketError):
 
 class NoModuleError(GraphError):
     """A module that a graph does not have; also a KeyError, an AttributeError or an IndexError, as it was asked for."""
+
+
+def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """``function`` for users' tests: of an error for people pytest shows its sentence and the test's own line, and no more."""
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except FxbucketError as error:
+            raise error.with_traceback(None) from None
+
+    return called

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import glob
 import os
-import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from pytest_fxbucket.golden.accept import MODES
+from pytest_fxbucket.pass_names import no_pass
 from pytest_fxbucket.ranks.backend import CHOICES
 
 if TYPE_CHECKING:
     from pytest_fxbucket.session import FxSession
-
-PASSES = ("manual", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +168,9 @@ def _switch(config: pytest.Config, name: str) -> bool:
 
 
 def _pass_name(text: str, where: str) -> str:
-    if text in PASSES or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
-        return text
-    raise pytest.UsageError(f"{where}: {text!r} is no pass; expected manual, torch or module:callable{_nearest(text, PASSES)}")
+    if problem := no_pass(text):
+        raise pytest.UsageError(f"{where}: {problem}")
+    return text
 
 
 def _accept(config: pytest.Config) -> str | None:

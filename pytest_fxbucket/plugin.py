@@ -13,7 +13,7 @@ from pytest_fxbucket.asserting import fixtures as asserting
 from pytest_fxbucket.body import item as body
 from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
 from pytest_fxbucket.controller import Controller
-from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.errors import FxbucketError, without_our_frames
 from pytest_fxbucket.options import (
     STATE,
     add_accept_alias,
@@ -231,14 +231,10 @@ def fxbucket_bucketed(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> 
 def fxbucket_check(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Callable[[str], Verdict]:
     """A function that runs one check by name and returns its Verdict; FxbucketError if it could not be run."""
 
+    @without_our_frames
     def check(name: str) -> Verdict:
-        __tracebackhide__ = True
-        try:
-            with fx_session(request.config).progress.watching(name):
-                return fxbucket_run.check(name)
-        except FxbucketError as error:
-            # the user's own line is what helps here, not where in this package it was noticed
-            raise error.with_traceback(None) from None
+        with fx_session(request.config).progress.watching(name):
+            return fxbucket_run.check(name)
 
     return check
 

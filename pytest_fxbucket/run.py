@@ -208,7 +208,7 @@ class PlanRun:
             return passed("golden", f"as in {store.shown(path)}")
         if may_write and self._accept is not None:
             self._accept(path, render(text))
-            return passed("golden", f"accepted into {store.shown(path)}")
+            return passed("golden", f"to be written to {store.shown(path)} when the run ends")
         assert accepted is not None
         ours = self._settings.pass_name == "manual"
         command = store.accept_command(path) if ours else "nothing: a golden belongs to the plan, not to another pass"

@@ -24,7 +24,7 @@ class Expectations:
     def __init__(self, fx: FxSession, controller: Controller) -> None:
         self._fx, self._controller = fx, controller
         self._queue = EditQueue(fx.options.rootdir)
-        self._digests: dict[str, str] = {}
+        self._first: dict[str, tuple[str, str]] = {}  # path -> digest and node id of the first text
         self._done = Rewritten()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -32,8 +32,9 @@ class Expectations:
         told: dict[str, Any] = getattr(report, "fxbucket", {})
         self._queue.extend(told.get("edits", ()))
         for text in told.get("texts", ()):
-            if self._digests.setdefault(text["path"], text["digest"]) != text["digest"]:
-                self._fx.to_write.clashing.add(Path(text["path"]))
+            digest, test = self._first.setdefault(text["path"], (text["digest"], report.nodeid))
+            if digest != text["digest"]:
+                self._fx.to_write.clash(Path(text["path"]), test, report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:

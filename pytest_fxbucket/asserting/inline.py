@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.asserting.sources import Sources
 from pytest_fxbucket.asserting.texts import text_of
 from pytest_fxbucket.asserting.told import difference_lines
-from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.errors import UsageError, without_our_frames
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
@@ -45,6 +45,7 @@ class Expectation:
     edits: list[Edit]
     """Takes the edits; one of an expectation that stays as it is has ``new`` equal to ``old``."""
 
+    @without_our_frames
     def __call__(self, actual: object, expected: str) -> None:
         """Compare the text of ``actual`` (a str as it is) with the string literal ``expected``.
 
@@ -56,12 +57,11 @@ class Expectation:
         text = actual if isinstance(actual, str) else text_of(actual, self.run())
         kind = "changed" if expected else "new"
         if self.mode in (kind, "all"):
-            self._accept(sys._getframe(1), expected, text)
+            self._accept(sys._getframe(2), expected, text)
         elif text != expected:
             raise AssertionError("\n".join(self._difference(actual, expected, text, kind)))
 
     def _accept(self, frame: Any, expected: str, text: str) -> None:
-        __tracebackhide__ = True
         from pytest_fxbucket.asserting.literal import call_in
 
         try:
@@ -74,7 +74,6 @@ class Expectation:
         self.edits.append(edit)
 
     def _edit(self, call: Call, expected: str, text: str) -> Edit:
-        __tracebackhide__ = True
         from pytest_fxbucket.asserting.literal import second_argument, written
 
         path = os.path.realpath(call.file)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.asserting.texts import text_of
 from pytest_fxbucket.asserting.told import difference_lines
-from pytest_fxbucket.errors import GoldenError, UsageError
+from pytest_fxbucket.errors import GoldenError, UsageError, without_our_frames
 from pytest_fxbucket.golden.accept import accepts
+from pytest_fxbucket.golden.disk import digest
 from pytest_fxbucket.golden.store import GoldenStore, render
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class GoldenBook:
     hidden: list[tuple[str, ...]] = field(default_factory=list)
     """Explanations that pytest has not shown whole."""
 
+    @without_our_frames
     def golden(self, name: str, plan: Entries | None = None) -> NamedGolden:
         """The golden ``name`` of this test's file; ``plan`` groups parameters, as ``[bucket] plan`` does.
 
@@ -78,14 +79,12 @@ class NamedGolden:
         self.told: tuple[str, ...] = ()
         """What is to be said of the last comparison, if it was not as the test expects; the first line says it all."""
 
+    @without_our_frames
     def __eq__(self, other: object) -> bool:
-        __tracebackhide__ = True
-        if isinstance(other, NamedGolden):
-            return self is other
         text, accepted = self._compared(other)
         book = self._book
         if book.mode is not None and accepts(book.mode, self._path):
-            book.texts.append({"path": str(self._path), "digest": sha256(text.encode()).hexdigest()})
+            book.texts.append({"path": str(self._path), "digest": digest(text.encode())})
             if accepted != text:
                 book.accept(self._path, render(text))
             return True
@@ -98,10 +97,8 @@ class NamedGolden:
             self.told = (f"the text is not the one in {self._shown}", *told)
         return accepted == text
 
+    @without_our_frames
     def __ne__(self, other: object) -> bool:
-        __tracebackhide__ = True
-        if isinstance(other, NamedGolden):
-            return self is not other
         text, accepted = self._compared(other)
         if isinstance(accepted, GoldenError):
             raise accepted
@@ -117,7 +114,6 @@ class NamedGolden:
 
     def _compared(self, other: object) -> tuple[str, str | GoldenError]:
         """The text of ``other``, and that of the golden, or why there is none."""
-        __tracebackhide__ = True
         text = text_of(other, None if isinstance(other, str) else self._book.run(), self._entries)
         self._book.compared.append(self._path)
         try:

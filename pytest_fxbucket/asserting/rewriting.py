@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_fxbucket.asserting.inline import Edit
-from pytest_fxbucket.asserting.sources import digest
 from pytest_fxbucket.errors import UsageError
-from pytest_fxbucket.golden.disk import locked, sweep, write_whole
+from pytest_fxbucket.golden.accept import is_one_parametrized, two_texts
+from pytest_fxbucket.golden.disk import digest, locked, not_written, settle, sweep, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class EditQueue:
             except UsageError as error:
                 errors.append(str(error))
             except OSError as error:
-                errors.append(f"{self._shown(name)} could not be written: {error.strerror or error}")
+                errors.append(not_written(Path(name), self._shown(name), error))
         self._edits.clear()
         return Rewritten(tuple(files), tuple(errors))
 
@@ -70,10 +70,11 @@ class EditQueue:
                 clashing.setdefault(edit["start"], edit)
         for start, other in sorted(clashing.items()):
             one = first[start]
-            tests = dict.fromkeys((one["test"], other["test"]))
+            tests = (one["test"], other["test"])
+            own = "compare with an fxbucket_golden that has the case in its name"
             errors.append(
-                f"{self._shown(one['file'])}:{one['line']}: the expectation was given two texts in one run, by "
-                f"{' and by '.join(tests)}, so it is left as it is; give each its own fxbucket_expect"
+                f"{self._shown(one['file'])}:{one['line']}: the expectation was given {two_texts(tests)}, so it is left as it "
+                f"is; {own if is_one_parametrized(tests) else 'give each its own fxbucket_expect'}"
             )
         return [edit for start, edit in first.items() if start not in clashing and _changes(edit)]
 
@@ -94,12 +95,17 @@ def _changes(edit: Edit) -> bool:
 def _write(path: Path, shown: str, edits: list[Edit]) -> None:
     """Write ``edits`` into ``path``; UsageError if it is another file than they were made for, or may not be written."""
     source = path.read_bytes()
-    if {digest(source)} != {edit["digest"] for edit in edits}:
-        raise UsageError(f"{shown} was changed since the run began, so its expectations are left as they are; run again")
+    _refuse_another(source, shown, edits)
     if not path.stat().st_mode & 0o222:
         raise UsageError(f"{shown} is read-only, so its expectations are left as they are; make it writable and run again")
     line_end = b"\r\n" if b"\r\n" in source else b"\n"
     for edit in sorted(edits, key=lambda one: -int(one["start"])):
         new = str(edit["new"]).encode().replace(b"\n", line_end)
         source = source[: edit["start"]] + new + source[edit["end"] :]
-    write_whole(path, source.decode("utf-8"))
+    write_whole(path, source.decode("utf-8"), lambda: _refuse_another(path.read_bytes(), shown, edits))
+    settle(path.parent)
+
+
+def _refuse_another(source: bytes, shown: str, edits: list[Edit]) -> None:
+    if {digest(source)} != {edit["digest"] for edit in edits}:
+        raise UsageError(f"{shown} was changed since the run began, so its expectations are left as they are; run again")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.golden.disk import digest
 
 
 @dataclass(slots=True)
@@ -35,8 +35,3 @@ class Sources:
         if self.digests.get(path) != digest(source):
             raise UsageError(f"{shown} was changed since the run began, so its expectations are left alone; run again")
         return source
-
-
-def digest(source: bytes) -> str:
-    """What tells one content of a file from another."""
-    return sha256(source).hexdigest()

@@ -6,6 +6,7 @@
 - every launch is waited for exactly once;
 - as many bytes as before travel on every process group, by kind;
 - no wait stands before its launch, and nothing is read before its wait;
+- compute that keeps its name reads the parameters, and makes the gradients, that it did;
 - all ranks launch the same on each group, in the same order, so that none waits for ever.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_fxbucket.asserting.bare import bare_values
+from pytest_fxbucket.capture.bare import bare_values
 from pytest_fxbucket.checks.collectives import Call, calls_of, joint_problems
 from pytest_fxbucket.checks.promise import some, times
 from pytest_fxbucket.checks.promised_launches import alignment
@@ -62,8 +63,6 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
         for problem in dict.fromkeys(_one_rank(old[rank], graph, seen, rank)):
             found.setdefault(problem, []).append(rank)
     told = [text if len(ranks) == len(new) else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in found.items()]
-    if len(seen.calls) < len(new):
-        return told  # of some rank there is nothing to compare
     return told + (joint_problems(seen.calls) or list(_other_order(seen)))
 
 
@@ -83,7 +82,7 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     inputs, outputs = bare_values(old)
     # For a pass an input without a name is still that input: two that look alike are not the same.
     inputs = [replace(one, role="param", fqn=f"input {at}") if one.role == "value" else one for at, one in enumerate(inputs)]
-    outputs = [replace(one, role="grad", fqn=f"output {at}") if one.role == "value" else one for at, one in enumerate(outputs)]
+    outputs = [one if one.role == "grad" else replace(one, role="grad", fqn=f"output {at}") for at, one in enumerate(outputs)]
     before = read_graph(old, inputs, outputs)
     counts = (len(new.find_nodes(op="placeholder")), len(returned(new.output_node())))
     if counts != (len(inputs), len(outputs)):
@@ -97,11 +96,12 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
         return
     seen.readings[rank] = after
     seen.calls[rank], problems = calls_of(new, after, seen.members)
-    yield from _lost(before, after)
-    yield from _other_bytes(before, after)
-    yield from problems
+    lost = [*_lost(before, after), *_other_bytes(before, after), *problems]
     if len(after.problems) > len(before.problems):
-        yield from (problem for problem in after.problems if problem not in before.problems)
+        lost += [problem for problem in after.problems if problem not in before.problems]
+    yield from lost
+    if not lost:  # else whoever read it is no news
+        yield from _other_readers(_readers(before, old), _readers(after, new))
 
 
 def _lost(before: Reading, after: Reading) -> Iterator[str]:
@@ -150,6 +150,28 @@ def _filling(bucket: Bucket) -> int:
     """Bytes that align members of several dtypes; more than that, or any among members of one dtype, is no alignment."""
     spare = bucket.bytes - bucket.parts * sum(member.bytes for member in bucket.members)
     return spare if 0 <= spare <= (alignment(bucket) - 1) * bucket.parts * len(bucket.members) else 0
+
+
+_Reader: TypeAlias = tuple[str, object]
+"""Name and operator of a node. A pass may move compute, so that its place is nothing to know it by."""
+
+
+def _readers(reading: Reading, graph: fx.Graph) -> dict[_Reader, set[str]]:
+    """Parameters that each node of compute reads, and gradients that it makes, as far as they are gathered and reduced."""
+    nodes = list(graph.nodes)
+    found: dict[_Reader, set[str]] = {}
+    for place, _, fqn in reading.computes:
+        found.setdefault((nodes[place].name, nodes[place].target), set()).add(fqn)
+    return found
+
+
+def _other_readers(before: Mapping[_Reader, set[str]], after: Mapping[_Reader, set[str]]) -> Iterator[str]:
+    """The first node that is given what another had; a node of a name that only one of the graphs has cannot be told."""
+    for reader, was in before.items():
+        now = after.get(reader, was)
+        if was != now:
+            yield f"compute {reader[0]} reads or makes {some(sorted(now))}, {some(sorted(was))} before the pass"
+            return
 
 
 def _other_order(seen: _Seen) -> Iterator[str]:

@@ -36,7 +36,7 @@ def shown_apart(words: Sequence[str], cwd: Path, environment: Mapping[str, str])
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     try:
         with progress.watching(words[0]):
-            progress.say("fxbucket show runs in a process of its own")
+            progress.say("runs in a process of its own")
             done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
         if done.returncode != 0:
             raise FxbucketError(_why(done.returncode, done.stderr))

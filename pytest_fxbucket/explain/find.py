@@ -27,9 +27,12 @@ def find_plan(text: str) -> tuple[Plan, list[str]]:
     """The plan that ``text`` names, and the ids of all rows of its file.
 
     ``text`` is a file, with the row as ``FILE::ROW`` or ``FILE[ROW]``, or the node id of an item, ``FILE::audit[ROW]``. Raises
-    PlanError for a file that cannot be loaded, UsageError for a row that it does not have.
+    PlanError for a file that cannot be loaded, UsageError for a file that is not there or a row that it does not have.
     """
     path, row = parts(text)
+    if not path.exists():
+        near = get_close_matches(path.stem, sorted(one.stem for one in path.parent.glob("*.toml")), n=1)
+        raise UsageError(f"{path} is not there{f'; did you mean {path.with_name(near[0])}.toml?' if near else ''}")
     plans = {plan.matrix_id: plan for plan in load_plans(path)}
     rows = [name for name in plans if name]
     if row not in plans:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.passes.splits import remedy, sentence
+from pytest_fxbucket.plan.hints import new_entry
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Graph, Parameter, Told
@@ -118,7 +119,7 @@ def _change(told: Told, left: LeftAlone, fqn: str) -> str:
     if fqn in told.entry_of or not told.entry_of:
         return "nothing in the plan can change that: it follows from the graph"
     entries = list(dict.fromkeys(told.entry_of.values()))
-    holder = fqn.rpartition(".")[0] or fqn
+    holder = new_entry(fqn, entries)
     near = get_close_matches(holder, entries, n=2, cutoff=0.4) or entries[:2]
     return f'add an entry such as "{holder}", or set bucket.unplanned = "root"; nearest entries: {", ".join(near)}'
 

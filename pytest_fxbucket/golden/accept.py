@@ -7,12 +7,12 @@ report of the item that gave them, so a worker that dies loses nothing that was 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.disk import Snapshot, files_below, locked, obstacle, settle, sweep, write_whole
+from pytest_fxbucket.golden.disk import Snapshot, files_below, locked, not_written, obstacle, settle, sweep, write_whole
 
 MODES = ("new", "changed", "all")
 
@@ -35,7 +35,8 @@ class AcceptQueue:
     """Golden texts that wait for the end of the run."""
 
     pending: dict[Path, str] = field(default_factory=dict)
-    clashing: set[Path] = field(default_factory=set)
+    clashing: dict[Path, Sequence[str]] = field(default_factory=dict)
+    """what was given two texts -> node ids of the tests that gave them, as far as they are known"""
 
     def add(self, path: Path, text: str) -> None:
         """Queue the whole file `text` that GoldenStore.render gave for `path`; GoldenError if it is damaged."""
@@ -43,7 +44,11 @@ class AcceptQueue:
 
         parse(text, str(path))
         if self.pending.setdefault(path, text) != text:
-            self.clashing.add(path)
+            self.clash(path)
+
+    def clash(self, path: Path, *tests: str) -> None:
+        """Have neither text of `path` written; `tests` gave them."""
+        self.clashing[path] = self.clashing.get(path) or tests
 
     def extend(self, entries: Iterable[Mapping[str, str]]) -> None:
         """Queue entries that another queue drained."""
@@ -61,8 +66,10 @@ class AcceptQueue:
 
         What is not on disk as it was at the `start` of the run is somebody else's work, and left alone.
         """
-        two = "was given two texts in one run, so neither is written; give each text a golden of its own"
-        errors = [f"{path} {two}" for path in sorted(self.clashing)]
+        errors = [
+            f"{path} was given {two_texts(tests)}, so neither is written; {_way_out(tests)}"
+            for path, tests in sorted(self.clashing.items())
+        ]
         waiting = [(path, text) for path, text in sorted(self.pending.items()) if path not in self.clashing]
         self.pending.clear()
         self.clashing.clear()
@@ -73,7 +80,7 @@ class AcceptQueue:
                     if _write(path, text, mode, start):
                         paths.append(path)
                 except OSError as error:
-                    errors.append(f"{path} could not be written: {error.strerror or error}")
+                    errors.append(not_written(path, str(path), error))
                 except GoldenError as error:
                     errors.append(str(error))
         for folder in {path.parent for path in paths}:
@@ -84,6 +91,20 @@ class AcceptQueue:
         """Write nothing and say so, if anything was queued."""
         count = len(self.drain())
         return Written(errors=(f"{count} accepted, but {reason}",)) if count else Written()
+
+
+def two_texts(tests: Sequence[str]) -> str:
+    """Name the tests that gave one place two texts."""
+    return "two texts in one run" + (f", by {' and by '.join(dict.fromkeys(tests))}" if tests else "")
+
+
+def is_one_parametrized(tests: Sequence[str]) -> bool:
+    """Say whether `tests` are cases of one parametrized test."""
+    return len({*tests}) > 1 == len({test.partition("[")[0] for test in tests})
+
+
+def _way_out(tests: Sequence[str]) -> str:
+    return "put the case into the name" if is_one_parametrized(tests) else "give each text a golden of its own"
 
 
 @contextlib.contextmanager
@@ -107,11 +128,11 @@ def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> b
 
     if _holds(path, text) or mode is None:
         return False
+    if start is not None and (reason := obstacle(path, start.root)):
+        raise GoldenError(reason)  # before the check, to which what lies behind a linked folder is somebody else's
     check()
     if not accepts(mode, path):
         raise GoldenError(f"{path} is {'there' if path.exists() else 'missing'}, and --fxbucket-accept={mode} leaves it so")
-    if start is not None and (reason := obstacle(path, start.root)):
-        raise GoldenError(reason)
     check_not_newer(path)
     return write_whole(path, text, check)
 

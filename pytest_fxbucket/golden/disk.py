@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,11 +96,11 @@ class Snapshot:
     @classmethod
     def of(cls, root: Path) -> Snapshot:
         """Look at all files below `root`, which need not be there."""
-        return cls(root, {path: _digest(path) for path in files_below(root)})
+        return cls(root, {path: _state(path) for path in files_below(root)})
 
     def change(self, path: Path) -> str | None:
         """Say what became of `path` since then, as `was changed`; None if it is as it was."""
-        then, now = self.digests.get(path, ""), _digest(path)
+        then, now = self.digests.get(path, ""), _state(path)
         if then == now:
             return None
         if not now:
@@ -106,14 +108,19 @@ class Snapshot:
         return "was changed" if then else "was written by somebody else"
 
 
-def _digest(path: Path) -> str:
-    """Return what tells one state of the file `path` from another; empty if there is no file."""
+def digest(data: bytes) -> str:
+    """Return what tells one content of a file from another: its SHA-256, in hexadecimal."""
     import hashlib  # 4 ms that pytest's start-up need not pay
 
+    return hashlib.sha256(data).hexdigest()
+
+
+def _state(path: Path) -> str:
+    """Return what tells one state of the file `path` from another; empty if there is no file."""
     try:
         if path.is_symlink():
             return f"link to {os.readlink(path)}"
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return digest(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ""
     except OSError as error:
@@ -121,17 +128,39 @@ def _digest(path: Path) -> str:
 
 
 def obstacle(path: Path, root: Path) -> str | None:
-    """Say why `path` below `root` must be left as it is, in a sentence: a link, a folder, read-only; None if it need not."""
+    """Say why `path` below `root` must be left as it is, in a sentence: a link, something in the way, read-only; or None."""
     for one in (path, *path.parents):
         if one == root:
             break
         if one.is_symlink():
             return f"{one} is a symbolic link, and goldens are written to no other place; put a file or folder of its own there"
-    if path.is_dir():
-        return f"{path} is a folder, where a golden's file was expected; move it away"
+    if reason := in_the_way(path, root):
+        return reason
     if path.is_file() and not path.stat().st_mode & 0o222:
         return f"{path} is read-only; make it writable first: chmod u+w {path}"
     return None
+
+
+def in_the_way(path: Path, root: Path) -> str | None:
+    """Say what stands where the file `path`, or a folder from `root` down to it, belongs, in a sentence; None if nothing."""
+    if os.path.isdir(path):
+        return f"{path} is a folder, where a golden's file was expected; move it away"
+    for folder in path.parents:
+        if os.path.isfile(folder):
+            return f"{folder} is a file, where a folder of goldens was expected; move it away"
+        if folder == root:
+            break
+    return None
+
+
+def not_written(path: Path, shown: str, error: OSError) -> str:
+    """Say that `path`, called `shown`, was not written because of `error`, and what to do where there is something."""
+    way = ""
+    if isinstance(error, PermissionError):
+        way = f"; make its folder writable first: chmod u+wx {shlex.quote(str(path.parent))}"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way = "; make room and run again"
+    return f"{shown} could not be written: {error.strerror or error}{way}"
 
 
 def _umask() -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.golden.disk import digest, in_the_way
 
 FORMAT = 2
 HEADER = "# fxbucket golden "
@@ -33,6 +34,8 @@ def parse(text: str, where: str) -> str:
         raise GoldenError(f"{where} has merge conflict markers; settle the merge and accept it again")
     _check_format(text.partition("\n")[0], where)
     body, footer = _split_footer(text.partition("\n")[2])
+    if footer is None and (behind := _behind_footer(body)):
+        raise GoldenError(f"{where} has text behind its last line, {behind!r}; remove that, or accept it again")
     if footer is None:
         raise GoldenError(f"{where} is cut short: its last line is not '{FOOTER}<digest>'; restore it or accept it again")
     if footer != _digest(body):
@@ -44,9 +47,7 @@ def parse(text: str, where: str) -> str:
 
 
 def _digest(body: str) -> str:
-    import hashlib  # 4 ms that pytest's start-up need not pay
-
-    return hashlib.sha256(body.encode()).hexdigest()[:16]
+    return digest(body.encode())[:16]
 
 
 def _check_format(first: str, where: str) -> None:
@@ -88,6 +89,14 @@ def _split_footer(rest: str) -> tuple[str, str | None]:
     if not lines or not re.fullmatch(FOOTER + r"[0-9a-f]{16}\n", lines[-1]):
         return rest, None
     return "".join(lines[:-1]), lines[-1].removeprefix(FOOTER).rstrip("\n")
+
+
+def _behind_footer(rest: str) -> str | None:
+    """Return the first line behind a whole golden; None if none is in there."""
+    for found in re.finditer(rf"^{FOOTER}([0-9a-f]{{16}})\n", rest, re.MULTILINE):
+        if found[1] == _digest(rest[: found.start()]):
+            return rest[found.end() :].partition("\n")[0]
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +143,19 @@ class GoldenStore:
                 f"{where} is not UTF-8 (byte {error.start}); restore it or accept it again: {self.accept_command(path)}"
             ) from None
         except OSError as error:
-            raise GoldenError(f"{where} cannot be read: {error.strerror or error}") from None
+            raise GoldenError(self._unreadable(path, error)) from None
         try:
             return parse(text.replace("\r\n", "\n"), where)
         except GoldenError as error:
             again = "accept it again"
             raise GoldenError(str(error).replace(again, f"{again}: {self.accept_command(path)}")) from None
+
+    def _unreadable(self, path: Path, error: OSError) -> str:
+        if reason := in_the_way(path, self.root):
+            return reason.replace(f"{self.rootdir}/", "")
+        where = self.shown(path)
+        way = f"; make it readable first: chmod u+r {shlex.quote(where)}" if isinstance(error, PermissionError) else ""
+        return f"{where} cannot be read: {error.strerror or error}{way}"
 
     def accept_command(self, path: Path, mode: str = "changed") -> str:
         """Return the command, run from rootdir, that accepts the golden at `path`; `mode` is new, changed or all."""

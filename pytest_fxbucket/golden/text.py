@@ -50,7 +50,7 @@ def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Sche
 def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:
     """What changed from body ``old`` to body ``new`` in words, then the diff; all of a long one goes to the file ``rest``."""
     words = changes(old, new) or [_header_words(old, new)]
-    diff = list(unified_diff(old.split("\n"), new.split("\n"), *names, lineterm="", n=2))
+    diff = list(unified_diff(_lines(old), _lines(new), *names, lineterm="", n=2))
     return [
         "what changed:",
         *(f"  {word}" for word in words[:_MOST_WORDS]),
@@ -63,6 +63,11 @@ def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"
 def mismatch_lines(accepted: str, found: str, command: str, rest: Path | None = None) -> list[str]:
     """What changed, in words and as a diff, then the command that accepts it."""
     return [*change_lines(accepted, found, rest=rest), "", f"to accept: {command}"]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as line feeds part them, and nothing else: names may hold other breaks."""
+    return text.removesuffix("\n").split("\n")
 
 
 def _header_words(old: str, new: str) -> str:

@@ -15,14 +15,30 @@ def some(fqns: Sequence[str], most: int = 3) -> str:
     return ", ".join(fqns[:most]) + more
 
 
-def unplanned(fqns: Sequence[str]) -> str:
-    """Say that parameters are in no entry, and the ways out."""
+def unplanned(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:
+    """Say that parameters are in no entry, and the ways out; ``entries`` are the names of those that there are."""
     subject = "1 parameter is" if len(fqns) == 1 else f"{len(fqns)} parameters are"
-    holder = fqns[0].rpartition(".")[0] or fqns[0]
+    hint = f'add an entry such as "{new_entry(fqns[0], entries)}"'
     return (
-        f'{subject} in no entry ({some(fqns)}); add an entry such as "{holder}", or set [bucket] unplanned to '
+        f"{subject} in no entry ({some(fqns)}); {hint}, or set [bucket] unplanned to "
         f'"root" (all such in one bucket) or "allow" (no bucket)'
     )
+
+
+def new_entry(fqn: str, entries: Sequence[str]) -> str:
+    """An entry for ``fqn`` that holds nothing of ``entries``: the module that holds it, or one around that beside entries."""
+    holder = fqn.rpartition(".")[0] or fqn
+    planned = [name for entry in entries for name in entry.split("+")]
+    outward = holder
+    while (parent := outward.rpartition(".")[0]) and _is_free(outward, planned):
+        if any(name.rpartition(".")[0] == parent for name in planned):
+            return outward
+        outward = parent
+    return holder if _is_free(holder, planned) else fqn
+
+
+def _is_free(module: str, planned: Sequence[str]) -> bool:
+    return not any(name == module or name.startswith(f"{module}.") for name in planned)
 
 
 def no_match(selector: str, entry: str, names: Names) -> str:
@@ -35,7 +51,14 @@ def no_match(selector: str, entry: str, names: Names) -> str:
     if not ways[0] and not out_of_range:
         ways.append(_nearest(selector, names))
     said = "; ".join(way for way in ways if way)
-    return f"{subject} matches nothing; {said or 'the model has ' + some(names.children('') or names.known())}"
+    return f"{subject} matches nothing; {said or _all_there_is(names)}"
+
+
+def _all_there_is(names: Names) -> str:
+    known = names.children("") or names.known()
+    if known:
+        return f"the model has {some(known)}"
+    return f"the graph names no {names.what}: trace it so that its nodes keep nn_module_stack, or leave the plan out here"
 
 
 def _wrapped(selector: str, names: Names) -> str:

@@ -11,8 +11,8 @@ import torch.distributed._functional_collectives as functional
 from torch import fx, nn
 
 from fixtures.models import traced
-from pytest_fxbucket.asserting.bare import group_names
 from pytest_fxbucket.asserting.texts import text_of
+from pytest_fxbucket.capture.bare import group_names
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.errors import PlanError, UsageError
 

@@ -112,9 +112,10 @@ def test_full_is_the_graph_that_runs_with_the_order_that_is_kept_in_it(plan: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["none.toml"], 1, "none.toml: the plan cannot be read: No such file or directory"),
+        (["none.toml"], 2, "none.toml is not there\n"),
+        (["plans/twoo.toml::two"], 2, "plans/twoo.toml is not there; did you mean plans/two.toml?\n"),
         (["plans/two.toml::one_leyer"], 2, 'did you mean "one_layer"?'),
-        (["plans/two.toml", "--pass", "manul"], 2, "manul is no pass; expected manual, torch or module:callable"),
+        (["plans/two.toml", "--pass", "manul"], 2, '--pass: "manul" is no pass; expected manual, torch or module:callable'),
         (["plans/two.toml", "--pass", "none:pass"], 1, 'pass none:pass: there is no module "none"'),
         (["plans/two.toml", "--rank", "4"], 2, "--rank 4 is not there; plans/two.toml has ranks 0 to 3"),
         (["plans/two.toml", "--rank=-1"], 2, "--rank -1 is not there; plans/two.toml has ranks 0 to 3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -83,18 +84,45 @@ def test_an_interrupted_run_writes_nothing_and_says_so(tmp_path: Path) -> None:
     assert queue.abandon("the run was interrupted").errors == ()
 
 
-def test_a_write_that_fails_leaves_the_old_golden_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (errno.ENOSPC, "; make room and run again"),
+        (errno.EACCES, "; make its folder writable first: chmod u+wx {folder}"),
+        (errno.EIO, ""),
+    ],
+)
+def test_a_write_that_fails_leaves_the_old_golden_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, way: str
+) -> None:
     (tmp_path / "a.txt").write_text(OLD)
 
     def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "replace", full)
     queue = AcceptQueue()
     queue.add(tmp_path / "a.txt", NEW)
     written = queue.flush("all")
-    assert written.errors == (f"{tmp_path / 'a.txt'} could not be written: No space left on device",)
+    told = f"{tmp_path / 'a.txt'} could not be written: {os.strerror(number)}{way.format(folder=tmp_path)}"
+    assert written.errors == (told,)
     assert files(tmp_path) == {"a.txt": OLD}
+
+
+def test_what_is_in_the_way_is_named_and_not_taken_for_somebody_elses_golden(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "golden", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "a.txt").write_text(OLD)
+    (root / "linked").symlink_to(elsewhere)
+    (root / "file").write_text("mine")
+    queue = AcceptQueue()
+    for name in ("linked", "file"):
+        queue.add(root / name / "a.txt", NEW)
+    assert queue.flush("all", Snapshot.of(root)).errors == (
+        f"{root}/file is a file, where a folder of goldens was expected; move it away",
+        f"{root}/linked is a symbolic link, and goldens are written to no other place; put a file or folder of its own there",
+    )
 
 
 def test_a_golden_can_be_read_by_others_as_any_new_file(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def conflicting(text: str) -> str:
 DAMAGE = {
     "cut in the footer": (lambda text: text[:-4], "golden/plans/llama.txt is cut short"),
     "cut in the body": (lambda text: text[: len(text) // 2], "golden/plans/llama.txt is cut short"),
+    "appended to": (lambda text: text + "mine\nmore\n", "llama.txt has text behind its last line, 'mine'; remove that, or"),
     "empty": (lambda text: "", "golden/plans/llama.txt is not a golden"),
     "edited by hand": (edited, "golden/plans/llama.txt is not what was accepted"),
     "merge conflict": (conflicting, "golden/plans/llama.txt has merge conflict markers"),
@@ -73,6 +74,29 @@ def test_a_damaged_golden_is_one_sentence_that_names_it(store: GoldenStore, case
         store.read(path)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_read_is_said_with_what_to_do(store: GoldenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.path_for(store.rootdir / "plans" / "llama.toml", None)
+
+    def said(one: Path = path) -> str:
+        with pytest.raises(GoldenError) as caught:
+            store.read(one)
+        return str(caught.value)
+
+    path.mkdir()
+    assert said() == "golden/plans/llama.txt is a folder, where a golden's file was expected; move it away"
+    path.rmdir()
+    path.write_text(render(BODY))
+    assert said(path / "row.txt") == "golden/plans/llama.txt is a file, where a folder of goldens was expected; move it away"
+
+    def refused(self: Path) -> bytes:  # as for anybody but root
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert said() == (
+        "golden/plans/llama.txt cannot be read: Permission denied; make it readable first: chmod u+r golden/plans/llama.txt"
+    )
 
 
 def test_a_golden_in_another_encoding_is_refused(store: GoldenStore) -> None:

@@ -104,6 +104,29 @@ def test_parameters_in_no_entry_are_an_error_a_list_or_a_last_entry_as_asked() -
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
+        (["tok", "layers.0"], '"layers.1"'),
+        (["tok", "layers.0.attn", "layers.1"], '"layers.0.scale"'),
+        (["tok", "layers.0.attn"], '"layers.0.scale"'),
+        (["tok", "layers.0.scale+layers.1", "norm"], '"layers.0.attn"'),
+        (["tok", "norm"], '"layers.0.attn"'),
+    ],
+)
+def test_a_parameter_in_no_entry_is_led_to_one_like_its_siblings(raw: object, says: str) -> None:
+    assert f"add an entry such as {says}, or" in error_of(raw, unplanned="error")
+
+
+def test_a_graph_without_any_names_is_to_keep_its_module_stack() -> None:
+    with pytest.raises(PlanError) as caught:
+        resolve(parse_entries(["layers.0"], "here"), [], [""], where="here")
+    assert str(caught.value) == (
+        'here: entry "layers.0" matches nothing; the graph names no parameters: trace it so that its nodes keep '
+        "nn_module_stack, or leave the plan out here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
         (["nrom"], 'entry "nrom" matches nothing; did you mean "norm"?'),
         (["norm.wieght"], '"norm" has children weight; did you mean "norm.weight"'),
         (["layers.[3-7]"], 'entry "layers.3" matches nothing; "layers" has children 0..2'),

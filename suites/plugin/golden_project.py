@@ -25,8 +25,7 @@ audit = false
 collectives = false
 bitwise = false
 """
-# Hypothesis would import itself anew at the end of each run within a run.
-INI = "[pytest]\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"
+INI = "[pytest]\naddopts = -p no:cacheprovider\n"
 # What tests of accepting ask for: text needs no torch.
 CONFTEST = """
 import pytest

@@ -72,5 +72,5 @@ def write(text: str, **change: str) -> None:
 
 
 def run(user: pytest.Pytester, *args: str) -> pytest.RunResult:
-    """Run pytest in this process, without plugins that cost seconds to load and unload."""
-    return user.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest", *args)
+    """Run pytest in this process."""
+    return user.runpytest_inprocess("-p", "no:cacheprovider", *args)

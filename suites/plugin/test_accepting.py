@@ -90,7 +90,7 @@ class TestInterrupts:
 BESIDE = {
     "changed": ("path.write_text('theirs')", "was changed since the run began*", b"theirs"),
     "removed": ("path.unlink()", "was removed since the run began*", None),
-    "linked": ("path.unlink(); path.symlink_to('b.txt')", "was changed since the run began*", None),
+    "linked": ("path.unlink(); path.symlink_to('b.txt')", "is a symbolic link*", None),
 }
 
 
@@ -204,7 +204,7 @@ class TestInTheWay:
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(["ERROR: ini fxbucket_golden: */golden is a file; expected the folder of the goldens, *"])
         result = pytester.runpytest_inprocess()
-        result.stdout.fnmatch_lines(["*golden/test_three/a.txt cannot be read: Not a directory"])
+        result.stdout.fnmatch_lines(["*golden is a file, where a folder of goldens was expected; move it away"])
         assert (pytester.path / "golden").read_text() == "mine"
 
     def test_a_golden_keeps_its_mode(self, pytester: pytest.Pytester, goldens: Path) -> None:

@@ -47,7 +47,8 @@ def test_each_is_one_sentence_and_accepting_mends_what_can_be_mended(pytester: p
     assert "Traceback" not in compared.stdout.str()
     assert files(goldens) == before
 
-    accepted = pytester.runpytest_subprocess(PLANS, "--accept")
+    accepted = pytester.runpytest_subprocess(PLANS, "--accept", "-v")
+    accepted.stdout.fnmatch_lines(["    golden: to be written to golden/plans/cut.txt when the run ends"])
     assert accepted.ret == pytest.ExitCode.TESTS_FAILED
     accepted.stdout.fnmatch_lines([f"golden NOT written: {DAMAGED['newer'][1]}"])
     after = files(goldens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,10 +149,23 @@ b\'\'\')
         result.stdout.fnmatch_lines(
             [
                 "NOT rewritten: tests/test_x.py:6: the expectation was given two texts in one run, by *::test_a*same*"
-                "and by tests/test_x.py::test_a*other*give each its own fxbucket_expect",
+                "and by tests/test_x.py::test_a*other*, so it is left as it is; compare with an fxbucket_golden that has *",
             ]
         )
         assert SOURCE.read_text() == old.replace('""""""', '"""b"""')
+
+    def test_one_call_in_a_function_of_two_tests_is_told_to_be_two(self, user: pytest.Pytester) -> None:
+        write(
+            """
+            def same(expect, text): expect(text, "")
+            def test_a(fxbucket_expect): same(fxbucket_expect, "a")
+            def test_b(fxbucket_expect): same(fxbucket_expect, "b")
+            """
+        )
+        result = run(user, "--accept")
+        result.stdout.fnmatch_lines(
+            ["NOT rewritten: *:2: *by *::test_a and by *::test_b, *; give each its own fxbucket_expect"]
+        )
 
     @pytest.mark.parametrize(
         ("call", "said"),
@@ -169,7 +183,28 @@ b\'\'\')
         result = run(user, "--accept")
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines([f"E *tests/test_x.py:2: fxbucket_expect: *{said}*"])
+        result.stdout.fnmatch_lines([">   *fxbucket_expect('*", "tests/test_x.py:2: UsageError"])
+        result.stdout.no_fnmatch_line("*pytest_fxbucket/*")
         assert SOURCE.read_text() == old
+
+    @pytest.mark.parametrize(
+        ("mine", "said"),
+        [("odd", "the literal has another value than the one that ran"), ("older", "the call is not there now")],
+    )
+    def test_a_literal_that_was_changed_between_import_and_collection_is_left_alone(
+        self, user: pytest.Pytester, mine: str, said: str
+    ) -> None:
+        write(TEXT + f"text = open(__file__).read()\nopen(__file__, 'w').write(text.replace('old', '{mine}'))\n", LITERAL="old")
+        result = run(user, "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E *:2: fxbucket_expect: {said}"])
+        assert f'"""{mine}"""' in SOURCE.read_text()
+
+    def test_where_python_runs_without_places_of_calls_it_says_so(self, user: pytest.Pytester) -> None:
+        write(TEXT, LITERAL="")
+        result = user.run(sys.executable, "-X", "no_debug_ranges", "-m", "pytest", "-p", "no:cacheprovider", "--accept")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *test_x.py: Python runs without places of calls; start it without -X no_debug_ranges"])
 
 
 class TestFile:
@@ -194,6 +229,22 @@ class TestFile:
         result.assert_outcomes(passed=int(when == "after"), failed=int(when == "before"))
         result.stdout.fnmatch_lines(["*tests/test_x.py was changed since the run began, so its expectations are left *"])
         assert SOURCE.read_text() == old + "# mine\n"
+
+    def test_a_file_changed_while_its_edits_are_made_is_left_alone(
+        self, user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(TEXT, LITERAL="")
+        old, sync = SOURCE.read_text(), os.fsync
+
+        def somebody_else(handle: int) -> None:
+            sync(handle)
+            SOURCE.write_text(old + "# mine\n")
+
+        monkeypatch.setattr(os, "fsync", somebody_else)
+        result = run(user, "--accept")
+        result.stdout.fnmatch_lines(["NOT rewritten: tests/test_x.py was changed since the run began, *"])
+        assert SOURCE.read_text() == old + "# mine\n"
+        assert [path.name for path in SOURCE.parent.iterdir() if path.suffix == ".tmp"] == []
 
     def test_what_a_killed_run_left_beside_it_is_cleaned_up(self, user: pytest.Pytester) -> None:
         write(TEXT, LITERAL="")

@@ -200,8 +200,37 @@ class TestNamesAndTexts:
         result = run(user, "--accept")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.assert_outcomes(passed=2)
-        result.stdout.fnmatch_lines(["*NOT written: *two.txt was given two texts in one run*"])
+        result.stdout.fnmatch_lines(
+            [
+                f"*NOT written: {GOLDEN} was given two texts in one run, by tests/test_x.py::test_two?{first}? "
+                "and by tests/test_x.py::test_two?third?, so neither is written; put the case into the name"
+            ]
+        )
         assert GOLDEN.read_text() == old
+
+    def test_one_test_that_gives_a_golden_two_texts_is_named_once(self, user: pytest.Pytester) -> None:
+        write("def test_two(fxbucket_golden): assert 'a' == fxbucket_golden('two') and 'b' == fxbucket_golden('two')")
+        result = run(user, "--accept")
+        result.stdout.fnmatch_lines(["*run, by tests/test_x.py::test_two, so neither is written; give each text a golden of *"])
+        assert not GOLDEN.exists()
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "fxbucket_golden('no name')",
+            "fxbucket_golden(3)",
+            "assert 3 == fxbucket_golden('two')",
+            "assert fxbucket_golden('two') != 3",
+            "assert fxbucket_golden('two') == fxbucket_golden('two')",
+            "assert 'text' != fxbucket_golden('two')",
+        ],
+    )
+    def test_an_error_shows_its_sentence_and_the_users_line_and_none_of_ours(self, user: pytest.Pytester, line: str) -> None:
+        write("def test_two(fxbucket_golden):\n    LINE\n", LINE=line)
+        result = run(user)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f">   *{line}", "E  *Error: *", "tests/test_x.py:2: *Error"])
+        result.stdout.no_fnmatch_line("*pytest_fxbucket/*")
 
     def test_a_plan_that_owns_the_file_too_is_named(self, user: pytest.Pytester) -> None:
         make()
@@ -287,7 +316,7 @@ def test_with_a_plan_the_text_is_that_of_the_plans_own_golden(user: pytest.Pytes
     user.mkdir("plans")
     Path("plans/mlp.toml").write_text(PLAN)
     # tracing imports much of torch that cannot be imported twice
-    result = user.runpytest_subprocess("plans/mlp.toml::golden", "tests", "--accept", "-p", "no:hypothesispytest")
+    result = user.runpytest_subprocess("plans/mlp.toml::golden", "tests", "--accept")
     result.assert_outcomes(passed=3)
     assert Path("golden/tests/test_x/after.txt").read_text() == Path("golden/plans/mlp.txt").read_text()
     before = Path("golden/tests/test_x/before.txt").read_text()
