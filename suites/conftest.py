@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest_plugins = ["pytester"]
 
 
+def pytest_configure() -> None:
+    """Where CI is set, accepting goldens asks for more, and pytest shows more; before fixtures of any scope."""
+    os.environ.pop("CI", None)
+
+
 @pytest.fixture(autouse=True)
-def _as_on_a_desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where CI is set, accepting goldens asks for more; and each run within a run would import hypothesis anew, in 2 s."""
-    monkeypatch.delenv("CI", raising=False)
+def _no_hypothesis_within(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run within a run would import hypothesis anew, in 2 s."""
     if "pytester" in request.fixturenames:
         request.getfixturevalue("pytester")  # which forgets what is set before it is made
         monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")

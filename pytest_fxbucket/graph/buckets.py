@@ -99,7 +99,7 @@ class Reading:
     seen_as: tuple[tuple[str, str], ...] = ()
     """(FQN, dtypes) of each gathered parameter whose bits compute reads as another dtype; sorted."""
     products: tuple[tuple[int, Direction, str], ...] = ()
-    """(position, direction, module's FQN): products of activations alone, as in attention, where the tracer says the module."""
+    """(position, direction, FQN): products of activations alone, as in attention, by the last parameter read on the way."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
     order: Order | None = field(default=None, compare=False, repr=False)

@@ -77,10 +77,16 @@ class _Reader:
         )
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:
-        noted = {where for where, _, _ in self.computes}
+        """Products that no parameter is read for, with the parameter of the last compute on the way to them that has one."""
+        noted = {where: fqn for where, _, fqn in sorted(self.computes, reverse=True)}
+        nearest: dict[fx.Node, int] = {}
         for node, where in self.position.items():
-            if multiplies(node) and where not in noted and (module := module_of(node)):
-                yield where, self._direction(node), module
+            if where in noted:
+                nearest[node] = where
+                continue
+            nearest[node] = max((nearest[source] for source in node.all_input_nodes), default=-1)
+            if nearest[node] >= 0 and multiplies(node):
+                yield where, self._direction(node), noted[nearest[node]]
 
     def _direction(self, node: fx.Node) -> Direction:
         if node in self.update:

@@ -117,13 +117,11 @@ def _placed(what: str, label: str, direction: Direction, where: int, last: Mappi
 
 
 def _computes(reading: Reading, entry_of: Mapping[str, str]) -> Iterator[tuple[int, int, Event, str]]:
-    """Compute, with what it has to do with: a parameter; of a product without one its module's, or the module without any."""
+    """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
     for where, direction, fqn in reading.computes:
         yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), fqn
-    modules = _entries_of_modules(entry_of)
-    own = {fqn.rpartition(".")[0]: fqn for fqn in reversed(list(entry_of))}
-    for where, direction, module in reading.products:
-        yield where, 2, Event(direction, "compute", modules.get(module, module)), own.get(module, module)
+    for where, direction, fqn in reading.products:
+        yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), ""
 
 
 def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
@@ -138,15 +136,6 @@ def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, se
 def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
     """Entry of a parameter; of one that has none its module."""
     return entry_of.get(fqn) or fqn.rpartition(".")[0] or fqn
-
-
-def _entries_of_modules(entry_of: Mapping[str, str]) -> dict[str, str]:
-    """Entry of each module all of whose parameters have the same one."""
-    found: dict[str, set[str]] = {}
-    for fqn, entry in entry_of.items():
-        while fqn := fqn.rpartition(".")[0]:
-            found.setdefault(fqn, set()).add(entry)
-    return {module: entries.pop() for module, entries in found.items() if len(entries) == 1}
 
 
 def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event, set[str]]) -> Iterator[Event]:

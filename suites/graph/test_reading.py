@@ -378,3 +378,20 @@ def test_getitem_of_anything_is_data_movement_but_launches_nothing() -> None:
     made = Handmade()
     node = made.call(aten.split_with_sizes.default, made.batch(4, 2), [2, 2])
     assert launch_kind(made.call(getitem, node, 0)) is None
+
+
+def test_products_of_activations_are_known_by_the_last_parameter_read_on_the_way_to_them() -> None:
+    """By data alone: a pass may have taken all metadata from the graph."""
+    made = Handmade()
+    first, second = (made.gathered(made.param(name, 2, 4)) for name in ("a.w", "b.w"))
+    x = made.call(aten.mm.default, made.batch(3, 4), made.call(aten.t.default, first))
+    weights = made.call(aten.mm.default, x, made.call(aten.t.default, x))
+    mixed = made.call(aten.mm.default, made.call(aten.neg.default, weights), x)
+    made.loss(made.call(aten.mm.default, mixed, second))
+    made.call(aten.mm.default, *(made.batch(2, 2) for _ in range(2)))
+    reading = made.read()
+    names = [node.name for node in made.graph.nodes]
+    assert [(names[at], direction, fqn) for at, direction, fqn in reading.products] == [
+        (weights.name, "forward", "a.w"),
+        (mixed.name, "forward", "a.w"),
+    ]
