@@ -140,7 +140,7 @@ def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
     """Does compute read the parameters, and make the gradients, that it did before the pass?"""
     for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
         yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
-    for direction in DIRECTIONS:
+    for direction in (*DIRECTIONS, "optimizer"):
         old, new = ([fqn for _, of, fqn in reading.computes if of == direction] for reading in (captured, passed))
         before, after = Counter(old), Counter(new)
         for fqn in sorted({*before, *after}):

@@ -46,5 +46,6 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _is_scalar(launch: fx.Node) -> bool:
-    value = launch.meta.get("val")
-    return value is not None and hasattr(value, "numel") and value.numel() == 1
+    """Whether one element is sent: what arrives of a parameter may be one too, of a shard."""
+    values = [source.meta.get("val") for source in launch.all_input_nodes]
+    return all(value is not None and hasattr(value, "numel") and value.numel() == 1 for value in values)

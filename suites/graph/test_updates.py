@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from handmade import Handmade
 
+from pytest_fxbucket.checks.audit import _readers
 from pytest_fxbucket.graph.reading import Reading
 from pytest_fxbucket.schedule.events import schedule_of
 from pytest_fxbucket.schedule.text import schedule_lines
@@ -75,3 +76,31 @@ def test_a_step_without_update_has_no_optimizer() -> None:
     made.loss(full)
     made.returns(made.reduced(made.call(aten.neg.default, full)), "grad", "a.w")
     assert "optimizer" not in sections(made.read())
+
+
+def test_the_reduction_of_a_parameter_of_one_element_is_the_backwards() -> None:
+    """Else no check that goes by direction would look at it."""
+    made = Handmade()
+    shard, x = made.param("a.gain", 1), made.batch(2)
+    full = made.gathered(shard)
+    made.loss(full)
+    made.call(aten.add_.Tensor, shard, made.reduced(made.call(aten.mul.Tensor, full, x)))
+    assert [(bucket.kind, bucket.direction) for bucket in made.read().buckets][1:] == [("reduce_scatter", "backward")]
+
+
+def test_gradients_that_the_optimizer_reads_are_compared_by_the_audit() -> None:
+    def swapped(first: int, second: int) -> Reading:
+        made = Handmade()
+        shards, x = [made.param(f"{name}.w", 4) for name in "ab"], made.batch(8)
+        full = [made.gathered(shard) for shard in shards]
+        made.loss(*full)
+        gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
+        for gradient, name in zip(gradients, "ab", strict=True):
+            made.returns(gradient, "grad", f"{name}.w")
+        made.call(aten.add_.Tensor, shards[0], gradients[first])
+        made.call(aten.add_.Tensor, shards[1], gradients[second])
+        return made.read()
+
+    assert list(_readers(swapped(0, 1), swapped(0, 1))) == []
+    (told,) = _readers(swapped(0, 1), swapped(1, 0))
+    assert told.startswith("optimizer compute uses b.w where it used a.w before the pass")
