@@ -50,15 +50,6 @@ class MeshDim:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A process group that the graphs name."""
-
-    dims: str
-    """Mesh dimension it spans; ``ranks(...)`` for a group that is no mesh dimension."""
-    ranks: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class StepGraph:
     """A training step as one rank traced it, not bucketed. Nobody changes its graphs: passes work on copies."""

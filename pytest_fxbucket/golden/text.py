@@ -7,7 +7,6 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.schedule.changes import changes
 from pytest_fxbucket.schedule.events import Schedule, schedule_of
 from pytest_fxbucket.schedule.text import schedule_lines
@@ -25,16 +24,10 @@ def text_of(world: World, rank: int, name: str) -> str:
 
     Raises :class:`GoldenError` for a process group that nobody knows.
     """
-    schedules = {}
-    for phase, one in world.passed(rank).items():
-        dims = world.dims_of(one.bucketed.graph)
-        for bucket in one.reading.buckets:
-            if bucket.group not in dims:
-                raise GoldenError(
-                    f"{name} has no golden: {bucket.kind} ({bucket.node}) runs on process group {bucket.group!r}, of which "
-                    "only the factory knew the ranks, so a text could not say them; set checks.golden = false"
-                )
-        schedules[str(phase)] = schedule_of(one.reading, world.entry_of, dims)
+    schedules = {
+        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
+        for phase, one in world.passed(rank).items()
+    }
     return golden_text(name, world.step(rank).mesh, schedules)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pytest_fxbucket.schedule.alike import fold_alike
 from pytest_fxbucket.schedule.bucket_changes import bucket_sentences
 from pytest_fxbucket.schedule.event_changes import event_sentences
+from pytest_fxbucket.schedule.events import DIRECTIONS
 from pytest_fxbucket.schedule.pairs import paired
 from pytest_fxbucket.schedule.read_back import ReadGraph, read_back
-from pytest_fxbucket.schedule.text import DIRECTIONS
 
 
 def changes(old: str, new: str) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_fxbucket.schedule.kept import kept
 from pytest_fxbucket.schedule.pairs import Paired
 from pytest_fxbucket.schedule.read_back import ReadBucket
-from pytest_fxbucket.schedule.within import AGAIN, PART, within_sentences
+from pytest_fxbucket.schedule.within import PART, plain, within_sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], pair
     shared = set(before) & set(after)
     for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
         lone = [event for event in events if event not in others]
-        known = {_plain(event) for event in (after if what == "gone" else before)}
-        lone = [event for event in lone if not _is_compute(event) or _plain(event) not in known]
+        known = {plain(event) for event in (after if what == "gone" else before)}
+        lone = [event for event in lone if not _is_compute(event) or plain(event) not in known]
         yield from (f"{direction}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
     unhidden = _unhidden(before, after)
@@ -118,8 +118,3 @@ def _lost(label: str, unhidden: Sequence[str]) -> str:
 
 def _is_compute(event: str) -> bool:
     return event.startswith("compute ")
-
-
-def _plain(event: str) -> str:
-    """An event without which of its name it is."""
-    return AGAIN.sub("", event)

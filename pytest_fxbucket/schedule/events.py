@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.errors import GoldenError
+
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
 
@@ -69,7 +71,8 @@ class Schedule:
 def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]) -> Schedule:
     """The schedule that ``reading`` found.
 
-    ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions.
+    ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions. Raises
+    :class:`GoldenError` for a group that it does not have: all such would read alike.
     """
     named = dict(named_buckets(reading, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
@@ -89,13 +92,18 @@ def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
 def named_buckets(
     reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]
 ) -> Iterator[tuple[str, NamedBucket]]:
-    """(node of the launch, bucket), in order of launch."""
+    """(node of the launch, bucket), in order of launch. Raises GoldenError for a process group that is not in ``dims_of``."""
     seen: dict[tuple[str, str, str], int] = {}
     for bucket in reading.buckets:
         entry = entry_text(bucket, entry_of)
         key = (bucket.direction, bucket.kind, entry)
         seen[key] = seen.get(key, 0) + 1
-        yield bucket.node, _named(bucket, entry, seen[key], dims_of.get(bucket.group, "unknown group"))
+        if bucket.group not in dims_of:
+            raise GoldenError(
+                f"{bucket.kind} ({bucket.node}) runs on process group {bucket.group!r}, of which only the factory knew the "
+                "ranks, so a text could not say them; set checks.golden = false"
+            )
+        yield bucket.node, _named(bucket, entry, seen[key], dims_of[bucket.group])
 
 
 def _communication(reading: Reading, named: Mapping[str, NamedBucket]) -> Iterator[tuple[int, int, Event, str]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.schedule.alike import unfold_alike
+from pytest_fxbucket.schedule.events import DIRECTIONS
 from pytest_fxbucket.schedule.folding import unfold
-from pytest_fxbucket.schedule.text import DIRECTIONS
 
 _BUCKET = re.compile(
     r"^  (?P<direction>\w+) (?P<kind>\w+)(?: #(?P<number>\d+))?: (?P<count>\d+) members?, (?P<dtype>[\w ]+), "

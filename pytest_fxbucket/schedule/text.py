@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_fxbucket.schedule.alike import fold_alike
-from pytest_fxbucket.schedule.events import PADDING, NamedBucket, Schedule
+from pytest_fxbucket.schedule.events import DIRECTIONS, PADDING, NamedBucket, Schedule
 from pytest_fxbucket.schedule.folding import fold
-
-DIRECTIONS = ("forward", "backward", "optimizer")
 
 
 def schedule_lines(schedule: Schedule, *, folded: bool = True) -> list[str]:
