@@ -56,6 +56,10 @@ def _merge(base: Mapping[str, object], overrides: Mapping[str, object], where: s
             raise PlanError(f"{where}: {table}.{key} is set twice; set it once")
         written.add((table, key))
         old = merged.get(table, {})
+        if isinstance(old, list):
+            raise PlanError(
+                f"{where}: {table}.{key} cannot be set, since there are {len(old)} [[{table}]]; write a plan of its own"
+            )
         merged[table] = {**cast(Mapping[str, object], old), key: value}
     return merged
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.agree import agree
 from pytest_fxbucket.plan.rules import Rule, nearest, wrong
-from pytest_fxbucket.plan.schema import Plan, tables, unbuilt_table
+from pytest_fxbucket.plan.schema import Plan, may_be_several, tables, unbuilt_table
 
 
 def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, where: str) -> Plan:
@@ -18,7 +18,7 @@ def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, wher
     for name in raw:
         if name not in tables():
             raise PlanError(f"{where}: there is no table [{name}]{_where_else(name, '', [*tables(), 'matrix'])}")
-    parts: dict[str, Any] = {name: _read_table(name, raw[name], where) for name in tables() if name in raw}
+    parts: dict[str, Any] = {name: _read_tables(name, raw[name], where) for name in tables() if name in raw}
     plan = Plan(path=path, matrix_id=matrix_id, **parts)
     agree(plan, where)
     return plan
@@ -29,6 +29,15 @@ def known_key(table: str, key: str, where: str) -> None:
     names = [spec.name for spec in dataclasses.fields(tables()[table])]
     if key not in names:
         raise PlanError(f'{where}: [{table}] has no key "{key}"{_where_else(key, table, names)}')
+
+
+def _read_tables(name: str, raw: object, where: str) -> object:
+    """One table, or all of those that there may be several of, as a tuple."""
+    if not may_be_several(name):
+        return _read_table(name, raw, where)
+    if not isinstance(raw, list):
+        return (_read_table(name, raw, where),)
+    return tuple(_read_table(name, each, f"{where}: [[{name}]] {number}") for number, each in enumerate(raw, 1))
 
 
 def _read_table(name: str, raw: object, where: str) -> object:

@@ -8,21 +8,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_fxbucket.plan.entries import Entry, entry_list
+from pytest_fxbucket.plan.groups import parameter_groups
 from pytest_fxbucket.plan.places import Places, places
 from pytest_fxbucket.plan.rules import (
+    DEGREES,
     Rule,
     callable_name,
     caps,
     check_switch,
     degrees,
     keyword_arguments,
+    number,
     one_of,
     seconds,
     switch,
+    table_of,
     whole,
 )
 
@@ -38,7 +43,9 @@ __all__ = [
     "Parallel",
     "Plan",
     "Run",
+    "Step",
     "keys",
+    "may_be_several",
     "rule_of",
     "tables",
     "unbuilt_table",
@@ -73,11 +80,21 @@ class Parallel:
 
     mode: str = field(
         default="fully_shard",
-        metadata=one_of("what is sharded", "fully_shard", unbuilt=("replicate", "hybrid_shard")),
+        metadata=callable_name(
+            "what is sharded; a callable gives the Mode: callable(mesh) -> Mode", "fully_shard", "replicate", "hybrid_shard"
+        ),
     )
     dp_shard: int = field(default=1, metadata=whole("ranks that a parameter is sharded over", least=1))
-    dp_replicate: int = field(default=1, metadata=whole("copies of the sharded model", least=1, most=1))
-    tp: int = field(default=1, metadata=whole("tensor parallel ranks", least=1, most=1))
+    dp_replicate: int = field(default=1, metadata=whole("copies of the sharded model", least=1))
+    tp: int = field(default=1, metadata=whole("ranks that the modules of tp_plan are parted over", least=1))
+    tp_plan: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=table_of("how linears are parted over tp", 'selector = "colwise" or "rowwise"', ("colwise", "rowwise")),
+    )
+    ep: int = field(default=1, metadata=whole("ranks of dp_shard that experts are parted over", least=1))
+    ep_plan: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("modules of experts: parameters and input have one row an expert")
+    )
     pp: int = field(default=1, metadata=whole("pipeline stages", least=1, most=1))
     param_dtype: str | None = field(
         default=None,
@@ -90,16 +107,42 @@ class Parallel:
     reshard_after_forward: bool = field(default=True, metadata=switch("gather again in backward"))
     reduce_order: str = field(
         default="scatter_first",
-        metadata=one_of("order of hybrid_shard's reductions", "scatter_first", unbuilt=("replicate_first",)),
+        metadata=one_of("order of hybrid_shard's reductions", "scatter_first", "replicate_first"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``[step]``: what a step does beside forward and backward."""
+
+    microbatches: int = field(
+        default=1, metadata=whole("equal parts of a batch, one after the other; gradients are reduced once", least=1)
+    )
+    checkpoint: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("modules whose forward is computed again in backward")
+    )
+    clip_norm: float = field(
+        default=0.0, metadata=number("largest global norm of the gradients that the optimizer sees, 0: any", least=0)
+    )
+    reuse_layers: bool = field(
+        default=False,
+        metadata=switch("trace layers that are alike once and repeat them; a model that has none is traced whole"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """``[optimizer]``: the optimizer in the traced step."""
+    """``[optimizer]``, or ``[[optimizer]]`` for each of several: what updates parameters in the traced step."""
 
     factory: str = field(metadata=callable_name("callable(params, **args) -> torch.optim.Optimizer"))
     args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("arguments of factory"))
+    params: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("what it updates; left out: all that no other optimizer has")
+    )
+    groups: str | tuple[Mapping[str, object], ...] = field(
+        default="one",
+        metadata=parameter_groups("its parameter groups: one, one for each entry, or a list, which leaves the rest in one"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +170,7 @@ class Overlap:
 
     prefetch: int = field(default=1, metadata=whole("entries ahead that an all-gather is launched", least=0))
     defer_reduce: bool = field(default=True, metadata=switch("reduction waits go past the next entry's launch"))
+    updates: str = field(default="last", metadata=one_of("when the optimizer updates an entry", "last", "ready"))
     insert_overlap_deps: bool = field(default=False, metadata=switch("keep the order through later compilers"))
     gather_group: str = field(default="same", metadata=one_of("process group of all-gathers", "same", "own"))
     launch_at: Places = field(
@@ -172,9 +216,9 @@ class Plan:
     model: Model | None = field(default=None, metadata={"table": Model})
     graph: Graph | None = field(default=None, metadata={"table": Graph})
     parallel: Parallel = field(default_factory=Parallel, metadata={"table": Parallel})
-    optimizer: Optimizer | None = field(
-        default=None, metadata={"table": Optimizer, "unbuilt": "leave it out: the step ends with the reduced gradients"}
-    )
+    step: Step = field(default_factory=Step, metadata={"table": Step})
+    optimizer: tuple[Optimizer, ...] = field(default=(), metadata={"table": Optimizer, "several": True})
+    """Left out: the step ends with the reduced gradients."""
     bucket: Bucket = field(default_factory=Bucket, metadata={"table": Bucket})
     overlap: Overlap = field(default_factory=Overlap, metadata={"table": Overlap})
     run: Run = field(default_factory=Run, metadata={"table": Run})
@@ -183,20 +227,22 @@ class Plan:
     @property
     def world_size(self) -> int:
         """Ranks of the real job's mesh."""
-        mesh = self.parallel
-        return mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp
+        return prod(self.degrees.values())
 
     @property
     def run_world(self) -> int:
-        """Ranks that are really run: ``[run] world``, where it says nothing ``[parallel]``."""
-        small = self.run.world
-        mesh = self.parallel
-        return (
-            small.get("dp_shard", mesh.dp_shard)
-            * small.get("dp_replicate", mesh.dp_replicate)
-            * small.get("tp", mesh.tp)
-            * small.get("pp", mesh.pp)
-        )
+        """Ranks that are really run."""
+        return prod(self.run_degrees.values())
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Size of each dimension of the real job's mesh, the outermost first; ``ep`` is a part of ``dp_shard``."""
+        return {name: getattr(self.parallel, name) for name in DEGREES}
+
+    @property
+    def run_degrees(self) -> dict[str, int]:
+        """The same of the mesh that is really run: ``[run] world``, where it says nothing ``[parallel]``."""
+        return self.degrees | dict(self.run.world)
 
 
 class Key(NamedTuple):
@@ -216,6 +262,11 @@ class Key(NamedTuple):
 def tables() -> dict[str, type[Any]]:
     """Give the dataclass of each table, by its name in the file."""
     return {spec.name: spec.metadata["table"] for spec in dataclasses.fields(Plan) if "table" in spec.metadata}
+
+
+def may_be_several(table: str) -> bool:
+    """Whether ``table`` may be an array of tables."""
+    return bool(Plan.__dataclass_fields__[table].metadata.get("several"))
 
 
 def unbuilt_table(table: str) -> str | None:
