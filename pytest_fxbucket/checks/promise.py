@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.capture.from_plan import dtype_named
+from pytest_fxbucket.plan.dtypes import dtype_named
 
 if TYPE_CHECKING:
     import torch

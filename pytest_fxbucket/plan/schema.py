@@ -59,7 +59,9 @@ class Model:
     """``[model]``: the model, its batches and its loss."""
 
     factory: str = field(metadata=callable_name("gives the torch.nn.Module, the same on every rank"))
-    batch: str = field(metadata=callable_name("callable(rank, step) -> tuple of inputs, or dict of keyword inputs"))
+    batch: str = field(
+        metadata=callable_name("callable(rank, step) -> tuple of inputs, or dict of keyword inputs; rank counts batches")
+    )
     args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("arguments of factory"))
     loss: str | None = field(
         default=None,
