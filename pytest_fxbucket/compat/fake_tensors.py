@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch._subclasses import FakeTensor, FakeTensorMode
 
+from pytest_fxbucket.compat.dispatch import unseen
+
 __all__ = ["FakeTensor", "FakeTensorMode", "fresh_like"]
 
 
@@ -11,6 +13,6 @@ def fresh_like(fake: FakeTensor) -> FakeTensor:
     """A fake tensor of the same sizes, strides, dtype, device and mode, on a storage of its own; nothing is dispatched."""
     import torch
 
-    with torch._C._DisableTorchDispatch():
+    with unseen():
         meta = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
     return FakeTensor(fake.fake_mode, meta, fake.device)
