@@ -65,13 +65,12 @@ def _returned(graph_module: fx.GraphModule, copies: Mapping[fx.Node, fx.Node]) -
     return [copies[node] for node in returned]
 
 
-class _Root(dict[str, Any]):
+class _Root:
     """Constants of both graphs, each under a name of its own."""
 
-    @property
-    def values(self) -> dict[str, Any]:
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
         """By the name that the joined graph uses."""
-        return dict(self)
 
     def copy(self, graph: fx.Graph, source: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
         """Copy ``node`` of ``source`` to the end of ``graph``, with the constant that it names."""
@@ -80,7 +79,7 @@ class _Root(dict[str, Any]):
             return
         value = getattr(source, str(node.target))
         name, number = str(node.target), 1
-        while name in self and self[name] is not value:
+        while name in self.values and self.values[name] is not value:
             name, number = f"{node.target}_{number}", number + 1
-        self[name] = value
+        self.values[name] = value
         copy.target = name
