@@ -27,9 +27,9 @@ from pytest_fxbucket.plan.rules import (
     one_of,
     seconds,
     switch,
-    table_of,
     whole,
 )
+from pytest_fxbucket.plan.tp_plan import linear_styles
 
 __all__ = [
     "Bucket",
@@ -48,7 +48,6 @@ __all__ = [
     "may_be_several",
     "rule_of",
     "tables",
-    "unbuilt_table",
 ]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -89,7 +88,7 @@ class Parallel:
     tp: int = field(default=1, metadata=whole("ranks that the modules of tp_plan are parted over", least=1))
     tp_plan: Mapping[str, str] = field(
         default_factory=dict,
-        metadata=table_of("how linears are parted over tp", 'selector = "colwise" or "rowwise"', ("colwise", "rowwise")),
+        metadata=linear_styles("how linears are parted over tp: selector = style"),
     )
     ep: int = field(default=1, metadata=whole("ranks of dp_shard that experts are parted over", least=1))
     ep_plan: tuple[Entry, ...] = field(
@@ -269,12 +268,6 @@ def may_be_several(table: str) -> bool:
     return bool(Plan.__dataclass_fields__[table].metadata.get("several"))
 
 
-def unbuilt_table(table: str) -> str | None:
-    """Say what to do instead of a table that is not built yet; None if it is built."""
-    advice: str | None = Plan.__dataclass_fields__[table].metadata.get("unbuilt")
-    return advice
-
-
 def rule_of(table: str, key: str) -> Rule:
     """Give the rule of ``[table] key``."""
     rule: Rule = tables()[table].__dataclass_fields__[key].metadata["rule"]
@@ -287,4 +280,4 @@ def keys() -> Iterator[Key]:
         for spec in dataclasses.fields(cls):
             rule: Rule = spec.metadata["rule"]
             default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
-            yield Key(table, spec.name, default, rule.choices, rule.built and unbuilt_table(table) is None)
+            yield Key(table, spec.name, default, rule.choices, rule.built)
