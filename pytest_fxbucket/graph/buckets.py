@@ -77,6 +77,8 @@ class Bucket:
     """Index in the group of the rank whose bytes all get, of a broadcast."""
     needed: int | None = None
     """Position of the first launch that needs what it brings, through any path; None if none does."""
+    round: int = 0
+    """Of an all-gather: how many others of its parameter stand before it in its direction. Each microbatch has one."""
 
     @property
     def fqns(self) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ Derived from the GraphModule alone (:mod:`pytest_fxbucket.graph.follow`) and the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket import collector
+from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
@@ -49,6 +51,8 @@ class _Reader:
         self.problems = list(self.found.problems)
         self.computes: set[tuple[int, Direction, str]] = set()
         self.seen_as: set[tuple[str, str]] = set()
+        self.gathers: Counter[tuple[str, Direction, str, int]] = Counter()
+        """All-gathers of a parameter so far, by FQN, direction, process group, and over how many groups it was gathered."""
         self.precision: dict[tuple[fx.Node, int], int] = {}
         self.uses: dict[fx.Node, dict[int, list[int]]] = {node: {} for node in self.found.sent}
         """Positions of what reads a source, by the launch that brought it and by its number."""
@@ -189,7 +193,23 @@ class _Reader:
             apart=why_apart(node, self.order),
             blocked=needs.blocked,
             needed=needs.needed,
+            round=self._round(sent, direction, members) if launch.kind == "all_gather" else 0,
         )
+
+    def _round(self, sent: Sent, direction: Direction, members: Sequence[Member]) -> int:
+        """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.
+
+        A gather of what another one brought, over a second group, belongs to the round of that one.
+        """
+        depths = (len(self.found.table.known(p.source).ranks) if p.source > contents.ZERO else 0 for p in sent.content)
+        keys = {
+            (member.fqn, direction, untwinned(sent.launch.group), depth)
+            for member, depth in zip(members, depths, strict=True)
+            if member.fqn
+        }
+        earlier = max((self.gathers[key] for key in keys), default=0)
+        self.gathers.update(keys)
+        return earlier
 
     def _note_problems(self, node: fx.Node, sent: Sent, members: Sequence[Member]) -> None:
         what = f"{sent.launch.operator} ({node.name})"

@@ -1,8 +1,9 @@
 """Reorders launches and waits so that communication hides behind compute; only what must move moves.
 
-All-gathers, each direction on its own: a stage's gathers are launched before the stage ``prefetch`` ahead of it is waited for.
-Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
-by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands there instead.
+All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
+ahead of it is waited for. Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its
+buckets are needed together; by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands
+there instead.
 """
 
 from __future__ import annotations
@@ -87,9 +88,16 @@ class _Moves:
         self.kept: list[tuple[fx.Node, fx.Node]] = []
 
     def prefetch(self, direction: Direction) -> None:
-        """Launch each stage's gathers ``prefetch`` stages ahead, those of the first together; 0 leaves them."""
-        stages = self._stages(self._gathers(direction), lambda stage: self._first_wait(stage))
-        for index, stage in enumerate(stages if self.rules.prefetch else []):
+        """Launch each stage's gathers ``prefetch`` stages ahead, those of a round's first together; 0 leaves them."""
+        rounds: dict[int, list[Merged]] = {}
+        for bucket in self._gathers(direction) if self.rules.prefetch else []:
+            rounds.setdefault(bucket.first.round, []).append(bucket)
+        for buckets in rounds.values():
+            self._prefetch_round(buckets, direction)
+
+    def _prefetch_round(self, buckets: Sequence[Merged], direction: Direction) -> None:
+        stages = self._stages(buckets, lambda stage: self._first_wait(stage))
+        for index, stage in enumerate(stages):
             ahead = stages[max(0, index - self.rules.prefetch)]
             anchor = self._first_wait(ahead)
             for bucket in sorted(stage, key=lambda bucket: self.order.index[bucket.launch]):
@@ -111,8 +119,8 @@ class _Moves:
         for entry, other in sorted(self.rules.launch_at.get(direction, {}).items()):
             where = f"launch_at.{direction}: {entry!r} at {other!r}"
             buckets = self._named(self._gathers(direction), entry, where, "all-gather")
-            at, own = self.starts.of(direction, other, where), self.starts.of(direction, entry, where)
             for bucket in buckets:
+                at, own = (self.starts.of(direction, one, where, bucket.first.round) for one in (other, entry))
                 launch = self.order.index[bucket.launch]
                 blocked = blocker(self.order, [launch], at)
                 if at >= own or (blocked is not None and blocked >= at):

@@ -45,6 +45,8 @@ class Target:
     bytes: int
     """Size of the larger side."""
     dropped: tuple[fx.Node, ...] = ()
+    round: int = 0
+    """Of an all-gather: which of those of its parameter in its direction, as :attr:`Bucket.round` says."""
 
     @property
     def waits(self) -> list[fx.Node]:
@@ -77,6 +79,7 @@ class _Name(NamedTuple):
     place: int
     direction: Direction
     reason: str = ""
+    round: int = 0
 
 
 def by_parameter(
@@ -100,7 +103,8 @@ def by_parameter(
             name = _Name(None, known, first, bucket.direction, f"it carries parameters of several entries: {several}")
         else:
             entry = owners.pop()
-            name = _Name(entry, known, first, bucket.direction, "" if entry else "no entry names its parameter")
+            reason = "" if entry else "no entry names its parameter"
+            name = _Name(entry, known, first, bucket.direction, reason, bucket.round)
         names[nodes[bucket.node]] = name
     return _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
 
@@ -123,12 +127,7 @@ def by_module(
     named = entries_by_module(
         graph, plans, module_stack_fn, where=where, unplanned=unplanned, activations=activations, partial=partial
     )
-    names = {
-        node: _Name(
-            None if one.reason else named.entry_of.get(node), one.names, one.place, one.direction, one.reason or _NO_ENTRY
-        )
-        for node, one in known.items()
-    }
+    names = {node: _name(one, named.entry_of.get(node)) for node, one in known.items()}
     return _sort(graph, names, named.entries, named.launching)
 
 
@@ -138,7 +137,8 @@ def by_size(graph: fx.Graph) -> Targets:
 
 
 def _name(one: Carried, entry: str | None) -> _Name:
-    return _Name(None if one.reason else entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY)
+    entry = None if one.reason else entry
+    return _Name(entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY, one.round)
 
 
 def _sort(
@@ -173,6 +173,7 @@ def _target(launch: launches.Launch, name: _Name) -> Target:
         dtype=launch.dtype,
         bytes=launch.bytes,
         dropped=launch.dropped,
+        round=name.round,
     )
 
 
