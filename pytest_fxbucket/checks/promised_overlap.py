@@ -131,19 +131,33 @@ def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
 
 
 def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
-    reductions = [b for b in passed.buckets if b.kind in ("reduce_scatter", "all_reduce") and b.direction == "backward"]
-    bound = {(b.kind, fqn) for b in captured.buckets if b.needed is not None for fqn in b.fqns}
-    stages = stages_of(promise, reductions, lambda b: b.launch)
-    by_hand = promise.wait_before.get("backward", {})
-    in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
-    for (name, stage), (following, next_stage) in pairwise(in_order):
-        launched = max(other.launch for other in next_stage)
-        for bucket in stage if name not in by_hand else []:
-            was_bound = any((bucket.kind, fqn) in bound for fqn in bucket.fqns)
-            if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
-                continue
-            what = f"entry {name}, backward {bucket.kind}"
-            if promise.defer_reduce and bucket.wait < launched:
-                yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
-            if not promise.defer_reduce and bucket.wait > launched:
-                yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
+    """Reductions that follow each other, as in hybrid sharding, are levels: each level's stages are deferred by themselves."""
+    bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, captured, b) for fqn in b.fqns}
+    levels: dict[int, list[Bucket]] = {}
+    for bucket in passed.buckets:
+        if bucket.kind in ("reduce_scatter", "all_reduce") and bucket.direction == "backward":
+            levels.setdefault(bucket.level, []).append(bucket)
+    for reductions in levels.values():
+        stages = stages_of(promise, reductions, lambda b: b.launch)
+        in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
+        for (name, stage), (following, next_stage) in pairwise(in_order):
+            launched = max(other.launch for other in next_stage)
+            for bucket in stage if name not in promise.wait_before.get("backward", {}) else []:
+                was_bound = any((bucket.kind, bucket.level, fqn) in bound for fqn in bucket.fqns)
+                if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
+                    continue
+                what = f"entry {name}, backward {bucket.kind}"
+                if promise.defer_reduce and bucket.wait < launched:
+                    yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
+                if not promise.defer_reduce and bucket.wait > launched:
+                    yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
+
+
+def _is_bound(promise: Promise, captured: Reading, bucket: Bucket) -> bool:
+    """Whether a launch needs what ``bucket`` brings, other than the next reduction of the same, which can be late too."""
+    if bucket.needed is None:
+        return False
+    following = next(other for other in captured.buckets if other.launch == bucket.needed)
+    entries = {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
+    chained = following.level > bucket.level and {promise.entry_of.get(fqn, fqn) for fqn in following.fqns} == entries
+    return not chained or _is_bound(promise, captured, following)

@@ -23,7 +23,8 @@ def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
                 yield from _misplaced(promise, passed, starts, (direction, other), [b.launch for b in buckets], what)
         for entry, other in sorted(promise.wait_before.get(direction, {}).items()):
             reductions = [b for b in here if b.kind in ("reduce_scatter", "all_reduce") and _is_of(promise, b.fqns, entry)]
-            waits = [bucket.wait for bucket in reductions if bucket.wait is not None]
+            last = max((bucket.level for bucket in reductions), default=0)
+            waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]
             what = f"entry {entry}, {direction} reduction is not waited for"
             starts = _starts(promise, passed, direction, other, None)
             yield from _misplaced(promise, passed, starts, (direction, other), waits, what)

@@ -15,6 +15,7 @@ from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
+from pytest_fxbucket.graph.direct import direct_reads
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
 from pytest_fxbucket.graph.modules import module_of
@@ -63,6 +64,8 @@ class _Reader:
         self.problems += gradients.problems
         for use in self.found.uses:
             self._note(use)
+        self.direct = {(self.position[node], self._direction(node), fqn) for node, fqn in direct_reads(self.parameter)}
+        self.computes |= self.direct
         for node, sent in self.found.sent.items():
             for piece in sent.content:
                 self._note_sent(node, piece)
@@ -78,6 +81,7 @@ class _Reader:
             products=tuple(self._products()),
             names=tuple(node.name for node in self.position if computes(node)),
             order=self.order,
+            direct=tuple(sorted(self.direct)),
         )
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:
@@ -194,7 +198,16 @@ class _Reader:
             blocked=needs.blocked,
             needed=needs.needed,
             round=self._round(sent, direction, members) if launch.kind == "all_gather" else 0,
+            level=0 if launch.kind == "all_gather" else max(map(self._level, sent.content), default=0),
         )
+
+    def _level(self, piece: Piece) -> int:
+        """How many launches brought what ``piece`` is made of, one after the other."""
+        level, source = -1, self.found.sources[piece.source]
+        while source is not None and source.launch is not None:
+            level += 1
+            source = self.found.sources[source.sent] if source.sent >= 0 else None
+        return max(level, 0)
 
     def _round(self, sent: Sent, direction: Direction, members: Sequence[Member]) -> int:
         """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.

@@ -38,6 +38,8 @@ class Carried(NamedTuple):
     """Why it is no parameter and no gradient; empty if it is one."""
     round: int = 0
     """Of an all-gather: how many others of the same input, in the same direction, stand before it."""
+    level: int = 0
+    """Of a reduction: through how many other launches what it sends went before."""
 
 
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
@@ -54,7 +56,7 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
         if kind == "all_gather":
             found[node] = _in_round(node, _gather(node, inputs), gathers)
         elif kind is not None:
-            found[node] = _reduction(node, outputs, products, index)
+            found[node] = _reduction(node, outputs, products, index)._replace(level=_launched_before(node))
     return found
 
 
@@ -72,20 +74,21 @@ def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> Carried:
 def _in_round(node: fx.Node, one: Carried, gathers: Counter[tuple[object, ...]]) -> Carried:
     """``one`` with its round; ``gathers`` counts those before it. A gather of a gather is of the inner one's round."""
     group = collectives.argument(node, "group_name")
-    keys = {(name, one.direction, group, _gathered_before(node)) for name in one.names}
+    keys = {(name, one.direction, group, _launched_before(node)) for name in one.names}
     earlier = max((gathers[key] for key in keys), default=0)
     gathers.update(keys)
     return one._replace(round=earlier)
 
 
-def _gathered_before(node: fx.Node) -> int:
-    """How many gathers stand one behind the other on the way to what ``node`` sends, at most."""
+def _launched_before(node: fx.Node) -> int:
+    """How many launches stand one behind the other on the way to what ``node`` sends, with data but moved and cast between."""
     depth = {node: 0}
     queue = [node]
     for current in queue:
         for source in _data_inputs(current):
-            if source not in depth and (moves_data(source) or collectives.is_wait(source) or collectives.is_all_gather(source)):
-                depth[source] = depth[current] + collectives.is_all_gather(source)
+            launches = collectives.launch_kind(source) is not None
+            if source not in depth and (launches or moves_data(source) or collectives.is_wait(source)):
+                depth[source] = depth[current] + launches
                 queue.append(source)
     return max(depth.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.targets import Target
 
 
+Direct = Mapping[tuple["Direction", str], Sequence["fx.Node"]]
+"""By direction and entry: compute that reads a parameter which no launch brought."""
+
+
 class Starts:
     """First compute of each entry, by direction."""
 
-    def __init__(self, order: Order, buckets: Sequence[Merged]) -> None:
-        self.order, self.buckets = order, buckets
+    def __init__(self, order: Order, buckets: Sequence[Merged], direct: Direct) -> None:
+        self.order, self.buckets, self.direct = order, buckets, direct
 
     def of(self, direction: Direction, entry: str, where: str, round: int | None = None) -> int:
         """Index of the node where compute of ``entry`` starts, in its round number ``round``; None: in the last that it has.
@@ -45,6 +49,8 @@ class Starts:
         if not fresh:
             kept = [node for bucket in gathers for node in readers_of(bucket.results)]
             places += [self.order.index[node] for node in kept if direction_of(node) == direction]
+        if round == 0:
+            places += [self.order.index[node] for node in self.direct.get((direction, entry), ())]
         if not places:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
         return min(places)

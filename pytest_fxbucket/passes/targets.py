@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.graph import collectives
@@ -47,6 +47,8 @@ class Target:
     dropped: tuple[fx.Node, ...] = ()
     round: int = 0
     """Of an all-gather: which of those of its parameter in its direction, as :attr:`Bucket.round` says."""
+    level: int = 0
+    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says."""
 
     @property
     def waits(self) -> list[fx.Node]:
@@ -68,6 +70,8 @@ class Targets:
     """In the plan's order; empty if launches are bucketed by size."""
     launching: tuple[str, ...] = ()
     """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
+    direct: Mapping[tuple[Direction, str], tuple[fx.Node, ...]] = field(default_factory=dict)
+    """By direction and entry: compute that reads a parameter which no launch brought; as far as that is known."""
 
 
 class _Name(NamedTuple):
@@ -80,6 +84,7 @@ class _Name(NamedTuple):
     direction: Direction
     reason: str = ""
     round: int = 0
+    level: int = 0
 
 
 def by_parameter(
@@ -104,9 +109,19 @@ def by_parameter(
         else:
             entry = owners.pop()
             reason = "" if entry else "no entry names its parameter"
-            name = _Name(entry, known, first, bucket.direction, reason, bucket.round)
+            name = _Name(entry, known, first, bucket.direction, reason, bucket.round, bucket.level)
         names[nodes[bucket.node]] = name
-    return _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
+    found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
+    return replace(found, direct=_direct(graph, reading, entry_of))
+
+
+def _direct(graph: fx.Graph, reading: Reading, entry_of: Mapping[str, str]) -> dict[tuple[Direction, str], tuple[fx.Node, ...]]:
+    nodes = list(graph.nodes)
+    found: dict[tuple[Direction, str], tuple[fx.Node, ...]] = {}
+    for where, direction, fqn in reading.direct:
+        if entry := entry_of.get(fqn):
+            found[direction, entry] = (*found.get((direction, entry), ()), nodes[where])
+    return found
 
 
 def by_module(
@@ -138,7 +153,7 @@ def by_size(graph: fx.Graph) -> Targets:
 
 def _name(one: Carried, entry: str | None) -> _Name:
     entry = None if one.reason else entry
-    return _Name(entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY, one.round)
+    return _Name(entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY, one.round, one.level)
 
 
 def _sort(
@@ -174,6 +189,7 @@ def _target(launch: launches.Launch, name: _Name) -> Target:
         bytes=launch.bytes,
         dropped=launch.dropped,
         round=name.round,
+        level=name.level,
     )
 
 
