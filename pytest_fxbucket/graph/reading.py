@@ -15,6 +15,7 @@ from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
+from pytest_fxbucket.graph.contributions import contributions
 from pytest_fxbucket.graph.direct import direct_reads
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
@@ -46,6 +47,7 @@ class _Reader:
         self.forward = _forward_nodes(graph, outputs)
         self.update = update_nodes(graph, inputs, outputs)
         self.forward_positions = {self.position[node] for node in self.forward}
+        self.forward_order = sorted(self.position[node] for node in self.forward if computes(node))
         placeholders = [node for node in self.position if node.op == "placeholder"]
         self.role = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
         self.parameter = {n: v.fqn for n, v in zip(placeholders, inputs, strict=True) if v.role == "param"}
@@ -134,7 +136,8 @@ class _Reader:
                 runs = tuple(one for one in use.content if one.source == number)
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
-                    self.computes.add((self.position[source.node], "backward", fqn))
+                    made = contributions(source.node, self.position, self.forward_order)
+                    self.computes.update((self.position[node], "backward", fqn) for node in made)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
 

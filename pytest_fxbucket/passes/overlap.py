@@ -58,7 +58,8 @@ class Reordered:
 def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> Reordered:
     """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
 
-    ``direct`` is compute that reads parameters which no launch brought. Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
+    ``direct`` is compute that reads parameters which no launch brought. Raises :class:`PlanError` for a place by hand that
+    names no bucket, or that cannot be had.
     """
     moves = _Moves(graph, buckets, rules, direct)
     for direction in DIRECTIONS:

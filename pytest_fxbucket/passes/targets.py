@@ -112,15 +112,17 @@ def by_parameter(
             name = _Name(entry, known, first, bucket.direction, reason, bucket.round, bucket.level)
         names[nodes[bucket.node]] = name
     found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
-    return replace(found, direct=_direct(graph, reading, entry_of))
+    return replace(found, direct=_direct(nodes, reading, entry_of))
 
 
-def _direct(graph: fx.Graph, reading: Reading, entry_of: Mapping[str, str]) -> dict[tuple[Direction, str], tuple[fx.Node, ...]]:
-    nodes = list(graph.nodes)
+def _direct(
+    nodes: Mapping[str, fx.Node], reading: Reading, entry_of: Mapping[str, str]
+) -> dict[tuple[Direction, str], tuple[fx.Node, ...]]:
     found: dict[tuple[Direction, str], tuple[fx.Node, ...]] = {}
-    for where, direction, fqn in reading.direct:
+    names = [node.name for node in reading.order.nodes] if reading.order is not None else []
+    for where, direction, fqn in reading.direct if names else ():
         if entry := entry_of.get(fqn):
-            found[direction, entry] = (*found.get((direction, entry), ()), nodes[where])
+            found[direction, entry] = (*found.get((direction, entry), ()), nodes[names[where]])
     return found
 
 

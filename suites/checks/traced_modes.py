@@ -1,11 +1,11 @@
-"""Training steps of every parallel mode, traced with make_fx from a few lines, with roles: for the pass, the audit and the ranks.
+"""Training steps of every parallel mode, traced with make_fx from a few lines, with roles.
 
 A model of equal layers, relu(x @ weight + bias), sharded by hand: what a capture would give, without one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,7 +238,3 @@ def _mark_backward(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and node not in forward:
             node.meta["autograd_backward"] = True
-
-
-def nodes_of(graph: fx.Graph, test: Callable[[fx.Node], bool]) -> Sequence[fx.Node]:
-    return [node for node in graph.nodes if test(node)]
