@@ -7,7 +7,6 @@ and sequence parallelism), which a bucket of parameters must leave alone.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,10 +35,8 @@ class Carried(NamedTuple):
     direction: Direction
     reason: str = ""
     """Why it is no parameter and no gradient; empty if it is one."""
-    round: int = 0
-    """Of an all-gather: how many others of the same input, in the same direction, stand before it."""
     level: int = 0
-    """Of a reduction: through how many other launches what it sends went before."""
+    """Through how many other launches what it sends went before."""
 
 
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
@@ -50,11 +47,10 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
     products = _Products()
     found: dict[fx.Node, Carried] = {}
-    gathers: Counter[tuple[object, ...]] = Counter()
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
         if kind == "all_gather":
-            found[node] = _in_round(node, _gather(node, inputs), gathers)
+            found[node] = _gather(node, inputs)._replace(level=_launched_before(node))
         elif kind is not None:
             found[node] = _reduction(node, outputs, products, index)._replace(level=_launched_before(node))
     return found
@@ -69,15 +65,6 @@ def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> Carried:
         sources.append(source)
     sources.sort(key=inputs.__getitem__)
     return Carried(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
-
-
-def _in_round(node: fx.Node, one: Carried, gathers: Counter[tuple[object, ...]]) -> Carried:
-    """``one`` with its round; ``gathers`` counts those before it. A gather of a gather is of the inner one's round."""
-    group = collectives.argument(node, "group_name")
-    keys = {(name, one.direction, group, _launched_before(node)) for name in one.names}
-    earlier = max((gathers[key] for key in keys), default=0)
-    gathers.update(keys)
-    return one._replace(round=earlier)
 
 
 def _launched_before(node: fx.Node) -> int:

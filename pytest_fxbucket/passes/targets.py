@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -144,18 +145,30 @@ def by_module(
     named = entries_by_module(
         graph, plans, module_stack_fn, where=where, unplanned=unplanned, activations=activations, partial=partial
     )
-    names = {node: _name(one, named.entry_of.get(node)) for node, one in known.items()}
+    names = _named(known, {node: named.entry_of.get(node) for node in known})
     return _sort(graph, names, named.entries, named.launching)
 
 
 def by_size(graph: fx.Graph) -> Targets:
     """Every launch of ``graph`` that carries a parameter or a gradient, whatever its module."""
-    return _sort(graph, {node: _name(one, "") for node, one in carried(graph).items()}, ())
+    known = carried(graph)
+    return _sort(graph, _named(known, dict.fromkeys(known, "")), ())
 
 
-def _name(one: Carried, entry: str | None) -> _Name:
-    entry = None if one.reason else entry
-    return _Name(entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY, one.round, one.level)
+def _named(known: Mapping[fx.Node, Carried], entry_of: Mapping[fx.Node, str | None]) -> dict[fx.Node, _Name]:
+    """Names of ``known`` launches, in order; what one entry gathers again is of its next round."""
+    gathers: Counter[tuple[object, ...]] = Counter()
+    found: dict[fx.Node, _Name] = {}
+    for node, one in known.items():
+        entry, number = None if one.reason else entry_of[node], 0
+        if collectives.is_all_gather(node):
+            group = collectives.argument(node, "group_name")
+            keys = {(entry, name, one.direction, group, one.level) for name in one.names}
+            number = max((gathers[key] for key in keys), default=0)
+            gathers.update(keys)
+        reason = one.reason or _NO_ENTRY
+        found[node] = _Name(entry, one.names, one.place, one.direction, reason, number, one.level)
+    return found
 
 
 def _sort(

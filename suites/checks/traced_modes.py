@@ -5,7 +5,7 @@ A model of equal layers, relu(x @ weight + bias), sharded by hand: what a captur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,11 @@ from pytest_fxbucket.compat.collectives import c10d_functional
 from pytest_fxbucket.graph.reading import Reading, read_graph
 from pytest_fxbucket.graph.updates import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
-from pytest_fxbucket.passes.targets import by_parameter
+from pytest_fxbucket.passes.targets import Targets, by_parameter
+from pytest_fxbucket.schedule.events import schedule_of
+from pytest_fxbucket.schedule.text import schedule_lines
 from suites.passes.on_ranks import HALVES, copied, fake_groups
+from suites.passes.programs import Passed
 from suites.passes.rank_jobs_of_passes import Groups
 
 WORLD, SHARD, REPLICATE = "0", "halves", "strided"
@@ -180,17 +183,22 @@ class Traced:
     def entry_of(self) -> dict[str, str]:
         return {fqn: fqn.rpartition(".")[0] for fqn in self.step.shapes}
 
+    def text(self, graph: fx.Graph | None = None) -> list[str]:
+        """Lines of the schedule as goldens have them, nothing folded."""
+        dims = {WORLD: "world", SHARD: "dp_shard", REPLICATE: "dp_replicate"}
+        return schedule_lines(schedule_of(self.read(graph), self.entry_of, dims), folded=False)
+
     def read(self, graph: fx.Graph | None = None) -> Reading:
         return read_graph(graph or self.graph_module.graph, self.inputs, self.outputs)
 
-    def through(self, **options: Any) -> fx.GraphModule:
-        """The graph through our pass."""
+    def passed(self, breaking: Callable[[Targets], Targets] = lambda targets: targets, **options: Any) -> Passed:
+        """The graph through our pass, given what ``breaking`` makes of its targets."""
         after = copied(self.graph_module)
         with fake_groups(self.step.world, self.step.groups):
-            targets = by_parameter(after.graph, self.read(), self.inputs, self.entry_of)
-            self.report = ManualPass(**options).run(after.graph, targets)
+            targets = breaking(by_parameter(after.graph, self.read(), self.inputs, self.entry_of))
+            report = ManualPass(**options).run(after.graph, targets)
         after.recompile()
-        return after
+        return Passed(self.graph_module, after, report)
 
     def problems(self, after: fx.GraphModule, **promised: Any) -> list[str]:
         """What the audit says of ``after``."""
