@@ -63,7 +63,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     with blamed(lambda: f"[model] batch {model.batch}"):
         here, last = mesh.data_rank(rank), mesh.data_ranks - 1
         _refuse_other_batch(model.batch, data, batch(last, 1), f"rank {here}, step 0", f"rank {last}, step 1")
-    parts, forwards = Parts.of(plan.parallel, mesh), forwards_of(built, plan)
+    parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
     joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
     return StepGraph(
         graphs={"joint": joint.graph},
