@@ -118,6 +118,6 @@ def _refuse_indivisible(fqn: str, parameter: torch.Tensor, tp_dim: int | None, i
             continue
         if parameter.dim() <= dim or parameter.shape[dim] % degree:
             raise CaptureError(
-                f"{name} = {degree} does not divide dimension {dim} of parameter {fqn}, whose shape is {tuple(parameter.shape)}; "
-                f"use another {name}, or leave {fqn.rpartition('.')[0] or 'it'} out of {name}_plan"
+                f"{name} = {degree} does not divide dimension {dim} of parameter {fqn}, "
+                f"whose shape is {tuple(parameter.shape)}; use another {name}, or leave {fqn.rpartition('.')[0] or 'it'} out of {name}_plan"
             )

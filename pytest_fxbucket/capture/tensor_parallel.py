@@ -31,13 +31,13 @@ class Parted:
         return _DIMS[self.style].get(name)
 
     def forward_of(self, fqn: str, module: nn.Module, group: Group) -> Forward:
-        """What is to be called instead of the forward of ``module``, which is ``fqn``: it computes on the part of the weight."""
+        """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight."""
         if self.style == "colwise":
             whole = module.forward
             return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
 
         def rowwise(x: torch.Tensor) -> torch.Tensor:
-            _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type, union-attr]
+            _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type]
             out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
             bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
             return out if bias is None else out + bias
