@@ -40,9 +40,12 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     import torch
 
     from pytest_fxbucket.capture.forwards import forwards_of
+    from pytest_fxbucket.capture.join import join
     from pytest_fxbucket.capture.joint import trace_joint
+    from pytest_fxbucket.capture.optimizing import optimizing_of
     from pytest_fxbucket.capture.parts import Parts
     from pytest_fxbucket.capture.roles import StepGraph
+    from pytest_fxbucket.capture.update import trace_update
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
     factory, batch, loss = import_model(model, str(plan.path))
@@ -65,14 +68,22 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         _refuse_other_batch(model.batch, data, batch(last, 1), f"rank {here}, step 0", f"rank {last}, step 1")
     parts, forwards = Parts.of(plan.parallel, mesh), forwards_of(built, plan)
     joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
+    graph, inputs, outputs = joint.graph, joint.inputs, joint.outputs
+    optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
+    if optimizing is not None:
+        values = [value for value in joint.inputs if value.role == "param"]
+        clip = parts.clip(plan.step.clip_norm, joint.parameters) if plan.step.clip_norm else None
+        update = trace_update(optimizing.build, values, {v.fqn for v in joint.outputs if v.role == "grad"}, clip)
+        graph, inputs, outputs = join(joint, update)
     return StepGraph(
-        graphs={"joint": joint.graph},
-        inputs={"joint": joint.inputs},
-        outputs={"joint": joint.outputs},
+        graphs={"joint": graph},
+        inputs={"joint": inputs},
+        outputs={"joint": outputs},
         parameters=joint.parameters,
         modules=tuple(fqn for fqn, _ in built.named_modules()),
         mesh=mesh.dims,
         rank=rank,
+        optimizing=optimizing,
     )
 
 

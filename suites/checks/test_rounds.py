@@ -49,7 +49,9 @@ def _in_first_round(target: object) -> object:
 
 
 def test_every_microbatch_is_a_round_of_its_own_in_each_direction() -> None:
-    found = [(b.direction, b.round) for b in step_of(TWO).read().buckets if b.fqns == ("layers.1.w",) and b.kind == "all_gather"]
+    found = [
+        (b.direction, b.round) for b in step_of(TWO).read().buckets if b.fqns == ("layers.1.w",) and b.kind == "all_gather"
+    ]
     assert found == [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)]
 
 
@@ -61,7 +63,9 @@ def test_rounds_are_bucketed_apart_and_green(step: Step, prefetch: int) -> None:
     assert made.problems(passed.after, prefetch=prefetch) == []
     launches = [b for b in made.read(passed.after.graph).buckets if b.kind == "all_gather"]
     directions = 1 if not step.reshard else 2
-    assert len(launches) == step.microbatches * directions * 3 - (step.microbatches if step.reshard and not step.recompute else 0)
+    assert len(launches) == step.microbatches * directions * 3 - (
+        step.microbatches if step.reshard and not step.recompute else 0
+    )
 
 
 def test_gradients_of_all_microbatches_are_reduced_once_and_the_parts_are_compute_of_their_parameter() -> None:
@@ -165,4 +169,5 @@ def test_hybrid_microbatches_reduce_in_the_last_one_alone() -> None:
     nodes = list(passed.after.graph.nodes)
     last = max(nodes.index(node) for node in gathers(made, passed.after.graph, "forward", 1))
     reductions = [i for i, n in enumerate(nodes) if collectives.launch_kind(n) in ("reduce_scatter", "all_reduce")]
-    assert len(reductions) == 6 and min(reductions) > last
+    assert len(reductions) == 6
+    assert min(reductions) > last
