@@ -1,15 +1,17 @@
-"""Makes an optimizer's state before its first step: a step that leaves nothing behind."""
+"""An optimizer's state by name, and how it is made before the first step: by a step that leaves nothing behind."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode
 from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.trace import is_fake
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,6 +37,49 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
             optimizer.step()
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of an optimizer's state."""
+
+    fqn: str
+    """``<parameter>.<key>``"""
+    held_by: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What is in its place now."""
+        found: torch.Tensor = self.held_by[self.key]
+        return found
+
+    @tensor.setter
+    def tensor(self, value: torch.Tensor) -> None:
+        self.held_by[self.key] = value
+
+
+def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> list[StateTensor]:
+    """All tensors of the state of ``optimizers``: by optimizer, group, parameter and key. ``parameters`` are theirs, by FQN."""
+    fqns = {id(parameter): fqn for fqn, parameter in parameters.items()}
+    return [
+        StateTensor(f"{fqns[id(parameter)]}.{key}", optimizer.state[parameter], key)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter in optimizer.state
+        for key, value in optimizer.state[parameter].items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
+    """Learning rate of each group by its name, ``optimizers.<i>.groups.<j>.lr``; 0.0 for a group that has none."""
+    return {
+        f"optimizers.{i}.groups.{j}.lr": float(group.get("lr", 0.0))
+        for i, optimizer in enumerate(optimizers)
+        for j, group in enumerate(optimizer.param_groups)
+    }
 
 
 @contextmanager
@@ -70,7 +115,7 @@ class _PutBack(TorchDispatchMode):
         if isinstance(written, (list, tuple)):
             for tensor in written:
                 self._save(tensor)
-        elif isinstance(written, torch.Tensor) and storage_key(written) not in self._saved:
+        elif isinstance(written, torch.Tensor) and not is_fake(written) and storage_key(written) not in self._saved:
             self._saved[storage_key(written)] = (written, written.clone())
 
     def __exit__(self, *error: Any) -> None:
