@@ -33,8 +33,10 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
         before = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
-        with _still(optimizer), torch.no_grad(), _PutBack():
-            optimizer.step()
+        with _still(optimizer), torch.no_grad():
+            with _PutBack() as written:
+                optimizer.step()
+            written.put_back()
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
 
@@ -94,11 +96,11 @@ def _still(optimizer: Optimizer) -> Iterator[None]:
             group.update(known)
 
 
-class _PutBack(TorchDispatchMode):
-    """On leaving, gives every tensor that was written its value from before, but those that had none: ``empty``."""
+class _PutBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """Remembers the value of every tensor before it is first written, but of those that had none: ``empty``."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,8 +120,8 @@ class _PutBack(TorchDispatchMode):
         elif isinstance(written, torch.Tensor) and not is_fake(written) and storage_key(written) not in self._saved:
             self._saved[storage_key(written)] = (written, written.clone())
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def put_back(self) -> None:
+        """Give them their values again."""
         for tensor, before in self._saved.values():
             if before is not None:
                 tensor.copy_(before)

@@ -42,10 +42,10 @@ def trace_update(build: Build, parameters: Sequence[Value], grads: Collection[st
     """Trace one step of the optimizers that ``build`` makes.
 
     ``parameters`` are local shards in registration order, ``grads`` the FQNs of those that have a gradient; others have no
-    state and are no inputs. Gradients come reduced and not clipped. State is named ``<parameter>.<key>``, the learning rate of a
-    group ``optimizers.<i>.groups.<j>.lr``, a float64 tensor without dimensions. Optimizers run the way that is eager's default,
-    not capturable: step counters and learning rates become Python numbers in the graph. Raises :class:`CaptureError` for an
-    optimizer that decides by values, or keeps what changes outside of tensors.
+    state and are no inputs. Gradients come reduced and not clipped. State is named ``<parameter>.<key>``, the learning rate of
+    a group ``optimizers.<i>.groups.<j>.lr``, a float64 tensor without dimensions. Optimizers run the way that is eager's
+    default, not capturable: step counters and learning rates become Python numbers in the graph. Raises
+    :class:`CaptureError` for an optimizer that decides by values, or keeps what changes outside of tensors.
     """
     with paused():
         return _trace(build, parameters, grads, clip)
@@ -71,7 +71,7 @@ def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], cl
     tensors = [*(fakes[fqn] for fqn in held), *gradients.values(), *(state.tensor for state in states), *hypers.values()]
     for value, tensor in zip(inputs, tensors, strict=True):
         recorder.input(f"{value.role}_{value.fqn}", tensor)
-    with mode, recorder, torch.no_grad():
+    with recorder.recording():
         if clip is not None and gradients:
             clip_(gradients, clip)
         _step(optimizers, fakes, gradients, list(hypers.values()), recorder)
