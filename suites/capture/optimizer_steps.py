@@ -28,12 +28,14 @@ def shards(dtypes: Sequence[torch.dtype] = (torch.float32,), seed: int = 0) -> T
 
 
 def gradients(parameters: Tensors, step: int) -> Tensors:
-    """A gradient for each, with zeros of both signs in it."""
+    """A gradient for each, with zeros of both signs in it, one of them in every step, as of a unit that is dead."""
     found = {}
     for fqn, parameter in parameters.items():
         draw = torch.Generator().manual_seed(step * 100 + len(fqn))
         grad = torch.randn(parameter.shape, generator=draw)
-        found[fqn] = torch.where(grad > 1, 0.0, torch.where(grad < -1, -0.0, grad)).to(parameter.dtype)
+        grad = torch.where(grad > 1, 0.0, torch.where(grad < -1, -0.0, grad))
+        grad.view(-1)[1:2] = -0.0
+        found[fqn] = grad.to(parameter.dtype)
     return found
 
 
