@@ -34,7 +34,9 @@ def _group(raw: object, where: str) -> dict[str, object]:
     if not isinstance(raw, Mapping):
         raise wrong(where, 'a table such as { params = ["norm"], weight_decay = 0.0 }', raw)
     if raw.get("params") == []:
-        raise PlanError(f"{where} has an empty params; name the modules or parameters of the group, or leave it out for the rest")
+        raise PlanError(
+            f"{where} has an empty params; name the modules or parameters of the group, or leave it out for the rest"
+        )
     for name in raw:
         if not str(name).isidentifier():
             raise PlanError(f"{where} has {show(name)}, which is no name of an argument")
