@@ -66,8 +66,8 @@ class _Reader:
         self.problems += gradients.problems
         for use in self.found.uses:
             self._note(use)
-        self.direct = {(self.position[node], self._direction(node), fqn) for node, fqn in direct_reads(self.parameter)}
-        self.computes |= self.direct
+        for node, fqn in direct_reads(self.parameter):
+            self.computes.add((self.position[node], self._direction(node), fqn))
         for node, sent in self.found.sent.items():
             for piece in sent.content:
                 self._note_sent(node, piece)
@@ -83,7 +83,6 @@ class _Reader:
             products=tuple(self._products()),
             names=tuple(node.name for node in self.position if computes(node)),
             order=self.order,
-            direct=tuple(sorted(self.direct)),
         )
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:

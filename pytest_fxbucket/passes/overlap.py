@@ -17,7 +17,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
-from pytest_fxbucket.passes.compute import Direct, Starts
+from pytest_fxbucket.passes.compute import Computes, Starts
 from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class Reordered:
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
 
 
-def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> Reordered:
+def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = ()) -> Reordered:
     """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
 
-    ``direct`` is compute that reads parameters which no launch brought. Raises :class:`PlanError` for a place by hand that
+    ``computes`` is compute by direction and entry, as far as that is known. Raises :class:`PlanError` for a place by hand that
     names no bucket, or that cannot be had.
     """
-    moves = _Moves(graph, buckets, rules, direct)
+    moves = _Moves(graph, buckets, rules, computes)
     for direction in DIRECTIONS:
         moves.place_gathers(direction)
         moves.place_reductions(direction)
@@ -78,10 +78,10 @@ def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: 
 class _Moves:
     """Wishes of all nodes, from one look at the graph before anything moves."""
 
-    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> None:
+    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = ()) -> None:
         self.order, self.buckets, self.rules = order_of(graph), buckets, rules
         self.after = readers(self.order)
-        self.starts = Starts(self.order, buckets, direct)
+        self.starts = Starts(self.order, buckets, computes)
         self.wishes = [float(index) for index in range(len(self.order.nodes))]
         self.by_hand: set[fx.Node] = set()
         """Launches and waits that the user placed."""

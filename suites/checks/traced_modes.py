@@ -6,7 +6,7 @@ A model of equal layers, relu(x @ weight + bias), sharded by hand: what a captur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Step:
     recompute: bool = False
     """Every layer's forward runs again in backward."""
     reshard: bool = True
-    ways: Mapping[str, Way] = field(default_factory=dict)
+    ways: tuple[tuple[str, Way], ...] = ()
     """Of parameters that travel another way."""
     activations: str = ""
     """Process group on which each layer's output is summed, as tensor parallelism does."""
@@ -78,7 +78,7 @@ class Step:
         return [fqn for fqn in self.shapes if fqn not in self.frozen]
 
     def way_of(self, fqn: str) -> Way:
-        return self.ways.get(fqn, self.way)
+        return dict(self.ways).get(fqn, self.way)
 
     def ranks(self, group: str) -> int:
         return len(self.groups[group][0]) if group in self.groups else self.world
