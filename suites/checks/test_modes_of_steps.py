@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from torch import fx
 from pytest_fxbucket.graph import collectives
 from suites.checks.traced_modes import (
     DDP,
+    FULLY,
     REPLICATE,
     REPLICATE_FIRST,
     SCATTER_FIRST,
@@ -26,10 +28,18 @@ from suites.passes.programs import aten
 
 step_of = cache(traced)
 SHARDED = Way(SHARD, (("reduce_scatter", "avg", SHARD),))
+HALF = Way("", (("all_reduce", "avg", SHARD),))
+TWICE = Way("", (("all_reduce", "sum", REPLICATE), ("all_reduce", "avg", SHARD)))
 REPLICATED = Step(way=DDP, reshard=False)
 HYBRIDS = {"scatter first": Step(way=SCATTER_FIRST, world=4), "replicate first": Step(way=REPLICATE_FIRST, world=4)}
 EXPERT = Step(world=4, ways=(("layers.1.w", SHARDED),))
 FROZEN = frozenset({"layers.0.w", "layers.1.w", "layers.1.b"})
+
+
+def biases(way: Way) -> tuple[tuple[str, Way], ...]:
+    return tuple((f"layers.{i}.b", way) for i in range(3))
+
+
 GATHERS = {("forward", "all_gather"): 3, ("backward", "all_gather"): 2}
 STEPS: dict[str, tuple[Step, dict[tuple[str, str], int]]] = {
     "replicated": (REPLICATED, {("backward", "all_reduce"): 3}),
@@ -52,10 +62,34 @@ STEPS: dict[str, tuple[Step, dict[tuple[str, str], int]]] = {
         {**GATHERS, ("backward", "reduce_scatter"): 3, ("forward", "all_reduce"): 3},
     ),
     "replicated, tensor parallel": (
-        Step(way=Way("", (("all_reduce", "avg", SHARD),)), world=4, reshard=False, activations=REPLICATE),
+        Step(way=HALF, world=4, reshard=False, activations=REPLICATE),
         {("backward", "all_reduce"): 3, ("forward", "all_reduce"): 3},
     ),
     "experts": (EXPERT, {("forward", "all_gather"): 4, ("backward", "all_gather"): 2, ("backward", "reduce_scatter"): 4}),
+    **{
+        f"{name}, scaled": (
+            replace(step, scaled=True),
+            {**GATHERS, ("backward", "reduce_scatter"): 3, ("backward", "all_reduce"): 3},
+        )
+        for name, step in HYBRIDS.items()
+    },
+    "tensor parallel, biases reduced over it too": (
+        Step(way=SHARDED, world=4, activations=REPLICATE, ways=biases(REPLICATE_FIRST)),
+        {**GATHERS, ("forward", "all_reduce"): 3, ("backward", "all_reduce"): 3, ("backward", "reduce_scatter"): 3},
+    ),
+    "replicated, tensor parallel, biases reduced over it too": (
+        Step(way=HALF, world=4, reshard=False, activations=REPLICATE, ways=biases(TWICE)),
+        {("forward", "all_reduce"): 3, ("backward", "all_reduce"): 6},
+    ),
+    "several ways in an entry": (
+        Step(way=SCATTER_FIRST, world=4, ways=(("layers.0.w", SHARDED), ("layers.2.b", FULLY))),
+        {
+            ("forward", "all_gather"): 4,
+            ("backward", "all_gather"): 2,
+            ("backward", "reduce_scatter"): 5,
+            ("backward", "all_reduce"): 3,
+        },
+    ),
     "everything": (
         Step(way=SCATTER_FIRST, world=4, activations=REPLICATE, microbatches=2, recompute=True),
         {

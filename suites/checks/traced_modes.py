@@ -64,6 +64,8 @@ class Step:
     """Of parameters that travel another way."""
     activations: str = ""
     """Process group on which each layer's output is summed, as tensor parallelism does."""
+    scaled: bool = False
+    """What each reduction brought is divided by two."""
 
     @property
     def groups(self) -> Groups:
@@ -132,6 +134,7 @@ class _Run:
             return None
         for kind, op, group in self.step.way_of(fqn).reductions:
             total = self._reduced(total, kind, op, group)
+            total = total / 2 if self.step.scaled else total
         return total
 
     def _reduced(self, tensor: Tensor, kind: str, op: str, group: str) -> Tensor:

@@ -16,6 +16,7 @@ STEPS = {
     "replicated": Step(way=DDP, reshard=False, microbatches=2),
     "scatter first": Step(way=SCATTER_FIRST, world=4),
     "replicate first": Step(way=REPLICATE_FIRST, world=4, microbatches=2),
+    "scatter first, scaled": Step(way=SCATTER_FIRST, world=4, scaled=True),
     "experts": Step(world=4, ways=(("layers.1.w", Way(SHARD, (("reduce_scatter", "avg", SHARD),))),)),
     "everything": Step(
         way=SCATTER_FIRST,
