@@ -106,7 +106,5 @@ class Reading:
     """(position, direction, FQN): products of activations alone, as in attention, by the last parameter read on the way."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
-    direct: tuple[tuple[int, Direction, str], ...] = ()
-    """Those of ``computes`` that read a parameter which no launch brought."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""

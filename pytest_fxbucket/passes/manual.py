@@ -74,7 +74,7 @@ class ManualPass:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
         rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before)
-        moved = reorder(graph, buckets, rules, targets.direct)
+        moved = reorder(graph, buckets, rules, targets.computes)
         left = moved.left
         if self.own_gather_group:
             on_own_group(bucket.launch for bucket in buckets)
