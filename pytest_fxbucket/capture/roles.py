@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-Role = Literal["param", "buffer", "batch", "loss", "grad", "value"]
+Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "value"]
 Phase = Literal["joint", "forward", "backward"]
 
 
@@ -19,7 +19,7 @@ class Value:
     """One input or output of a graph."""
 
     role: Role
-    """param, buffer, batch, loss, grad; value if nothing is known of it."""
+    """param, buffer, state (of an optimizer), hyper (its learning rate), batch, loss, grad; value if nothing is known of it."""
     fqn: str
     """FQN of the parameter or buffer, path of the leaf in the batch, or a plain number."""
     shape: tuple[int, ...]
