@@ -112,3 +112,8 @@ class Reading:
     """Who reads what of inputs that are written in place."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""
+
+    @property
+    def updating_names(self) -> frozenset[str]:
+        """Names of the nodes that update parameters."""
+        return frozenset(self.order.nodes[where].name for where in self.updating) if self.order is not None else frozenset()

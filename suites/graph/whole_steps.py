@@ -1,4 +1,4 @@
-"""Whole steps written by hand: layers of two parameters, gathered, run, gathered again, reduced, and updated by an optimizer."""
+"""Whole steps written by hand: layers of two parameters, gathered, run, gathered again, reduced, and updated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from operator import getitem
 from typing import Literal
 
-import torch
 from torch import fx
 
 from pytest_fxbucket.capture.roles import Value
@@ -134,6 +133,7 @@ def _in_place(step: WholeStep, group: Sequence[Held], gradients: Sequence[fx.Nod
     """As other tracers leave it: nothing is returned."""
     steps = [one.state["step"] for one in group]
     step.call(aten._foreach_add_.Scalar, steps, 1)
+    step.call(aten._foreach_mul_.Scalar, [one.shard for one in group], 0.999)
     lists = [[one.shard for one in group], list(gradients), *([o.state[k] for o in group] for k in ("exp_avg", "exp_avg_sq"))]
     step.call(aten._fused_adamw_.tensor_lr, *lists, [], steps, lr=step.lr, **ADAMW)
 
@@ -151,6 +151,10 @@ class Passed:
     before: Reading
     graph: fx.Graph
     report: PassReport
+
+    @property
+    def graph_names(self) -> list[str]:
+        return [node.name for node in self.graph.nodes]
 
     @property
     def after(self) -> Reading:
@@ -173,7 +177,7 @@ def passed(step: WholeStep, **options: object) -> Passed:
 
 
 def updating(graph: fx.Graph, step: WholeStep) -> list[str]:
-    """What happens from the first reduction on, in a few words: launches, waits, and updates by entry, each run of them once."""
+    """Launches and waits of reductions, and updates by entry, in a few words; of equal ones in a row one."""
     reading = step.read_as(graph)
     waits = {where: f"wait {bucket.fqns[0][:1]}" for bucket in reading.buckets for where in bucket.waits if bucket.fqns}
     launches = {b.launch: f"launch {b.fqns[0][:1]}" for b in reading.buckets if b.fqns}
