@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GoldenError
@@ -15,6 +15,9 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
 
 ACTIVATIONS = "activations"
 """What carries no parameter and no parameter's gradient."""
+
+COMPUTING = ("compute", "update")
+"""What happens and is no communication: of the model, and of the optimizer."""
 
 PADDING = "(padding)"
 """Bytes between members, or after the last, that carry nothing."""
@@ -29,7 +32,7 @@ class Event:
 
     direction: Direction
     what: str
-    """launch, wait or compute."""
+    """launch, wait, compute; update of the optimizer's compute."""
     label: str
     """Kind and entry of the bucket; of compute the entry, and how much of it if not all: ``layers.0 (2 of 10)``."""
 
@@ -77,7 +80,8 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
     named = dict(named_buckets(reading, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
-    timeline = sorted([*_communication(reading, named), *_computes(reading, entry_of)], key=lambda item: item[:2])
+    ends = _ends(reading)
+    timeline = sorted([*_communication(reading, named, ends), *_computes(reading, entry_of, ends)], key=lambda item: item[:2])
     return Schedule(tuple(_merged(timeline, _of_entry(timeline))), tuple(buckets))
 
 
@@ -106,39 +110,65 @@ def named_buckets(
         yield bucket.node, _named(bucket, entry, seen[key], dims_of[bucket.group])
 
 
-def _communication(reading: Reading, named: Mapping[str, NamedBucket]) -> Iterator[tuple[int, int, Event, str]]:
-    last = {direction: where for where, direction, _ in sorted((*reading.computes, *reading.products))}
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where sections end."""
+
+    computes: Mapping[Direction, int]
+    """By direction its last compute."""
+    reductions: int
+    """Last launch or wait of the backward."""
+
+
+def _ends(reading: Reading) -> _Ends:
+    computes = {direction: where for where, direction, _ in sorted((*reading.computes, *reading.products))}
+    backward = [bucket for bucket in reading.buckets if bucket.direction == "backward"]
+    return _Ends(computes, max((where for b in backward for where in (b.launch, *b.waits)), default=-1))
+
+
+def _communication(reading: Reading, named: Mapping[str, NamedBucket], ends: _Ends) -> Iterator[tuple[int, int, Event, str]]:
     for bucket in reading.buckets:
         label = named[bucket.node].label
-        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, last), ""
+        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, ends), ""
         waits = bucket.waits or ((bucket.wait,) if bucket.wait is not None else ())
         for number, where in enumerate(waits, 1):
             which = f"{label} ({number} of {len(waits)})" if len(waits) > 1 else label
-            yield where, 1, _placed("wait", which, bucket.direction, where, last), ""
+            yield where, 1, _placed("wait", which, bucket.direction, where, ends), ""
 
 
-def _placed(what: str, label: str, direction: Direction, where: int, last: Mapping[Direction, int]) -> Event:
+def _placed(what: str, label: str, direction: Direction, where: int, ends: _Ends) -> Event:
     """The event in the section where it stands: a launch for backward in the midst of forward is one of forward's."""
-    earlier = DIRECTIONS[: DIRECTIONS.index(direction)]
-    section = next((one for one in earlier if where < last.get(one, -1)), direction)
+    section = _section(direction, where, ends)
     return Event(section, what, label if section == direction else f"{label} of {direction}")
 
 
-def _computes(reading: Reading, entry_of: Mapping[str, str]) -> Iterator[tuple[int, int, Event, str]]:
+def _section(direction: Direction, where: int, ends: _Ends) -> Direction:
+    """What is the optimizer's stands in the backward as long as anything of it goes on, be it a wait."""
+    earlier = DIRECTIONS[: DIRECTIONS.index(direction)]
+    section = next((one for one in earlier if where < ends.computes.get(one, -1)), direction)
+    return "backward" if section == "optimizer" and where < ends.reductions else section
+
+
+def _computes(reading: Reading, entry_of: Mapping[str, str], ends: _Ends) -> Iterator[tuple[int, int, Event, str]]:
     """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
-    for where, direction, fqn in reading.computes:
-        yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), fqn
-    for where, direction, fqn in reading.products:
-        yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), ""
+    for named, found in ((True, reading.computes), (False, reading.products)):
+        for where, direction, fqn in found:
+            what = "update" if direction == "optimizer" else "compute"
+            section = _section(direction, where, ends) if what == "update" else direction
+            yield where, 2, Event(section, what, _computing(fqn, entry_of)), fqn if named else ""
 
 
 def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
-    """What compute of each direction and entry has to do with."""
+    """What compute of each direction and entry has to do with, and an entry's updates wherever they stand."""
     found: dict[Event, set[str]] = {}
     for _, _, event, what in timeline:
-        if event.what == "compute":
-            found.setdefault(event, set()).add(what)
+        if event.what in COMPUTING:
+            found.setdefault(_anywhere(event), set()).add(what)
     return found
+
+
+def _anywhere(event: Event) -> Event:
+    return event if event.what == "compute" else replace(event, direction="optimizer")
 
 
 def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
@@ -150,7 +180,7 @@ def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event
     """Compute between two launches or waits is one event for each entry: in which order it stands there hides nothing."""
     run: dict[Event, set[str]] = {}
     for _, _, event, fqn in timeline:
-        if event.what == "compute":
+        if event.what in COMPUTING:
             run.setdefault(event, set()).add(fqn)
             continue
         yield from _parts(run, of_entry)
@@ -161,7 +191,7 @@ def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event
 
 def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[Event, set[str]]) -> Iterator[Event]:
     for event, fqns in run.items():
-        count = len(of_entry[event])
+        count = len(of_entry[_anywhere(event)])
         part = f" ({len(fqns)} of {count})" if len(fqns) < count else ""
         yield Event(event.direction, event.what, event.label + part)
 
