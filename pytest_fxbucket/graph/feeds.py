@@ -62,13 +62,12 @@ def updates_of(
     for node in graph.nodes:
         if node in updating:
             walk.visit(node)
-    named = walk.names()
     done = {(value.role, value.fqn) for _, value in results}
     written = [(node, value) for node, value in roles.items() if node in walk.written and (value.role, value.fqn) not in done]
     for node, value in [*results, *written]:
         is_new = node in updating or node in walk.written
         if value.role in UPDATED and is_new:
-            yield Update(value.role, value.fqn, *named(walk.total(node)))
+            yield Update(value.role, value.fqn, *walk.named(walk.total(node)))
 
 
 class _Walk:
@@ -84,6 +83,10 @@ class _Walk:
         """By the node whose storage it is."""
         self.bit: dict[tuple[bool, str], int] = {}
         """Of each (is a gradient, FQN)."""
+        self.labels: list[str] = []
+        """FQN of each bit."""
+        self.gradient_bits = 0
+        self.sets: dict[int, frozenset[str]] = {}
 
     def visit(self, node: fx.Node) -> None:
         if node.target is getitem:
@@ -104,20 +107,15 @@ class _Walk:
         bits = bits if isinstance(bits, int) else _union(bits)
         return bits | self.written.get(base(node), 0) if self.written else bits
 
-    def names(self) -> Any:
-        """A function from bits to (gradients, inputs); equal ones are the same object."""
-        found: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
+    def named(self, bits: int) -> tuple[frozenset[str], frozenset[str]]:
+        """(gradients, inputs) that ``bits`` stand for; equal sets are the same object, for with clipping they are large."""
+        gradients = bits & self.gradient_bits
+        return self._set(gradients), self._set(bits ^ gradients)
 
-        def named(bits: int) -> tuple[frozenset[str], frozenset[str]]:
-            if bits not in found:
-                labels = [label for label, bit in self.bit.items() if bits & bit]
-                found[bits] = (
-                    frozenset(fqn for is_gradient, fqn in labels if is_gradient),
-                    frozenset(fqn for is_gradient, fqn in labels if not is_gradient),
-                )
-            return found[bits]
-
-        return named
+    def _set(self, bits: int) -> frozenset[str]:
+        if bits not in self.sets:
+            self.sets[bits] = frozenset(self.labels[at] for at in _ones(bits))
+        return self.sets[bits]
 
     def _visit_lists(self, node: fx.Node, lists: Sequence[Sequence[Any]]) -> None:
         length = max(map(len, lists))
@@ -157,7 +155,12 @@ class _Walk:
         return bits
 
     def _bit(self, is_gradient: bool, fqn: str) -> int:
-        return self.bit.setdefault((is_gradient, fqn), 1 << len(self.bit))
+        known = self.bit.get((is_gradient, fqn))
+        if known is None:
+            known = self.bit[is_gradient, fqn] = 1 << len(self.labels)
+            self.labels.append(fqn)
+            self.gradient_bits |= known if is_gradient else 0
+        return known
 
     def _write(self, target: fx.Node, bits: int) -> None:
         storage = base(target)
@@ -173,3 +176,11 @@ def _union(bits: Iterable[int]) -> int:
     for one in bits:
         total |= one
     return total
+
+
+def _ones(bits: int) -> Iterator[int]:
+    """Places of the ones in ``bits``, ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,3 +51,18 @@ def readiness(
                 sets[known] = frozenset(name for name in names if known & bit[name])
             found[index] = Ready(place[index], sets[known], joins[index])
     return found
+
+
+def updates_between(found: Mapping[int, Ready], spans: Sequence[tuple[int, int, str]]) -> list[tuple[str, ...]]:
+    """For each (begin, end, entry) of ``spans`` the other entries of which an update in ``found`` stands between, in order."""
+    places = sorted(found)
+    return [
+        tuple(
+            dict.fromkeys(
+                name
+                for place in places[bisect_right(places, begin) : bisect_left(places, end)]
+                for name in sorted(found[place].entries - {own})
+            )
+        )
+        for begin, end, own in spans
+    ]

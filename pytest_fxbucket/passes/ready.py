@@ -16,7 +16,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.graph.readiness import Ready, readiness
+from pytest_fxbucket.graph.readiness import Ready, readiness, updates_between
 from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
@@ -70,38 +70,23 @@ def why_late(order: Order, updating: Set[int], waits: Mapping[int, str]) -> tupl
     return tuple(LeftAlone(f"updates of {_some(sorted(one.entries))}", _why(order, one)) for one in first.values())
 
 
-def updates_between(graph: fx.Graph, updating: Set[fx.Node], buckets: Sequence[Merged]) -> list[tuple[str, ...]]:
+def updates_behind(graph: fx.Graph, updating: Set[fx.Node], buckets: Sequence[Merged]) -> list[tuple[str, ...]]:
     """For each of ``buckets`` the other entries of which an update stands between its launch and its first wait, in order."""
     if not updating:
         return [() for _ in buckets]
     order = order_of(graph)
-    waits = waits_of(order, buckets)
-    found = readiness(order, {order.index[node] for node in updating}, waits)
-    last = max(waits, default=-1)
-    early = sorted((index, one.entries) for index, one in found.items() if index < last)
-    return [_between(order, bucket, early) for bucket in buckets]
+    found = readiness(order, {order.index[node] for node in updating}, waits_of(order, buckets))
+    spans = [(order.index[b.launch], min(order.index[wait] for wait in b.waits), _name(b)) for b in buckets]
+    return updates_between(found, spans)
 
 
 def waits_of(order: Order, buckets: Sequence[Merged]) -> dict[int, str]:
     """Waits for the reductions among ``buckets`` by index, with their entries; by size, each bucket's own name."""
-    return {
-        order.index[wait]: bucket.first.entry or bucket.launch.name
-        for bucket in buckets
-        if bucket.first.kind in REDUCTIONS
-        for wait in bucket.waits
-    }
+    return {order.index[wait]: _name(bucket) for bucket in buckets if bucket.first.kind in REDUCTIONS for wait in bucket.waits}
 
 
-def _between(order: Order, bucket: Merged, early: Sequence[tuple[int, frozenset[str]]]) -> tuple[str, ...]:
-    own = bucket.first.entry or bucket.launch.name
-    begin, end = order.index[bucket.launch], min(order.index[wait] for wait in bucket.waits)
-    first = bisect_left(early, begin, key=lambda item: item[0])
-    names: dict[str, None] = {}
-    for index, entries in early[first:]:
-        if index >= end:
-            break
-        names |= dict.fromkeys(sorted(entries - {own}))
-    return tuple(names)
+def _name(bucket: Merged) -> str:
+    return bucket.first.entry or bucket.launch.name
 
 
 def _places(order: Order, wishes: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import Lives, peak_bytes
 from pytest_fxbucket.passes.compute import gathered_lives
 from pytest_fxbucket.passes.overlapped import Labels, Overlapped, labels_of, overlapped
-from pytest_fxbucket.passes.ready import REDUCTIONS, updates_between
+from pytest_fxbucket.passes.ready import REDUCTIONS, updates_behind
 from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:
     """In order of launch."""
     behind = overlapped(graph, [(bucket.launch, bucket.waits) for bucket in done.buckets], labels)
-    updates = updates_between(graph, done.updating, done.buckets)
+    updates = updates_behind(graph, done.updating, done.buckets)
     found = zip(done.buckets, done.splits, behind, updates, strict=True)
     return tuple(_report(*one) for one in sorted(found, key=lambda one: one[0].launch))
 
