@@ -79,7 +79,7 @@ class ManualPass:
                 bucket.launch.meta[BUCKETED] = True
         updating = update_nodes(graph, *ends) if ends is not None else set()
         rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before, self.updates)
-        moved = reorder(graph, buckets, rules, updating)
+        moved = reorder(graph, buckets, rules, targets.direct, updating)
         left = moved.left
         if self.own_gather_group:
             on_own_group(bucket.launch for bucket in buckets)

@@ -33,11 +33,9 @@ def parameter_groups(doc: str) -> Metadata:
 def _group(raw: object, where: str) -> dict[str, object]:
     if not isinstance(raw, Mapping):
         raise wrong(where, "a table with params", raw)
-    if "params" not in raw:
+    if raw.get("params", []) == []:
         raise PlanError(f"{where} has no params; name the modules or parameters of the group")
-    if not isinstance(raw["params"], list) or not raw["params"]:
-        raise wrong(f"{where}.params", "a list of selectors", raw["params"])
     for name in raw:
         if not str(name).isidentifier():
             raise PlanError(f"{where} has {show(name)}, which is no name of an argument")
-    return {**raw, "params": parse_entries(raw["params"], f"{where}.params")}
+    return {**raw, "params": parse_entries(raw["params"], f"{where} params")}

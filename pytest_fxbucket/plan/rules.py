@@ -203,28 +203,6 @@ def degrees(doc: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-def table_of(doc: str, example: str, words: tuple[str, ...]) -> Metadata:
-    """Take a table of selector = one of ``words``, as a dict."""
-    expects = f"a table of {example}"
-
-    def read(value: object, where: str) -> object:
-        if not isinstance(value, Mapping):
-            raise wrong(where, expects, value)
-        for name, word in value.items():
-            if isinstance(word, Mapping):
-                inner = next(iter(word), "0")
-                raise PlanError(
-                    f'{where} has a table at {name}; write a selector with dots in quotes, as in "{name}.{inner}" = ...'
-                )
-            if word not in words:
-                near = nearest(word, list(words)) if isinstance(word, str) else ""
-                inside = f'{where}."{name}"'
-                raise PlanError(f"{wrong(inside, one_or_other([show(one) for one in words]), word)}{near}")
-        return dict(value)
-
-    return {"rule": Rule(doc, expects, read)}
-
-
 def number(doc: str, *, least: float) -> Metadata:
     """Take a finite number from ``least``, as a float."""
     expects = f"a number of at least {least:g}"

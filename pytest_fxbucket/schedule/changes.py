@@ -8,9 +8,9 @@ from pytest_fxbucket.schedule.alike import fold_alike
 from pytest_fxbucket.schedule.bucket_changes import bucket_sentences
 from pytest_fxbucket.schedule.crossings import crossings
 from pytest_fxbucket.schedule.event_changes import event_sentences
-from pytest_fxbucket.schedule.events import DIRECTIONS
 from pytest_fxbucket.schedule.pairs import paired
 from pytest_fxbucket.schedule.read_back import ReadGraph, read_back
+from pytest_fxbucket.schedule.sections import in_order
 from pytest_fxbucket.schedule.within import PART
 
 
@@ -47,13 +47,12 @@ def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
     crossed, sentences = crossings(old.events, new.events)
     yield from sentences
     before, after = (_without(graph, crossed) for graph in (old, new))
-    for direction in DIRECTIONS:
-        yield from event_sentences(direction, before.get(direction, []), after.get(direction, []), pairs)
+    for section in in_order((*before, *after)):
+        yield from event_sentences(section, before.get(section, []), after.get(section, []), pairs)
 
 
 def _without(graph: ReadGraph, updates: Collection[str]) -> dict[str, list[str]]:
-    """Events by direction, without ``updates``, of which enough is said."""
+    """Events by section, without ``updates``, of which enough is said."""
     return {
-        direction: [event for event in events if PART.sub("", event) not in updates]
-        for direction, events in graph.events.items()
+        section: [event for event in events if PART.sub("", event) not in updates] for section, events in graph.events.items()
     }

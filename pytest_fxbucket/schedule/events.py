@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.schedule.sections import DIRECTIONS, Sections, direction_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
-
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
 
 ACTIVATIONS = "activations"
 """What carries no parameter and no parameter's gradient."""
@@ -30,7 +29,8 @@ NAMELESS = "(no parameter)"
 class Event:
     """Something that happens at one place of the schedule."""
 
-    direction: Direction
+    section: str
+    """forward, backward or optimizer; of the second microbatch ``forward #2``."""
     what: str
     """launch, wait, compute; update of the optimizer's compute."""
     label: str
@@ -80,8 +80,9 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
     named = dict(named_buckets(reading, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
-    ends = _ends(reading)
-    timeline = sorted([*_communication(reading, named, ends), *_computes(reading, entry_of, ends)], key=lambda item: item[:2])
+    sections = Sections(reading)
+    events = [*_communication(reading, named, sections), *_computes(reading, entry_of, sections)]
+    timeline = sorted(events, key=lambda item: item[:2])
     return Schedule(tuple(_merged(timeline, _of_entry(timeline))), tuple(buckets))
 
 
@@ -110,56 +111,35 @@ def named_buckets(
         yield bucket.node, _named(bucket, entry, seen[key], dims_of[bucket.group])
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Where sections end."""
-
-    computes: Mapping[Direction, int]
-    """By direction its last compute."""
-    reductions: int
-    """Last launch or wait of the backward."""
-
-
-def _ends(reading: Reading) -> _Ends:
-    computes = {direction: where for where, direction, _ in sorted((*reading.computes, *reading.products))}
-    backward = [bucket for bucket in reading.buckets if bucket.direction == "backward"]
-    return _Ends(computes, max((where for b in backward for where in (b.launch, *b.waits)), default=-1))
-
-
-def _communication(reading: Reading, named: Mapping[str, NamedBucket], ends: _Ends) -> Iterator[tuple[int, int, Event, str]]:
+def _communication(
+    reading: Reading, named: Mapping[str, NamedBucket], sections: Sections
+) -> Iterator[tuple[int, int, Event, str]]:
     for bucket in reading.buckets:
         label = named[bucket.node].label
-        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, ends), ""
+        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, sections), ""
         waits = bucket.waits or ((bucket.wait,) if bucket.wait is not None else ())
         for number, where in enumerate(waits, 1):
             which = f"{label} ({number} of {len(waits)})" if len(waits) > 1 else label
-            yield where, 1, _placed("wait", which, bucket.direction, where, ends), ""
+            yield where, 1, _placed("wait", which, bucket.direction, where, sections), ""
 
 
-def _placed(what: str, label: str, direction: Direction, where: int, ends: _Ends) -> Event:
-    """The event in the section where it stands: a launch for backward in the midst of forward is one of forward's."""
-    section = _section(direction, where, ends)
-    return Event(section, what, label if section == direction else f"{label} of {direction}")
+def _placed(what: str, label: str, direction: Direction, where: int, sections: Sections) -> Event:
+    """The event in the section where it stands."""
+    section = sections.of(where, direction)
+    return Event(section, what, label if direction_of(section) == direction else f"{label} of {direction}")
 
 
-def _section(direction: Direction, where: int, ends: _Ends) -> Direction:
-    """What is the optimizer's stands in the backward as long as anything of it goes on, be it a wait."""
-    earlier = DIRECTIONS[: DIRECTIONS.index(direction)]
-    section = next((one for one in earlier if where < ends.computes.get(one, -1)), direction)
-    return "backward" if section == "optimizer" and where < ends.reductions else section
-
-
-def _computes(reading: Reading, entry_of: Mapping[str, str], ends: _Ends) -> Iterator[tuple[int, int, Event, str]]:
+def _computes(reading: Reading, entry_of: Mapping[str, str], sections: Sections) -> Iterator[tuple[int, int, Event, str]]:
     """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
     for named, found in ((True, reading.computes), (False, reading.products)):
         for where, direction, fqn in found:
             what = "update" if direction == "optimizer" else "compute"
-            section = _section(direction, where, ends) if what == "update" else direction
-            yield where, 2, Event(section, what, _computing(fqn, entry_of)), fqn if named else ""
+            event = Event(sections.computing(where, direction), what, _computing(fqn, entry_of))
+            yield where, 2, event, fqn if named else ""
 
 
 def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
-    """What compute of each direction and entry has to do with, and an entry's updates wherever they stand."""
+    """What compute of each section and entry has to do with, and an entry's updates wherever they stand."""
     found: dict[Event, set[str]] = {}
     for _, _, event, what in timeline:
         if event.what in COMPUTING:
@@ -168,7 +148,7 @@ def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, se
 
 
 def _anywhere(event: Event) -> Event:
-    return event if event.what == "compute" else replace(event, direction="optimizer")
+    return event if event.what == "compute" else replace(event, section="optimizer")
 
 
 def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
@@ -193,7 +173,7 @@ def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[Event, set[str]]) ->
     for event, fqns in run.items():
         count = len(of_entry[_anywhere(event)])
         part = f" ({len(fqns)} of {count})" if len(fqns) < count else ""
-        yield Event(event.direction, event.what, event.label + part)
+        yield Event(event.section, event.what, event.label + part)
 
 
 def _named(bucket: Bucket, entry: str, number: int, dims: str) -> NamedBucket:

@@ -435,4 +435,4 @@ def test_the_text_gives_all_that_the_schedule_had() -> None:
     (graph,) = read_back(body(GOOD)).graphs.values()
     read = {one.name: (one.dtype, one.bytes, one.dims, one.op, one.members) for one in graph.buckets}
     assert read == {f"{b.direction} {b.label}": (b.dtype, b.bytes, b.dims, b.op, b.members) for b in GOOD.buckets}
-    assert graph.events["forward"] == [f"{e.what} {e.label}" for e in GOOD.events if e.direction == "forward"]
+    assert graph.events["forward"] == [f"{e.what} {e.label}" for e in GOOD.events if e.section == "forward"]

@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back_in_order(updates: str) -> None:
     step = WholeStep(kind="plain")
     whole = schedule(step, updates)
     for direction, found in sections(step, updates).items():
-        assert found == [f"{event.what} {event.label}" for event in whole.events if event.direction == direction]
+        assert found == [f"{event.what} {event.label}" for event in whole.events if event.section == direction]
 
 
 def test_the_norm_to_clip_by_is_the_optimizers() -> None:
