@@ -46,7 +46,9 @@ def test_a_users_optimizer_is_refused_with_the_users_own_line():
                 parameter.sub_(parameter.grad * lr)
 
     text = refusal(Careful)
-    assert re.search(r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it asks for the value", text)
+    assert re.search(
+        r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it asks for the value", text
+    )
 
 
 def test_deciding_by_the_learning_rate_is_refused():
