@@ -47,8 +47,6 @@ class Effects:
     """Its result may share every argument."""
     joins: bool = False
     """It makes its arguments share one storage from then on."""
-    scaled: Where = ()
-    """Among ``writes``: what is written only if the argument ``grad_scale`` is given, as gradients by a fused optimizer."""
     unless: str = ""
     """Argument that turns the writes off, if it is the constant False."""
     flight: Literal["", "launch", "wait"] = ""
@@ -62,7 +60,6 @@ class Effects:
 
 
 PURE = Effects()
-_SCALE = "grad_scale"
 _SILENT = "says nothing about what it writes"
 
 _of_operator: dict[int, tuple[torch._ops.OpOverload, Effects]] = {}
@@ -97,8 +94,6 @@ def written(node: fx.Node) -> list[fx.Node]:
         return given(node)
     if not effects.writes or (effects.unless and _constant(node, effects.unless) is False):
         return []
-    if effects.scaled and _constant(node, _SCALE) is None:
-        return chosen(node, tuple(where for where in effects.writes if where not in effects.scaled))
     return chosen(node, effects.writes)
 
 
@@ -154,7 +149,6 @@ def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
         writes=_written_by_schema(op) + _named(op, WRITES.get(name, ())),
         shares=_shared_by_schema(op) + _named(op, SHARES.get(name, ())),
         unless=next((a.name for a in arguments if a.name in TURNED_OFF), "") if name in WRITES and not annotated else "",
-        scaled=_scaled(op),
         flight=_flight(op),
         joins=name == "aten::set_",
         gives=bool(op._schema.returns),
@@ -164,11 +158,6 @@ def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
     if op.namespace == "c10d":
         return replace(found, everything=True)
     return found
-
-
-def _scaled(op: torch._ops.OpOverload) -> Where:
-    names = [argument.name for argument in op._schema.arguments]
-    return ((names.index("grads"), "grads"),) if _SCALE in names and "grads" in names else ()
 
 
 def _flight(op: torch._ops.OpOverload) -> Literal["", "launch", "wait"]:

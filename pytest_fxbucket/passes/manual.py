@@ -20,6 +20,7 @@ from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
 from pytest_fxbucket.passes.own_group import on_own_group
 from pytest_fxbucket.passes.provenance import shared_meta
+from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import LeftAlone, PassReport
 from pytest_fxbucket.passes.reporting import Before, Done, report_of
 
@@ -81,12 +82,13 @@ class ManualPass:
         rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before, self.updates)
         moved = reorder(graph, buckets, rules, targets.computes, updating)
         left = moved.left
+        behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.own_gather_group:
             on_own_group(bucket.launch for bucket in buckets)
         if self.insert_overlap_deps:
             left += _not_kept(keep_order(graph, moved.kept, _meta_of(buckets)))
         _refuse_broken(graph)
-        return Done(tuple(buckets), grouping.splits, left, frozenset(updating))
+        return Done(tuple(buckets), grouping.splits, left, tuple(behind))
 
     def _rules(self) -> Rules:
         return Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)

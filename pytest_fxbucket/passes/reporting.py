@@ -10,7 +10,7 @@ from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import Lives, peak_bytes
 from pytest_fxbucket.passes.compute import gathered_lives
 from pytest_fxbucket.passes.overlapped import Labels, Overlapped, labels_of, overlapped
-from pytest_fxbucket.passes.ready import REDUCTIONS, updates_behind
+from pytest_fxbucket.passes.ready import REDUCTIONS
 from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Done:
     """Of each bucket what parted it from others."""
     left: tuple[LeftAlone, ...]
     """What could not be moved."""
-    updating: frozenset[fx.Node] = frozenset()
-    """Nodes of the optimizer, as far as the graph's inputs and outputs tell them."""
+    updates: tuple[tuple[str, ...], ...]
+    """Of each bucket other entries of which an update stands behind it."""
 
 
 def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> PassReport:
@@ -68,8 +68,7 @@ def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:
     """In order of launch."""
     behind = overlapped(graph, [(bucket.launch, bucket.waits) for bucket in done.buckets], labels)
-    updates = updates_behind(graph, done.updating, done.buckets)
-    found = zip(done.buckets, done.splits, behind, updates, strict=True)
+    found = zip(done.buckets, done.splits, behind, done.updates, strict=True)
     return tuple(_report(*one) for one in sorted(found, key=lambda one: one[0].launch))
 
 

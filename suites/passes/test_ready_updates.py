@@ -103,6 +103,7 @@ def test_the_order_of_updates_is_kept_through_later_compilers(kind: Kind) -> Non
         for reader in item_.users
         if done.name in own and is_wait(reader)
     ]
+    assert reduced(kept) == reduced(bare)
     assert len(pairs) == 2, "of b behind the update of c, of a behind that of b"
     forget_order(kept.graph)
     assert names(kept.graph) == names(bare.graph)
