@@ -89,6 +89,7 @@ def repeat_layers(
     before = state_of(model)
     with reads_refused(model, run, differing(model, run)):
         _refuse_irregular_calls(model, run, forward)
+    _refuse_changes(before, state_of(model))
     with reads_refused(model, run, differing(model, run)):
         small, large = (_traced_with(model, run, units, trace) for units in (UNITS, UNITS + 1))
     _refuse_changes(before, state_of(model))
