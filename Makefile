@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: plans test lint suites bench soak clean
+.PHONY: plans test lint suites reference bench soak clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans
@@ -17,6 +17,9 @@ lint: $(READY)
 
 suites: $(READY)
 	$(BIN)/pytest suites -n 2 -q
+
+reference: $(READY)  ## README's table of the plan file, from the schema
+	$(BIN)/python -m suites.plans.plan_reference
 
 bench: $(READY)  ## the figures that README quotes
 	$(BIN)/python suites/benchmarks/main_path.py

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.errors import CaptureError, PlanError
+from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
+from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
@@ -18,31 +18,35 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Model, Plan
 
 
-def capture_plan(plan: Plan, world: int, rank: int) -> StepGraph:
-    """Step of ``plan`` as rank ``rank`` of ``world`` traces it, on fake process groups.
+def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
+    """Step of ``plan`` as rank ``rank`` of ``mesh`` traces it, on fake process groups.
 
     Raises :class:`PlanError` for what cannot be imported, :class:`CaptureError` for what cannot be built or traced. The plan's
     folders must be on ``sys.path``.
     """
-    with fake_world(rank, world):
+    with fake_mesh(mesh, rank):
         if plan.graph is not None:
             from pytest_fxbucket.capture.traced import take_step
 
             factory = import_callable(plan.graph.factory, f"{plan.path}: [graph] factory")
             with blamed(lambda: f"[graph] factory {plan.graph.factory}"):  # type: ignore[union-attr]
                 given = factory()
-            return take_step(given, plan, world, rank)
+            return take_step(given, plan, mesh, rank)
         assert plan.model is not None
-        return _capture_model(plan, plan.model, world, rank)
+        return _capture_model(plan, plan.model, mesh, rank)
 
 
-def _capture_model(plan: Plan, model: Model, world: int, rank: int) -> StepGraph:
+def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
     import torch
 
-    from pytest_fxbucket.capture.shard import ShardPolicy
-    from pytest_fxbucket.capture.step import capture_step
+    from pytest_fxbucket.capture.forwards import forwards_of
+    from pytest_fxbucket.capture.join import join
+    from pytest_fxbucket.capture.joint import trace_joint
+    from pytest_fxbucket.capture.optimizing import optimizing_of
+    from pytest_fxbucket.capture.parts import Parts
+    from pytest_fxbucket.capture.roles import StepGraph
+    from pytest_fxbucket.capture.update import trace_update
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-    from pytest_fxbucket.compat.groups import group_name
 
     factory, batch, loss = import_model(model, str(plan.path))
     torch.manual_seed(plan.run.seed)
@@ -54,21 +58,33 @@ def _capture_model(plan: Plan, model: Model, world: int, rank: int) -> StepGraph
             f"[model] factory {model.factory} gave a value of type {type(built).__name__}, expected a torch.nn.Module"
         )
     with blamed(lambda: f"[model] batch {model.batch}"):
-        data = batch(rank, 0)
+        data = batch(mesh.data_rank(rank), 0)
     if not isinstance(data, (tuple, list, dict)):
         raise CaptureError(
             f"[model] batch {model.batch} gave a value of type {type(data).__name__}, expected a tuple or a dict of inputs"
         )
     with blamed(lambda: f"[model] batch {model.batch}"):
-        _refuse_other_batch(model.batch, data, batch(world - 1, 1), f"rank {rank}, step 0", f"rank {world - 1}, step 1")
-    policy = ShardPolicy(
-        world,
-        group_name(torch.distributed.group.WORLD),
-        dtype_named(plan.parallel.param_dtype),
-        dtype_named(plan.parallel.reduce_dtype),
+        here, last = mesh.data_rank(rank), mesh.data_ranks - 1
+        _refuse_other_batch(model.batch, data, batch(last, 1), f"rank {here}, step 0", f"rank {last}, step 1")
+    parts, forwards = Parts.of(plan.parallel, mesh), forwards_of(built, plan)
+    joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
+    graph, inputs, outputs = joint.graph, joint.inputs, joint.outputs
+    optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
+    if optimizing is not None:
+        values = [value for value in joint.inputs if value.role == "param"]
+        clip = parts.clip(plan.step.clip_norm, joint.parameters) if plan.step.clip_norm else None
+        update = trace_update(optimizing.build, values, {v.fqn for v in joint.outputs if v.role == "grad"}, clip)
+        graph, inputs, outputs = join(joint, update)
+    return StepGraph(
+        graphs={"joint": graph},
+        inputs={"joint": inputs},
+        outputs={"joint": outputs},
+        parameters=joint.parameters,
+        modules=tuple(fqn for fqn, _ in built.named_modules()),
+        mesh=mesh.dims,
+        rank=rank,
+        optimizing=optimizing,
     )
-    reshard = plan.parallel.reshard_after_forward
-    return capture_step(built, data, loss, policy, fake_mode, rank=rank, reshard_after_forward=reshard)
 
 
 def _refuse_other_batch(name: str, first: Any, other: Any, here: str, there: str) -> None:
@@ -109,15 +125,3 @@ def own_loss(output: Any, batch: Any) -> torch.Tensor:
     """``output.loss``, or the output itself: the loss of a plan that names none."""
     loss: torch.Tensor = getattr(output, "loss", output)
     return loss
-
-
-def dtype_named(name: str | None) -> torch.dtype | None:
-    """``torch.<name>``; None for None. Raises :class:`PlanError` if torch has no such dtype."""
-    import torch
-
-    if name is None:
-        return None
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise PlanError(f"torch has no dtype {name!r}")
-    return dtype

@@ -1,8 +1,8 @@
 """Which launches a plan promises, told from the graph before the pass: each one's members, in byte order.
 
-Members of one launch agree in entry, direction, kind, process group, reduction and dtype; a cap closes a launch before it would
-grow above it; members that need each other's results end in different launches, as few as the longest chain of them. What no
-pass may merge (:attr:`~pytest_fxbucket.graph.reading.Bucket.apart`) stays alone.
+Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype; a cap closes a
+launch before it would grow above it; members that need each other's results end in different launches, as few as the longest
+chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.reading.Bucket.apart`) stays alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.checks.needs import Needs
-from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind
+from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind, of_round
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
@@ -52,12 +52,13 @@ def expected(promise: Promise, captured: Reading, needs: Needs) -> list[Expected
 
 
 def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[tuple[Expected, list[Bucket]]]:
-    launches = Counter((what, key.name) for what, key, _ in several)
+    launches = Counter((what, key.name, key.round) for what, key, _ in several)
     for what, key, capped in several:
         parts = [part for whole in capped for part in _parted(whole, levels)]
         for number, part in enumerate(parts, start=1):
             label = f"entry {key.name}, {what}" if key.name else f"by size, {what}"
-            label += f" {key.dtype.removeprefix('torch.')}" if launches[what, key.name] > 1 and not key.alone else ""
+            label += f" {key.dtype.removeprefix('torch.')}" if launches[what, key.name, key.round] > 1 and not key.alone else ""
+            label += of_round(key.round)
             label += f" ({key.alone})" if key.alone not in ("", key.name) else ""
             label += f", part {number} of {len(parts)}" if len(parts) > 1 else ""
             fqns = tuple(fqn for bucket in part for fqn in bucket.fqns)
@@ -106,6 +107,7 @@ class _Key(NamedTuple):
     group: str
     op: str
     parts: int
+    round: int
     node: str
 
 
@@ -127,9 +129,8 @@ def _key(promise: Promise, bucket: Bucket) -> _Key:
     dtype = "several" if several and merged else str(bucket.dtype)
     name = " & ".join(bucket.fqns)
     alone = "" if merged else name
-    return _Key(
-        name if entry is None else entry, alone, dtype, bucket.group, bucket.op, bucket.parts, "" if merged else bucket.node
-    )
+    node = "" if merged else bucket.node
+    return _Key(name if entry is None else entry, alone, dtype, bucket.group, bucket.op, bucket.parts, bucket.round, node)
 
 
 def _capped(promise: Promise, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:

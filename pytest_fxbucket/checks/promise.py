@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.capture.from_plan import dtype_named
+from pytest_fxbucket.plan.dtypes import dtype_named
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,19 @@ def promise_of(
 def of_kind(reading: Reading, direction: Direction, kind: str) -> list[Bucket]:
     """Buckets of one direction and kind, in order of their launches."""
     return [bucket for bucket in reading.buckets if bucket.direction == direction and bucket.kind == kind]
+
+
+def by_round(buckets: Sequence[Bucket]) -> dict[int, list[Bucket]]:
+    """``buckets`` by their rounds, the first round first; each in the order that they have."""
+    rounds: dict[int, list[Bucket]] = {}
+    for bucket in buckets:
+        rounds.setdefault(bucket.round, []).append(bucket)
+    return dict(sorted(rounds.items()))
+
+
+def of_round(number: int) -> str:
+    """``, round 2`` of the second; of the first nothing, as most steps have no other."""
+    return f", round {number + 1}" if number else ""
 
 
 def stages_of(promise: Promise, buckets: Sequence[Bucket], when: Callable[[Bucket], int]) -> dict[str, list[Bucket]]:

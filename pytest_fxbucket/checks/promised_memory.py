@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, of_kind, stages_of
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kind, stages_of
 from pytest_fxbucket.graph.live import gathered_lives, live_bytes
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Direction, Reading
+    from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
 
 
 def memory_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -46,11 +46,25 @@ def _live_at_computes(reading: Reading) -> dict[tuple[Direction, str, int], tupl
 
 
 class _Allowance:
-    """Bytes of the entry in use at a position, of the ``prefetch`` entries after it, and of those placed by hand."""
+    """Bytes that a direction's rounds (microbatches) may hold at a position, those of them that are under way there."""
 
     def __init__(self, promise: Promise, passed: Reading, direction: Direction) -> None:
-        stages = stages_of(promise, of_kind(passed, direction, "all_gather"), lambda b: b.first_use or 0)
+        rounds = by_round(of_kind(passed, direction, "all_gather"))
+        self.rounds = [_Round(promise, buckets, direction) for buckets in rounds.values()]
+
+    def at(self, where: int) -> int:
+        here = [one for one in self.rounds if one.begins[:1] <= [where] and where <= one.last]
+        return sum(one.at(where) for one in here or self.rounds[:1])
+
+
+class _Round:
+    """Bytes of the entry in use at a position, of the ``prefetch`` entries after it, and of those placed by hand."""
+
+    def __init__(self, promise: Promise, buckets: Sequence[Bucket], direction: Direction) -> None:
+        stages = stages_of(promise, buckets, lambda b: b.first_use or 0)
         self.begins = [min(bucket.first_use or 0 for bucket in stage) for stage in stages.values()]
+        self.last = max((member.last_use or 0 for bucket in buckets for member in bucket.members), default=0)
+        """Where the last of what it gathers is read."""
         sizes = [sum(bucket.bytes for bucket in stage) for stage in stages.values()]
         by_hand = sum(size for name, size in zip(stages, sizes, strict=True) if name in promise.launch_at.get(direction, {}))
         self.sums = [sum(sizes[i : i + promise.prefetch + 1]) + by_hand for i in range(len(sizes))] or [0]

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, of_kind, some, stages_of
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kind, of_round, some, stages_of
 from pytest_fxbucket.checks.promised_places import placing_problems
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+
+Stages = dict[str, list["Bucket"]]
+"""Buckets by entry, in order of first use."""
 
 
 def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -22,25 +25,26 @@ def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> It
     another launch needs what it brings, are exempt; but only if that was so before the pass: a pack that makes one bucket wait
     for another loses the overlap too.
     """
+    hidden = _Hidden(captured, passed)
     for direction in DIRECTIONS:
-        yield from _prefetching(promise, captured, passed, direction)
-    yield from _exposed(promise, captured, passed)
+        before = by_round(of_kind(captured, direction, "all_gather"))
+        for number, buckets in by_round(of_kind(passed, direction, "all_gather")).items():
+            stages, old = _stages(promise, buckets), _stages(promise, before.get(number, []))
+            yield from _prefetching(promise, old, stages, direction, number)
+            yield from _over_other_direction(promise, hidden, old, stages, direction, number)
+    yield from _exposed(promise, captured, passed, hidden)
     yield from _deferring(promise, captured, passed)
     yield from placing_problems(promise, passed)
 
 
-def _prefetching(promise: Promise, captured: Reading, passed: Reading, direction: Direction) -> Iterator[str]:
-    stages, before = _gathers(promise, passed, direction), _gathers(promise, captured, direction)
+def _prefetching(promise: Promise, before: Stages, stages: Stages, direction: Direction, number: int) -> Iterator[str]:
+    """Of the gathers of one direction and round, ``before`` the pass and after it."""
     names = list(stages)
     waits = {name: _first_wait(stage) for name, stage in stages.items()}
-    for index, name in enumerate(names):
-        free = [bucket for bucket in stages[name] if name not in promise.launch_at.get(direction, {})]
+    for index, name in enumerate(names[1:], 1):
+        free = _free(promise, stages, name, direction)
         was_bound = any(bucket.blocked >= 0 for bucket in before.get(name, []))
-        what = f"entry {name}, {direction} all_gather"
-        if index == 0:
-            if direction == "backward" and _in_forward(passed, free) and not _in_forward(captured, before.get(name, [])):
-                yield f"{what} is launched in forward, before its last wait"
-            continue
+        what = _gather(name, direction, number)
         ahead = names[max(0, index - promise.prefetch)]
         if promise.prefetch and any(
             waits[ahead] < bucket.launch and not (was_bound and bucket.blocked >= waits[ahead]) for bucket in free
@@ -53,26 +57,42 @@ def _prefetching(promise: Promise, captured: Reading, passed: Reading, direction
                 yield f"{what} is launched before the wait for {early}: earlier than prefetch = {promise.prefetch}"
 
 
-def _gathers(promise: Promise, reading: Reading, direction: Direction) -> dict[str, list[Bucket]]:
-    return stages_of(promise, of_kind(reading, direction, "all_gather"), lambda bucket: bucket.first_use or 0)
+def _over_other_direction(
+    promise: Promise, hidden: _Hidden, before: Stages, stages: Stages, direction: Direction, number: int
+) -> Iterator[str]:
+    """A round begins where it began: what it launches first stays behind the other direction's compute."""
+    began = min((bucket.launch for stage in before.values() for bucket in stage), default=0)
+    for name in list(stages)[: promise.prefetch + 1]:
+        free = _free(promise, stages, name, direction)
+        launched = min((bucket.launch for bucket in free), default=began)
+        over = [(of, fqn) for of, fqn, _ in hidden.before_and_no_more(began, launched) if of != direction]
+        if over:
+            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for of, fqn in over if of == over[0][0])
+            yield f"{_gather(name, direction, number)} is launched in {over[0][0]}, before the compute of {some(list(names))}"
+
+
+def _free(promise: Promise, stages: Stages, name: str, direction: Direction) -> list[Bucket]:
+    """Launches of the stage ``name``, unless the user placed them."""
+    return [] if name in promise.launch_at.get(direction, {}) else stages[name]
+
+
+def _gather(name: str, direction: Direction, number: int) -> str:
+    return f"entry {name}, {direction} all_gather{of_round(number)}"
+
+
+def _stages(promise: Promise, buckets: Sequence[Bucket]) -> Stages:
+    return stages_of(promise, buckets, lambda bucket: bucket.first_use or 0)
 
 
 def _first_wait(stage: Sequence[Bucket]) -> int:
     return min(bucket.wait for bucket in stage if bucket.wait is not None)
 
 
-def _in_forward(reading: Reading, stage: Sequence[Bucket]) -> bool:
-    """Whether a gather of ``stage`` is launched before forward's last wait."""
-    waits = [bucket.wait for bucket in of_kind(reading, "forward", "all_gather") if bucket.wait is not None]
-    return bool(waits and stage) and min(bucket.launch for bucket in stage) < max(waits)
-
-
-def _exposed(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def _exposed(promise: Promise, captured: Reading, passed: Reading, hidden: _Hidden) -> Iterator[str]:
     """A gather may not be waited for before compute that ran before its members' first wait until now."""
-    waits = {(b.direction, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
-    hidden = _Hidden(captured, passed)
+    waits = {(b.direction, b.round, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
     for bucket in passed.buckets:
-        old = [w for fqn in bucket.fqns if (w := waits.get((bucket.direction, fqn))) is not None]
+        old = [w for fqn in bucket.fqns if (w := waits.get((bucket.direction, bucket.round, fqn))) is not None]
         planned = next((fqn for fqn in bucket.fqns if promise.is_planned(fqn)), None)
         if bucket.kind != "all_gather" or bucket.wait is None or not old or planned is None:
             continue
@@ -80,7 +100,7 @@ def _exposed(promise: Promise, captured: Reading, passed: Reading) -> Iterator[s
         ahead = hidden.before_and_no_more(min(old), bucket.wait)
         if ahead:
             names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in ahead)
-            what = f"entry {entry}, {bucket.direction} all_gather"
+            what = _gather(entry, bucket.direction, bucket.round)
             yield f"{what} is waited for before {some(list(names))} computes, which used to hide it: it is exposed"
 
 
@@ -111,19 +131,33 @@ def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
 
 
 def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
-    reductions = [b for b in passed.buckets if b.kind in ("reduce_scatter", "all_reduce") and b.direction == "backward"]
-    bound = {(b.kind, fqn) for b in captured.buckets if b.needed is not None for fqn in b.fqns}
-    stages = stages_of(promise, reductions, lambda b: b.launch)
-    by_hand = promise.wait_before.get("backward", {})
-    in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
-    for (name, stage), (following, next_stage) in pairwise(in_order):
-        launched = max(other.launch for other in next_stage)
-        for bucket in stage if name not in by_hand else []:
-            was_bound = any((bucket.kind, fqn) in bound for fqn in bucket.fqns)
-            if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
-                continue
-            what = f"entry {name}, backward {bucket.kind}"
-            if promise.defer_reduce and bucket.wait < launched:
-                yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
-            if not promise.defer_reduce and bucket.wait > launched:
-                yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
+    """Reductions that follow each other, as in hybrid sharding, are levels: each level's stages are deferred by themselves."""
+    bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, captured, b) for fqn in b.fqns}
+    levels: dict[int, list[Bucket]] = {}
+    for bucket in passed.buckets:
+        if bucket.kind in ("reduce_scatter", "all_reduce") and bucket.direction == "backward":
+            levels.setdefault(bucket.level, []).append(bucket)
+    for reductions in levels.values():
+        stages = stages_of(promise, reductions, lambda b: b.launch)
+        in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
+        for (name, stage), (following, next_stage) in pairwise(in_order):
+            launched = max(other.launch for other in next_stage)
+            for bucket in stage if name not in promise.wait_before.get("backward", {}) else []:
+                was_bound = any((bucket.kind, bucket.level, fqn) in bound for fqn in bucket.fqns)
+                if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
+                    continue
+                what = f"entry {name}, backward {bucket.kind}"
+                if promise.defer_reduce and bucket.wait < launched:
+                    yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
+                if not promise.defer_reduce and bucket.wait > launched:
+                    yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
+
+
+def _is_bound(promise: Promise, captured: Reading, bucket: Bucket) -> bool:
+    """Whether a launch needs what ``bucket`` brings, other than the next reduction of the same, which can be late too."""
+    if bucket.needed is None:
+        return False
+    following = next(other for other in captured.buckets if other.launch == bucket.needed)
+    entries = {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
+    chained = following.level > bucket.level and {promise.entry_of.get(fqn, fqn) for fqn in following.fqns} == entries
+    return not chained or _is_bound(promise, captured, following)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_round
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Direction, Reading
@@ -16,25 +16,44 @@ def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
     for direction in DIRECTIONS:
         here = [bucket for bucket in passed.buckets if bucket.direction == direction]
         for entry, other in sorted(promise.launch_at.get(direction, {}).items()):
-            launches = [b.launch for b in here if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
-            what = f"entry {entry}, {direction} all_gather is not launched"
-            yield from _misplaced(promise, passed, direction, other, launches, what)
+            gathers = [b for b in here if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
+            for number, buckets in by_round(gathers).items() or {0: gathers}.items():
+                what = f"entry {entry}, {direction} all_gather{of_round(number)} is not launched"
+                starts = _starts(promise, passed, direction, other, number)
+                yield from _misplaced(promise, passed, starts, (direction, other), [b.launch for b in buckets], what)
         for entry, other in sorted(promise.wait_before.get(direction, {}).items()):
             reductions = [b for b in here if b.kind in ("reduce_scatter", "all_reduce") and _is_of(promise, b.fqns, entry)]
-            waits = [bucket.wait for bucket in reductions if bucket.wait is not None]
+            last = max((bucket.level for bucket in reductions), default=0)
+            waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]
             what = f"entry {entry}, {direction} reduction is not waited for"
-            yield from _misplaced(promise, passed, direction, other, waits, what)
+            starts = _starts(promise, passed, direction, other, None)
+            yield from _misplaced(promise, passed, starts, (direction, other), waits, what)
 
 
 def _is_of(promise: Promise, fqns: tuple[str, ...], entry: str) -> bool:
     return any(promise.entry_of.get(fqn) == entry for fqn in fqns)
 
 
+def _starts(promise: Promise, passed: Reading, direction: Direction, entry: str, number: int | None) -> list[int]:
+    """Where ``entry`` computes, in the round ``number`` or its last: in all of it, unless it is gathered in several."""
+    gathers = [b for b in passed.buckets if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
+    own = [b for b in gathers if b.direction == direction] or gathers
+    last = max((b.round for b in own), default=0)
+    if not last:
+        return [where for where, of, fqn in passed.computes if of == direction and promise.entry_of.get(fqn) == entry]
+    same = [b for b in own if b.round == (last if number is None else number)]
+    uses = [b.first_use if b.direction == direction else b.backward_use for b in same]
+    return [where for where in uses if where is not None]
+
+
 def _misplaced(
-    promise: Promise, passed: Reading, direction: Direction, other: str, places: list[int], what: str
+    promise: Promise, passed: Reading, starts: list[int], at: tuple[Direction, str], places: list[int], what: str
 ) -> Iterator[str]:
-    """A sentence for each of ``places`` that is behind the start of ``other``'s compute, or has other compute before it."""
-    starts = [where for where, of, fqn in passed.computes if of == direction and promise.entry_of.get(fqn) == other]
+    """A sentence for each of ``places`` that is behind the first of ``starts``, or has other compute before that.
+
+    ``at`` is the direction, and the entry that starts there.
+    """
+    direction, other = at
     start = min(starts, default=None)
     if start is None or not places:
         missing = f"{other} computes nothing in {direction}" if start is None else "there is none"

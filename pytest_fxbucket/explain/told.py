@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.explain.labels import labels
 from pytest_fxbucket.explain.read_off import report_of_reading
@@ -58,7 +59,7 @@ class Told:
 
 def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
-    world = World(plan, plan.world_size, pass_name, say)
+    world = World(plan, mesh_of(plan), pass_name, say)
     step, passed = world.step(0), world.passed(0)
     by_report = all(one.bucketed.report is not None for one in passed.values())
     if not by_report and not step.has_roles:

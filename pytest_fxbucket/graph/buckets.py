@@ -77,6 +77,10 @@ class Bucket:
     """Index in the group of the rank whose bytes all get, of a broadcast."""
     needed: int | None = None
     """Position of the first launch that needs what it brings, through any path; None if none does."""
+    round: int = 0
+    """Of an all-gather: how many others of its parameter stand before it in its direction. Each microbatch has one."""
+    level: int = 0
+    """Of a reduction: how many others its members went through before, as in hybrid sharding; the most of any."""
 
     @property
     def fqns(self) -> tuple[str, ...]:
@@ -91,7 +95,7 @@ class Reading:
     buckets: tuple[Bucket, ...]
     """Every launch, in order."""
     computes: tuple[tuple[int, Direction, str], ...]
-    """(position, direction, FQN): compute that reads a gathered parameter, or makes a gradient that is reduced."""
+    """(position, direction, FQN): compute that reads a parameter, or makes a gradient that is reduced."""
     problems: tuple[str, ...]
     """What could not be followed, or is jumbled; one sentence each."""
     last: int
@@ -102,5 +106,7 @@ class Reading:
     """(position, direction, FQN): products of activations alone, as in attention, by the last parameter read on the way."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
+    direct: tuple[tuple[int, Direction, str], ...] = ()
+    """Those of ``computes`` that read a parameter which no launch brought."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""

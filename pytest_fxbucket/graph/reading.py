@@ -5,14 +5,18 @@ Derived from the GraphModule alone (:mod:`pytest_fxbucket.graph.follow`) and the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket import collector
+from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
+from pytest_fxbucket.graph.contributions import contributions
+from pytest_fxbucket.graph.direct import direct_reads
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
 from pytest_fxbucket.graph.modules import module_of
@@ -43,12 +47,15 @@ class _Reader:
         self.forward = _forward_nodes(graph, outputs)
         self.update = update_nodes(graph, inputs, outputs)
         self.forward_positions = {self.position[node] for node in self.forward}
+        self.forward_order = sorted(self.position[node] for node in self.forward if computes(node))
         placeholders = [node for node in self.position if node.op == "placeholder"]
         self.role = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
         self.parameter = {n: v.fqn for n, v in zip(placeholders, inputs, strict=True) if v.role == "param"}
         self.problems = list(self.found.problems)
         self.computes: set[tuple[int, Direction, str]] = set()
         self.seen_as: set[tuple[str, str]] = set()
+        self.gathers: Counter[tuple[str, Direction, str, int]] = Counter()
+        """All-gathers of a parameter so far, by FQN, direction, process group, and over how many groups it was gathered."""
         self.precision: dict[tuple[fx.Node, int], int] = {}
         self.uses: dict[fx.Node, dict[int, list[int]]] = {node: {} for node in self.found.sent}
         """Positions of what reads a source, by the launch that brought it and by its number."""
@@ -59,6 +66,8 @@ class _Reader:
         self.problems += gradients.problems
         for use in self.found.uses:
             self._note(use)
+        self.direct = {(self.position[node], self._direction(node), fqn) for node, fqn in direct_reads(self.parameter)}
+        self.computes |= self.direct
         for node, sent in self.found.sent.items():
             for piece in sent.content:
                 self._note_sent(node, piece)
@@ -74,6 +83,7 @@ class _Reader:
             products=tuple(self._products()),
             names=tuple(node.name for node in self.position if computes(node)),
             order=self.order,
+            direct=tuple(sorted(self.direct)),
         )
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:
@@ -126,7 +136,8 @@ class _Reader:
                 runs = tuple(one for one in use.content if one.source == number)
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
-                    self.computes.add((self.position[source.node], "backward", fqn))
+                    made = contributions(source.node, self.position, self.forward_order)
+                    self.computes.update((self.position[node], "backward", fqn) for node in made)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
 
@@ -189,7 +200,32 @@ class _Reader:
             apart=why_apart(node, self.order),
             blocked=needs.blocked,
             needed=needs.needed,
+            round=self._round(sent, direction, members) if launch.kind == "all_gather" else 0,
+            level=0 if launch.kind == "all_gather" else max(map(self._level, sent.content), default=0),
         )
+
+    def _level(self, piece: Piece) -> int:
+        """How many launches brought what ``piece`` is made of, one after the other."""
+        level, source = -1, self.found.sources[piece.source]
+        while source is not None and source.launch is not None:
+            level += 1
+            source = self.found.sources[source.sent] if source.sent >= 0 else None
+        return max(level, 0)
+
+    def _round(self, sent: Sent, direction: Direction, members: Sequence[Member]) -> int:
+        """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.
+
+        A gather of what another one brought, over a second group, belongs to the round of that one.
+        """
+        depths = (len(self.found.table.known(p.source).ranks) if p.source > contents.ZERO else 0 for p in sent.content)
+        keys = {
+            (member.fqn, direction, untwinned(sent.launch.group), depth)
+            for member, depth in zip(members, depths, strict=True)
+            if member.fqn
+        }
+        earlier = max((self.gathers[key] for key in keys), default=0)
+        self.gathers.update(keys)
+        return earlier
 
     def _note_problems(self, node: fx.Node, sent: Sent, members: Sequence[Member]) -> None:
         what = f"{sent.launch.operator} ({node.name})"

@@ -35,6 +35,8 @@ class Carried(NamedTuple):
     direction: Direction
     reason: str = ""
     """Why it is no parameter and no gradient; empty if it is one."""
+    level: int = 0
+    """Through how many other launches what it sends went before."""
 
 
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
@@ -48,9 +50,9 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
         if kind == "all_gather":
-            found[node] = _gather(node, inputs)
+            found[node] = _gather(node, inputs)._replace(level=_launched_before(node))
         elif kind is not None:
-            found[node] = _reduction(node, outputs, products, index)
+            found[node] = _reduction(node, outputs, products, index)._replace(level=_launched_before(node))
     return found
 
 
@@ -63,6 +65,19 @@ def _gather(node: fx.Node, inputs: dict[fx.Node, int]) -> Carried:
         sources.append(source)
     sources.sort(key=inputs.__getitem__)
     return Carried(tuple(s.name for s in sources), inputs[sources[0]] if sources else 0, direction)
+
+
+def _launched_before(node: fx.Node) -> int:
+    """How many launches stand one behind the other on the way to what ``node`` sends, with data but moved and cast between."""
+    depth = {node: 0}
+    queue = [node]
+    for current in queue:
+        for source in _data_inputs(current):
+            launches = collectives.launch_kind(source) is not None
+            if source not in depth and (launches or moves_data(source) or collectives.is_wait(source)):
+                depth[source] = depth[current] + launches
+                queue.append(source)
+    return max(depth.values())
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
@@ -19,25 +19,38 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.targets import Target
 
 
+Direct = Mapping[tuple["Direction", str], Sequence["fx.Node"]]
+"""By direction and entry: compute that reads a parameter which no launch brought."""
+
+
 class Starts:
     """First compute of each entry, by direction."""
 
-    def __init__(self, order: Order, buckets: Sequence[Merged]) -> None:
-        self.order, self.buckets = order, buckets
+    def __init__(self, order: Order, buckets: Sequence[Merged], direct: Direct) -> None:
+        self.order, self.buckets, self.direct = order, buckets, direct
 
-    def of(self, direction: Direction, entry: str, where: str) -> int:
-        """Index of the node where compute of ``entry`` starts. Raises :class:`PlanError`, naming ``where``, if none does."""
+    def of(self, direction: Direction, entry: str, where: str, round: int | None = None) -> int:
+        """Index of the node where compute of ``entry`` starts, in its round number ``round``; None: in the last that it has.
+
+        Raises :class:`PlanError`, naming ``where``, if none does.
+        """
         own = [bucket for bucket in self.buckets if bucket.first.entry == entry]
+        if round is None:
+            round = max((bucket.first.round for bucket in own if bucket.first.kind == "all_gather"), default=0)
         if not own:
             known = ", ".join(dict.fromkeys(bucket.first.entry for bucket in self.buckets)) or "none"
             raise PlanError(f"{where} names no bucket: entry {entry!r} has none; entries that have one: {known}")
         here = [bucket for bucket in own if bucket.first.direction == direction]
-        gathers = [bucket for bucket in here if bucket.first.kind == "all_gather"]
-        places = [self.order.index[node] for bucket in gathers for node in readers_of(bucket.results)]
-        places += [self.order.index[n] for bucket in here if bucket not in gathers for n in makers_of([bucket.launch])]
-        if not gathers:
-            kept = [node for bucket in own if bucket.first.kind == "all_gather" for node in readers_of(bucket.results)]
+        reductions = [bucket.launch for bucket in here if bucket.first.kind != "all_gather"]
+        gathers = [bucket for bucket in own if bucket.first.kind == "all_gather" and bucket.first.round == round]
+        fresh = [bucket for bucket in gathers if bucket in here]
+        places = [self.order.index[node] for bucket in fresh for node in readers_of(bucket.results)]
+        places += [self.order.index[node] for launch in reductions for node in makers_of([launch])]
+        if not fresh:
+            kept = [node for bucket in gathers for node in readers_of(bucket.results)]
             places += [self.order.index[node] for node in kept if direction_of(node) == direction]
+        if round == 0:
+            places += [self.order.index[node] for node in self.direct.get((direction, entry), ())]
         if not places:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
         return min(places)

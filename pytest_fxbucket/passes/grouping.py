@@ -62,6 +62,8 @@ class _Key:
     device: str
     ranks: int
     dtype: str
+    round: str
+    """Which gather of its parameters in its direction."""
     alone: str
     """Node of a launch that stays as it is; empty if it may be merged."""
 
@@ -132,10 +134,10 @@ def _key(target: Target, rules: Rules) -> _Key:
     if rules.mixed and target.kind == "all_gather":
         dtype, several = "mixed", False
     alone = target.launch.name if several or target.launch.meta.get(BUCKETED) else ""
-    return _Key(target.group, target.op, target.device, target.ranks, dtype, alone)
+    return _Key(target.group, target.op, target.device, target.ranks, dtype, f"round {target.round + 1}", alone)
 
 
-_DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype")
+_DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype", "round")
 
 
 def _have(keys: Sequence[_Key]) -> dict[str, list[str]]:

@@ -67,13 +67,14 @@ class ManualPass:
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
-        rules = Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
-        grouping = grouping_of(targets.order, targets.planned, rules, targets.entries)
+        sharing = Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
+        grouping = grouping_of(targets.order, targets.planned, sharing, targets.entries)
         buckets = merge(graph, targets.order, grouping.groups, self.packer)
         if self.merging:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
-        moved = reorder(graph, buckets, Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before))
+        rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before)
+        moved = reorder(graph, buckets, rules, targets.direct)
         left = moved.left
         if self.own_gather_group:
             on_own_group(bucket.launch for bucket in buckets)

@@ -1,8 +1,9 @@
 """Reorders launches and waits so that communication hides behind compute; only what must move moves.
 
-All-gathers, each direction on its own: a stage's gathers are launched before the stage ``prefetch`` ahead of it is waited for.
-Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
-by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands there instead.
+All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
+ahead of it is waited for. Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its
+buckets are needed together; by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands
+there instead.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
-from pytest_fxbucket.passes.compute import Starts
+from pytest_fxbucket.passes.compute import Direct, Starts
 from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
@@ -54,12 +55,13 @@ class Reordered:
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
 
 
-def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap) -> Reordered:
+def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> Reordered:
     """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
 
-    Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
+    ``direct`` is compute that reads parameters which no launch brought. Raises :class:`PlanError` for a place by hand that
+    names no bucket, or that cannot be had.
     """
-    moves = _Moves(graph, buckets, rules)
+    moves = _Moves(graph, buckets, rules, direct)
     for direction in DIRECTIONS:
         moves.place_gathers(direction)
         moves.place_reductions(direction)
@@ -76,10 +78,10 @@ def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap) -> Reord
 class _Moves:
     """Wishes of all nodes, from one look at the graph before anything moves."""
 
-    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap) -> None:
+    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> None:
         self.order, self.buckets, self.rules = order_of(graph), buckets, rules
         self.after = readers(self.order)
-        self.starts = Starts(self.order, buckets)
+        self.starts = Starts(self.order, buckets, direct)
         self.wishes = [float(index) for index in range(len(self.order.nodes))]
         self.by_hand: set[fx.Node] = set()
         """Launches and waits that the user placed."""
@@ -87,9 +89,16 @@ class _Moves:
         self.kept: list[tuple[fx.Node, fx.Node]] = []
 
     def prefetch(self, direction: Direction) -> None:
-        """Launch each stage's gathers ``prefetch`` stages ahead, those of the first together; 0 leaves them."""
-        stages = self._stages(self._gathers(direction), lambda stage: self._first_wait(stage))
-        for index, stage in enumerate(stages if self.rules.prefetch else []):
+        """Launch each stage's gathers ``prefetch`` stages ahead, those of a round's first together; 0 leaves them."""
+        rounds: dict[int, list[Merged]] = {}
+        for bucket in self._gathers(direction) if self.rules.prefetch else []:
+            rounds.setdefault(bucket.first.round, []).append(bucket)
+        for buckets in rounds.values():
+            self._prefetch_round(buckets, direction)
+
+    def _prefetch_round(self, buckets: Sequence[Merged], direction: Direction) -> None:
+        stages = self._stages(buckets, lambda stage: self._first_wait(stage))
+        for index, stage in enumerate(stages):
             ahead = stages[max(0, index - self.rules.prefetch)]
             anchor = self._first_wait(ahead)
             for bucket in sorted(stage, key=lambda bucket: self.order.index[bucket.launch]):
@@ -97,22 +106,26 @@ class _Moves:
                     self.kept.append((bucket.launch, self.order.nodes[anchor]))
 
     def defer(self) -> None:
-        """Wait for each stage's reductions behind the next stage's launches."""
-        stages = self._stages(self._reductions(), lambda stage: max(self.order.index[bucket.launch] for bucket in stage))
-        for stage, following in pairwise(stages):
-            anchor = max(self.order.index[bucket.launch] for bucket in following)
-            for bucket in stage:
-                for wait in bucket.waits:
-                    if wait not in self.by_hand and self._sink(bucket, wait, anchor):
-                        self.kept.append((self.order.nodes[anchor], wait))
+        """Wait for each stage's reductions behind the next stage's launches, level by level of those that follow each other."""
+        levels: dict[int, list[Merged]] = {}
+        for bucket in self._reductions():
+            levels.setdefault(bucket.first.level, []).append(bucket)
+        for level in sorted(levels):
+            stages = self._stages(levels[level], lambda stage: max(self.order.index[bucket.launch] for bucket in stage))
+            for stage, following in pairwise(stages):
+                anchor = max((self.order.index[b.launch] for b in following), key=lambda index: (self.wishes[index], index))
+                for bucket in stage:
+                    for wait in bucket.waits:
+                        if wait not in self.by_hand and self._sink(bucket, wait, anchor):
+                            self.kept.append((self.order.nodes[anchor], wait))
 
     def place_gathers(self, direction: Direction) -> None:
         """``launch_at``: at the start of another entry's compute."""
         for entry, other in sorted(self.rules.launch_at.get(direction, {}).items()):
             where = f"launch_at.{direction}: {entry!r} at {other!r}"
             buckets = self._named(self._gathers(direction), entry, where, "all-gather")
-            at, own = self.starts.of(direction, other, where), self.starts.of(direction, entry, where)
             for bucket in buckets:
+                at, own = (self.starts.of(direction, one, where, bucket.first.round) for one in (other, entry))
                 launch = self.order.index[bucket.launch]
                 blocked = blocker(self.order, [launch], at)
                 if at >= own or (blocked is not None and blocked >= at):
@@ -128,6 +141,8 @@ class _Moves:
         for entry, other in sorted(self.rules.wait_before.get(direction, {}).items()):
             where = f"wait_before.{direction}: {entry!r} before {other!r}"
             buckets = self._named([b for b in self._reductions() if b.first.direction == direction], entry, where, "reduction")
+            last = max(bucket.first.level for bucket in buckets)
+            buckets = [bucket for bucket in buckets if bucket.first.level == last]
             at = self.starts.of(direction, other, where)
             for bucket in buckets:
                 for wait in bucket.waits:
@@ -161,23 +176,34 @@ class _Moves:
         return False
 
     def _sink(self, bucket: Merged, wait: fx.Node, anchor: int) -> bool:
-        """Wait behind ``anchor``; whether that can be."""
+        """Wait behind ``anchor``, and launch what reduces the result further behind that; whether that can be."""
         index = self.order.index[wait]
-        if index > anchor:
+        if self.wishes[index] > self.wishes[anchor]:
             return True
-        blocked = self._waiting(index, anchor + 1, bucket)
+        chained = self._chained(bucket)
+        needing = readers_before(self.after, index, anchor + 1)
+        blocked = self._waiting(index, anchor + 1, bucket, chained)
         if blocked is None:
-            self.wishes[index] = anchor + 0.5
+            place = self.wishes[anchor] + 0.5 ** (bucket.first.level + 1)
+            for moved in [index, *(i for i in needing if self.order.nodes[i] in chained)]:
+                self.wishes[moved] = max(self.wishes[moved], place)
             return True
         names = self.order.nodes[anchor].name, self.order.nodes[blocked].name
         reason = f"{wait.name} cannot wait until {names[0]} is launched: {names[1]} depends on it"
         self.left.append(LeftAlone(f"wait of {bucket.first.entry}'s reduction", reason))
         return False
 
-    def _waiting(self, wait: int, bound: int, bucket: Merged) -> int | None:
-        """First launch or wait before ``bound`` that depends on the wait at ``wait``, other waits of ``bucket`` aside."""
+    def _waiting(self, wait: int, bound: int, bucket: Merged, aside: frozenset[fx.Node] = frozenset()) -> int | None:
+        """First launch or wait before ``bound`` that depends on the wait at ``wait``; not ``bucket``'s, nor one ``aside``."""
         needing = readers_before(self.after, wait, bound)[1:]
-        return next((n for n in needing if self._communicates(n) and self.order.nodes[n] not in bucket.waits), None)
+        aside = aside.union(bucket.waits)
+        return next((n for n in needing if self._communicates(n) and self.order.nodes[n] not in aside), None)
+
+    def _chained(self, bucket: Merged) -> frozenset[fx.Node]:
+        """Launches and waits that reduce further what ``bucket`` does: those of its entry and of higher levels."""
+        first = bucket.first
+        same = [b for b in self._reductions() if first.entry and b.first.entry == first.entry and b.first.level > first.level]
+        return frozenset(node for b in same for node in (b.launch, *b.waits) if node not in self.by_hand)
 
     def _communicates(self, index: int) -> bool:
         node = self.order.nodes[index]

@@ -17,6 +17,7 @@ Reason = Literal[
     "op",
     "device",
     "dtype",
+    "round",
     "several_dtypes",
     "bucketed",
     "cap",
@@ -34,8 +35,8 @@ class Split:
 
     reason: Reason
     mine: str = ""
-    """What this bucket has: its group, op, device or dtype. Of a cap the member that did not fit any more, of a dependence the
-    member that needs another one's result."""
+    """What this bucket has: its group, op, device, dtype or round. Of a cap the member that did not fit any more, of a
+    dependence the member that needs another one's result."""
     others: tuple[str, ...] = ()
     """What the others have; of a dependence the member that is needed, of a circle the buckets that lie on it; sorted."""
     bytes: int = 0
@@ -60,6 +61,7 @@ _SENTENCES: Mapping[Reason, str] = {
     "op": "it reduces by {mine}, others of its entry by {others}, and a launch has one reduction",
     "device": "it is on {mine}, others of its entry on {others}",
     "dtype": "its dtype is {mine}, that of others of its entry {others}",
+    "round": "it is gathered in {mine}, others of its entry in {others}: one launch for all would keep it gathered in between",
     "several_dtypes": "its launch carries several dtypes already, and stays as it was",
     "bucketed": "what an earlier run made a bucket stays as it is",
     "cap": _CAP + " is reached: {bytes:,} bytes, and {mine} would add {more:,}",
@@ -76,6 +78,7 @@ _REMEDIES: Mapping[Reason, str] = {
     "op": "reduce both by the same operation",
     "device": "put both on one device",
     "dtype": 'set bucket.dtypes = "mixed", or parallel.param_dtype for all',
+    "round": "gather once for all its readers: each microbatch, and each gather anew of the same parameter, is a round",
     "several_dtypes": "give the pass the graph as it was before anything was merged",
     "bucketed": "give the pass the graph as it was before anything was merged",
     "cap": "set bucket.cap_mb to at least {needed:.4g} for that one, or to 0 for no cap",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.graph import collectives
@@ -45,6 +46,10 @@ class Target:
     bytes: int
     """Size of the larger side."""
     dropped: tuple[fx.Node, ...] = ()
+    round: int = 0
+    """Of an all-gather: which of those of its parameter in its direction, as :attr:`Bucket.round` says."""
+    level: int = 0
+    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says."""
 
     @property
     def waits(self) -> list[fx.Node]:
@@ -66,6 +71,8 @@ class Targets:
     """In the plan's order; empty if launches are bucketed by size."""
     launching: tuple[str, ...] = ()
     """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
+    direct: Mapping[tuple[Direction, str], tuple[fx.Node, ...]] = field(default_factory=dict)
+    """By direction and entry: compute that reads a parameter which no launch brought; as far as that is known."""
 
 
 class _Name(NamedTuple):
@@ -77,6 +84,8 @@ class _Name(NamedTuple):
     place: int
     direction: Direction
     reason: str = ""
+    round: int = 0
+    level: int = 0
 
 
 def by_parameter(
@@ -100,9 +109,22 @@ def by_parameter(
             name = _Name(None, known, first, bucket.direction, f"it carries parameters of several entries: {several}")
         else:
             entry = owners.pop()
-            name = _Name(entry, known, first, bucket.direction, "" if entry else "no entry names its parameter")
+            reason = "" if entry else "no entry names its parameter"
+            name = _Name(entry, known, first, bucket.direction, reason, bucket.round, bucket.level)
         names[nodes[bucket.node]] = name
-    return _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
+    found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
+    return replace(found, direct=_direct(nodes, reading, entry_of))
+
+
+def _direct(
+    nodes: Mapping[str, fx.Node], reading: Reading, entry_of: Mapping[str, str]
+) -> dict[tuple[Direction, str], tuple[fx.Node, ...]]:
+    found: dict[tuple[Direction, str], tuple[fx.Node, ...]] = {}
+    names = [node.name for node in reading.order.nodes] if reading.order is not None else []
+    for where, direction, fqn in reading.direct if names else ():
+        if entry := entry_of.get(fqn):
+            found[direction, entry] = (*found.get((direction, entry), ()), nodes[names[where]])
+    return found
 
 
 def by_module(
@@ -123,22 +145,30 @@ def by_module(
     named = entries_by_module(
         graph, plans, module_stack_fn, where=where, unplanned=unplanned, activations=activations, partial=partial
     )
-    names = {
-        node: _Name(
-            None if one.reason else named.entry_of.get(node), one.names, one.place, one.direction, one.reason or _NO_ENTRY
-        )
-        for node, one in known.items()
-    }
+    names = _named(known, {node: named.entry_of.get(node) for node in known})
     return _sort(graph, names, named.entries, named.launching)
 
 
 def by_size(graph: fx.Graph) -> Targets:
     """Every launch of ``graph`` that carries a parameter or a gradient, whatever its module."""
-    return _sort(graph, {node: _name(one, "") for node, one in carried(graph).items()}, ())
+    known = carried(graph)
+    return _sort(graph, _named(known, dict.fromkeys(known, "")), ())
 
 
-def _name(one: Carried, entry: str | None) -> _Name:
-    return _Name(None if one.reason else entry, one.names, one.place, one.direction, one.reason or _NO_ENTRY)
+def _named(known: Mapping[fx.Node, Carried], entry_of: Mapping[fx.Node, str | None]) -> dict[fx.Node, _Name]:
+    """Names of ``known`` launches, in order; what one entry gathers again is of its next round."""
+    gathers: Counter[tuple[object, ...]] = Counter()
+    found: dict[fx.Node, _Name] = {}
+    for node, one in known.items():
+        entry, number = None if one.reason else entry_of[node], 0
+        if collectives.is_all_gather(node):
+            group = collectives.argument(node, "group_name")
+            keys = {(entry, name, one.direction, group, one.level) for name in one.names}
+            number = max((gathers[key] for key in keys), default=0)
+            gathers.update(keys)
+        reason = one.reason or _NO_ENTRY
+        found[node] = _Name(entry, one.names, one.place, one.direction, reason, number, one.level)
+    return found
 
 
 def _sort(
@@ -173,6 +203,8 @@ def _target(launch: launches.Launch, name: _Name) -> Target:
         dtype=launch.dtype,
         bytes=launch.bytes,
         dropped=launch.dropped,
+        round=name.round,
+        level=name.level,
     )
 
 

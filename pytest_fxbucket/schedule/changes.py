@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pytest_fxbucket.schedule.alike import fold_alike
 from pytest_fxbucket.schedule.bucket_changes import bucket_sentences
 from pytest_fxbucket.schedule.event_changes import event_sentences
-from pytest_fxbucket.schedule.events import DIRECTIONS
 from pytest_fxbucket.schedule.pairs import paired
 from pytest_fxbucket.schedule.read_back import ReadGraph, read_back
+from pytest_fxbucket.schedule.sections import in_order
 
 
 def changes(old: str, new: str) -> list[str]:
@@ -42,5 +42,5 @@ def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
     yield from said
     if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
         yield "the entries stand in another order"
-    for direction in DIRECTIONS:
-        yield from event_sentences(direction, old.events.get(direction, []), new.events.get(direction, []), pairs)
+    for section in in_order((*old.events, *new.events)):
+        yield from event_sentences(section, old.events.get(section, []), new.events.get(section, []), pairs)

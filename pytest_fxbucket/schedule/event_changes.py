@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytest_fxbucket.schedule.kept import kept
 from pytest_fxbucket.schedule.pairs import Paired
 from pytest_fxbucket.schedule.read_back import ReadBucket
+from pytest_fxbucket.schedule.sections import direction_of
 from pytest_fxbucket.schedule.within import PART, plain, within_sentences
 
 
@@ -19,8 +20,9 @@ class _Moved:
     """What it was before and is behind now, or the other way round, in order."""
 
 
-def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], paired: Paired) -> Iterator[str]:
-    """Sentences on the events of one direction; a bucket that has another name now is called by it."""
+def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired: Paired) -> Iterator[str]:
+    """Sentences on the events of one section; a bucket that has another name now is called by it."""
+    direction = direction_of(section)
     names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}
     told = {one.label for one in (*paired.lost, *paired.new) if one.direction == direction}
     old, new = _without(old, direction, paired.lost), _without(new, direction, paired.new)
@@ -30,17 +32,17 @@ def event_sentences(direction: str, old: Sequence[str], new: Sequence[str], pair
         lone = [event for event in events if event not in others]
         known = {plain(event) for event in (after if what == "gone" else before)}
         lone = [event for event in lone if not _is_compute(event) or plain(event) not in known]
-        yield from (f"{direction}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
+        yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
     unhidden = _unhidden(before, after)
     swapped: set[str] = set()
     for one in moved:
         if one.event not in swapped:
-            yield f"{direction}: {_told(one, swapped)}{_lost(one.event.partition(' ')[2], unhidden)}"
+            yield f"{section}: {_told(one, swapped)}{_lost(one.event.partition(' ')[2], unhidden)}"
     said = swapped | {one.event for one in moved}
     labels = {event.partition(" ")[2] for event in said}
-    yield from (f"{direction}: {label}{_lost(label, unhidden)}" for label in unhidden if label not in labels)
-    yield from (f"{direction}: {told}" for told in within_sentences((before, old), (after, new), said))
+    yield from (f"{section}: {label}{_lost(label, unhidden)}" for label in unhidden if label not in labels)
+    yield from (f"{section}: {told}" for told in within_sentences((before, old), (after, new), said))
 
 
 def _without(events: Sequence[str], direction: str, told: Sequence[ReadBucket]) -> list[str]:

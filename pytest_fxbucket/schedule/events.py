@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.schedule.sections import DIRECTIONS, Sections, direction_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
-
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
 
 ACTIVATIONS = "activations"
 """What carries no parameter and no parameter's gradient."""
@@ -27,7 +26,8 @@ NAMELESS = "(no parameter)"
 class Event:
     """Something that happens at one place of the schedule."""
 
-    direction: Direction
+    section: str
+    """forward, backward or optimizer; of the second microbatch ``forward #2``."""
     what: str
     """launch, wait or compute."""
     label: str
@@ -77,7 +77,9 @@ def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[
     named = dict(named_buckets(reading, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
-    timeline = sorted([*_communication(reading, named), *_computes(reading, entry_of)], key=lambda item: item[:2])
+    sections = Sections(reading)
+    events = [*_communication(reading, named, sections), *_computes(reading, entry_of, sections)]
+    timeline = sorted(events, key=lambda item: item[:2])
     return Schedule(tuple(_merged(timeline, _of_entry(timeline))), tuple(buckets))
 
 
@@ -106,34 +108,34 @@ def named_buckets(
         yield bucket.node, _named(bucket, entry, seen[key], dims_of[bucket.group])
 
 
-def _communication(reading: Reading, named: Mapping[str, NamedBucket]) -> Iterator[tuple[int, int, Event, str]]:
-    last = {direction: where for where, direction, _ in sorted((*reading.computes, *reading.products))}
+def _communication(
+    reading: Reading, named: Mapping[str, NamedBucket], sections: Sections
+) -> Iterator[tuple[int, int, Event, str]]:
     for bucket in reading.buckets:
         label = named[bucket.node].label
-        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, last), ""
+        yield bucket.launch, 0, _placed("launch", label, bucket.direction, bucket.launch, sections), ""
         waits = bucket.waits or ((bucket.wait,) if bucket.wait is not None else ())
         for number, where in enumerate(waits, 1):
             which = f"{label} ({number} of {len(waits)})" if len(waits) > 1 else label
-            yield where, 1, _placed("wait", which, bucket.direction, where, last), ""
+            yield where, 1, _placed("wait", which, bucket.direction, where, sections), ""
 
 
-def _placed(what: str, label: str, direction: Direction, where: int, last: Mapping[Direction, int]) -> Event:
-    """The event in the section where it stands: a launch for backward in the midst of forward is one of forward's."""
-    earlier = DIRECTIONS[: DIRECTIONS.index(direction)]
-    section = next((one for one in earlier if where < last.get(one, -1)), direction)
-    return Event(section, what, label if section == direction else f"{label} of {direction}")
+def _placed(what: str, label: str, direction: Direction, where: int, sections: Sections) -> Event:
+    """The event in the section where it stands."""
+    section = sections.of(where, direction)
+    return Event(section, what, label if direction_of(section) == direction else f"{label} of {direction}")
 
 
-def _computes(reading: Reading, entry_of: Mapping[str, str]) -> Iterator[tuple[int, int, Event, str]]:
+def _computes(reading: Reading, entry_of: Mapping[str, str], sections: Sections) -> Iterator[tuple[int, int, Event, str]]:
     """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
     for where, direction, fqn in reading.computes:
-        yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), fqn
+        yield where, 2, Event(sections.computing(where, direction), "compute", _computing(fqn, entry_of)), fqn
     for where, direction, fqn in reading.products:
-        yield where, 2, Event(direction, "compute", _computing(fqn, entry_of)), ""
+        yield where, 2, Event(sections.computing(where, direction), "compute", _computing(fqn, entry_of)), ""
 
 
 def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
-    """What compute of each direction and entry has to do with."""
+    """What compute of each section and entry has to do with."""
     found: dict[Event, set[str]] = {}
     for _, _, event, what in timeline:
         if event.what == "compute":
@@ -163,7 +165,7 @@ def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[Event, set[str]]) ->
     for event, fqns in run.items():
         count = len(of_entry[event])
         part = f" ({len(fqns)} of {count})" if len(fqns) < count else ""
-        yield Event(event.direction, event.what, event.label + part)
+        yield Event(event.section, event.what, event.label + part)
 
 
 def _named(bucket: Bucket, entry: str, number: int, dims: str) -> NamedBucket:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.schedule.alike import unfold_alike
-from pytest_fxbucket.schedule.events import DIRECTIONS
 from pytest_fxbucket.schedule.folding import unfold
+from pytest_fxbucket.schedule.sections import direction_of
 
 _BUCKET = re.compile(
     r"^  (?P<direction>\w+) (?P<kind>\w+)(?: #(?P<number>\d+))?: (?P<count>\d+) members?, (?P<dtype>[\w ]+), "
@@ -42,7 +42,7 @@ class ReadGraph:
     """One graph as the text has it."""
 
     events: dict[str, list[str]] = field(default_factory=dict)
-    """By direction; ``launch all_gather layers.0``."""
+    """By section; ``launch all_gather layers.0``."""
     buckets: list[ReadBucket] = field(default_factory=list)
 
 
@@ -64,7 +64,7 @@ def read_back(text: str) -> ReadGolden:
         if line.startswith("graph "):
             graph = golden.graphs.setdefault(line.removeprefix("graph "), ReadGraph())
             section = []
-        elif line in (*DIRECTIONS, "buckets") and golden.graphs:
+        elif (line == "buckets" or direction_of(line)) and golden.graphs:
             section = []
             sections.append((graph, line, section))
         elif golden.graphs:

@@ -1,8 +1,8 @@
 """A schedule as text that a person can review and a machine can read back (:mod:`pytest_fxbucket.schedule.read_back`).
 
-First one line an event, in order, of each direction; then what each entry's launches carry, in byte order. What a launch
-carries is said once, below, and not with each event: so a change of it is a change in one place. No name of a node or process
-group, no rank, path or address; layers that are alike are folded.
+First one line an event, in order, of each direction, and of each microbatch; then what each entry's launches carry, in byte
+order. What a launch carries is said once, below, and not with each event: so a change of it is a change in one place. No name
+of a node or process group, no rank, path or address; layers that are alike are folded.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_fxbucket.schedule.alike import fold_alike
-from pytest_fxbucket.schedule.events import DIRECTIONS, PADDING, NamedBucket, Schedule
+from pytest_fxbucket.schedule.events import PADDING, NamedBucket, Schedule
 from pytest_fxbucket.schedule.folding import fold
+from pytest_fxbucket.schedule.sections import in_order
 
 
 def schedule_lines(schedule: Schedule, *, folded: bool = True) -> list[str]:
     """Lines of the whole schedule; equal layers folded unless asked otherwise."""
     lines: list[str] = []
-    for direction in DIRECTIONS:
-        events = [f"  {event.what:7} {event.label}" for event in schedule.events if event.direction == direction]
-        if events:
-            lines += [direction, *(fold(events) if folded else events), ""]
+    for section in in_order(event.section for event in schedule.events):
+        events = [f"  {event.what:7} {event.label}" for event in schedule.events if event.section == section]
+        lines += [section, *(fold(events) if folded else events), ""]
     by_entry: dict[str, list[NamedBucket]] = {}
     for bucket in schedule.buckets:
         by_entry.setdefault(bucket.entry, []).append(bucket)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans
@@ -101,7 +102,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("plan", CASES.values(), ids=CASES.keys())
 def test_the_traced_step_is_the_step_that_fully_shard_takes(plan: Plan, pools: Pools) -> None:
-    payload = payload_of(plan, World(plan, RANKS, "manual", lambda _: None).step(0))
+    payload = payload_of(plan, World(plan, shard_mesh(RANKS), "manual", lambda _: None).step(0))
     pool = pools.get(RANKS)
     ours = pool.run("parity_jobs:graph_steps", [payload] * RANKS, timeout_s=60, paths=[str(HERE), str(ROOT)])
     eager: list[Any] = pool.run("fixtures.reference:fsdp2_steps", [payload] * RANKS, timeout_s=60, paths=[str(ROOT)])

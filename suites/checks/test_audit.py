@@ -190,7 +190,7 @@ class TestSchedule:
 
     def test_a_gather_of_backward_that_is_launched_in_forward_is_said(self) -> None:
         early = moved(script(), "launch", "backward all_gather c", 1)
-        assert "entry c, backward all_gather is launched in forward, before its last wait" in audit(
+        assert "entry c, backward all_gather is launched in forward, before the compute of a, b, c" in audit(
             PROMISE, captured(), reading(early)
         )
 

@@ -133,12 +133,14 @@ def test_each_wait_of_a_launch_gets_its_result(pools: Pools, world: int, kind: s
 
 
 @WORLDS
-def test_a_shard_gathered_several_times_is_gathered_at_once(pools: Pools, world: int) -> None:
+def test_a_shard_gathered_several_times_is_in_as_many_buckets(pools: Pools, world: int) -> None:
     made = Program(world)
     p, q, x = *made.shards("pq"), *made.fulls("x")
     for shard in (p, q, p, p):
         x = made.add(x, made.gather(shard))
-    assert len(equal(pools, made, [x]).launches()) == 1
+    passed = equal(pools, made, [x])
+    assert [bucket.members for bucket in passed.report.buckets] == [("p", "q"), ("p",), ("p",)]
+    assert [split.mine for bucket in passed.report.buckets for split in bucket.splits] == ["round 1", "round 2", "round 3"]
 
 
 def summed(made: Program, full: fx.Node, result: fx.Node) -> fx.Node:

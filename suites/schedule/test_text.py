@@ -65,7 +65,7 @@ def test_all_that_a_schedule_had_is_read_back(kind: str) -> None:
     (graph,) = read_back(body(schedule)).graphs.values()
     assert sorted(graph.buckets, key=str) == sorted(map(as_read, schedule.buckets), key=str)
     for direction, read in graph.events.items():
-        assert read == [f"{event.what} {event.label}" for event in schedule.events if event.direction == direction]
+        assert read == [f"{event.what} {event.label}" for event in schedule.events if event.section == direction]
 
 
 def test_the_layer_that_differs_stands_out() -> None:
@@ -82,7 +82,7 @@ def test_an_event_more_in_one_layer_leaves_the_lines_of_the_others_as_they_were(
     even = decoder(lambda _: DENSE)
     odd: list[Event] = []
     for event in even.events:
-        more = event.direction == "forward" and event.label == "layers.60"
+        more = event.section == "forward" and event.label == "layers.60"
         odd += [event, *(events("L ag layers.60 #2, W ag layers.60 #2, C layers.60") if more else ())]
     before, after = (schedule_lines(replace(even, events=tuple(one))) for one in (even.events, odd))
     changed = [line for line in ndiff(before, after) if line[0] in "+-"]
