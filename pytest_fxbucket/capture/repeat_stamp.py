@@ -13,7 +13,7 @@ from pytest_fxbucket.capture.repeat_sweeps import places_of, repeated, sweeps_of
 from pytest_fxbucket.capture.repeat_template import Copy, Template, Traced
 from pytest_fxbucket.capture.repeat_values import Values
 from pytest_fxbucket.collector import paused
-from pytest_fxbucket.compat.c10d import without_dispatch_modes
+from pytest_fxbucket.compat.dispatch import unseen
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Value
@@ -38,7 +38,7 @@ class Stamp:
     def traced(self) -> Traced:
         """The longer graph, with all that is known of its inputs and outputs."""
         with paused():
-            with without_dispatch_modes():
+            with unseen():
                 for copy in self.template.order(self.units):
                     self._add(copy)
             outputs = self._output()

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import repeat_models as models
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.repeat import Captured, trace_repeated
+from pytest_fxbucket.capture.forwards import forwards_of
+from pytest_fxbucket.capture.mesh import fake_mesh, mesh_of
+from pytest_fxbucket.capture.parts import Parts
+from pytest_fxbucket.capture.repeat import Captured, repeat_layers, trace_repeated
+from pytest_fxbucket.capture.repeat_confirm import refuse_other
 from pytest_fxbucket.capture.repeat_template import Traced
-from pytest_fxbucket.capture.shard import ShardPolicy
-from pytest_fxbucket.capture.step import call_model, capture_step
-from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.capture.reusing import Asked
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.graph.portable import digest, encode_module
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Parallel, Plan, Step
 
 
 class Case:
-    """One model with its batch and loss, on a fake world of four ranks."""
+    """One model with its batch and loss, on a fake mesh of four ranks."""
 
     def __init__(
         self,
@@ -26,15 +33,15 @@ class Case:
         batch: Any,
         loss: Callable[[Any, Any], torch.Tensor],
         *,
-        reshard: bool = True,
-        ranks: int = 4,
-        param_dtype: torch.dtype | None = None,
-        reduce_dtype: torch.dtype | None = None,
+        microbatches: int = 1,
+        checkpoint: str = "",
+        **parallel: Any,
     ) -> None:
-        self.build, self.batch, self.loss, self.reshard, self.ranks = build, batch, loss, reshard, ranks
-        self.policy = ShardPolicy(ranks, "0", param_dtype, reduce_dtype)
-        self.mode = FakeTensorMode()
-        self.fakes = pytree.tree_map(lambda x: self.mode.from_tensor(x) if isinstance(x, torch.Tensor) else x, batch)
+        self.build, self.batch, self.loss = build, batch, loss
+        entries = parse_entries([checkpoint], "checkpoint") if checkpoint else ()
+        step = Step(microbatches=microbatches, checkpoint=entries)
+        self.plan = Plan(Path("plan.toml"), parallel=Parallel(**{"dp_shard": 4, **parallel}), step=step)
+        self.mesh, self.mode = mesh_of(self.plan), FakeTensorMode()
         self.traces: list[int] = []
         """How many modules each model had that was traced."""
 
@@ -43,19 +50,41 @@ class Case:
         with self.mode:
             return self.build()
 
-    def trace(self, model: nn.Module) -> Traced:
-        self.traces.append(len(list(model.modules())))
-        step = capture_step(model, self.batch, self.loss, self.policy, self.mode, rank=0, reshard_after_forward=self.reshard)
-        return Traced(step.graphs["joint"], step.inputs["joint"], step.outputs["joint"])
-
-    def forward(self, model: nn.Module) -> object:
-        with self.mode:
-            return self.loss(call_model(model, self.fakes), self.fakes)
-
     def repeated(self, model: nn.Module | None = None) -> Captured:
-        with fake_world(0, self.ranks):
-            return trace_repeated(model or self.model(), self.trace, self.forward)
+        with fake_mesh(self.mesh, 0):
+            asked = self._asked(model or self.model())
+            return trace_repeated(asked.model, partial(self._trace, asked), asked.forward, asked.treatment)
+
+    def every_layer_alike(self) -> Traced:
+        """Repeated layer by layer; raises what speaks against it."""
+        with fake_mesh(self.mesh, 0):
+            asked = self._asked(self.model())
+            return repeat_layers(asked.model, asked.trace, asked.forward, 1, asked.treatment)[1]
 
     def full(self) -> Traced:
-        with fake_world(0, self.ranks):
-            return self.trace(self.model())
+        with fake_mesh(self.mesh, 0):
+            asked = self._asked(self.model())
+            return asked.trace(asked.model)
+
+    def _trace(self, asked: Asked, model: nn.Module) -> Traced:
+        self.traces.append(len(list(model.modules())))
+        return asked.trace(model)
+
+    def _asked(self, model: nn.Module) -> Asked:
+        parts, forwards = Parts.of(self.plan.parallel, self.mesh), forwards_of(model, self.plan)
+        return Asked(model, self.batch, self.loss, parts, forwards, self.mode, self.plan.step.microbatches)
+
+
+def case_of(build: Callable[..., nn.Module], *args: Any, **rest: Any) -> Case:
+    return Case(partial(build, *args), models.batch(), models.loss, **rest)
+
+
+def assert_same(case: Case, repeated: str) -> None:
+    """Repeated as ``repeated`` says, and like the full trace in every node, edge, name, value, storage and stack."""
+    found = case.repeated()
+    assert (found.repeated, found.reason) == (repeated, "")
+    full = case.full()
+    refuse_other(found.traced, full)
+    here, there = encode_module(found.traced.graph_module), encode_module(full.graph_module)
+    assert here.rows == there.rows
+    assert digest(here) == digest(there)

@@ -8,42 +8,23 @@ from typing import Any
 
 import pytest
 import repeat_models as models
-import torch
-from repeats import Case
+from repeats import Case, assert_same, case_of
 from torch import nn
 
 from fixtures.models import hf_llama, llama, uneven
 from pytest_fxbucket.capture.from_plan import own_loss
-from pytest_fxbucket.capture.repeat import trace_repeated
 from pytest_fxbucket.capture.repeat_confirm import refuse_other
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.capture.repeat_errors import NotAlike
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.portable import digest, encode_module
 
-MIXED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-
-
-def case_of(build: Callable[..., nn.Module], *args: Any, **rest: Any) -> Case:
-    return Case(partial(build, *args), models.batch(), models.loss, **rest)
-
-
-def assert_same(case: Case, repeated: str) -> None:
-    """Repeated as ``repeated`` says, and like the full trace in every node, edge, name, value, storage and stack."""
-    found = case.repeated()
-    assert (found.repeated, found.reason) == (repeated, "")
-    full = case.full()
-    refuse_other(found.traced, full)
-    here, there = encode_module(found.traced.graph_module), encode_module(full.graph_module)
-    assert here.rows == there.rows
-    assert digest(here) == digest(there)
+MIXED = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
 
 
 @pytest.mark.parametrize(
     ("args", "rest"),
     [
         ({"layers": 7}, MIXED),
-        ({"layers": 9, "tied": True, "dim": 40, "heads": 2, "vocab": 130}, {}),
-        ({"layers": 8}, {"reshard": False, **MIXED}),
+        ({"layers": 9, "tied": True, "dim": 40, "heads": 2, "vocab": 130}, {"reshard_after_forward": False}),
     ],
 )
 def test_llama_repeated_is_llama_traced(args: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -52,18 +33,17 @@ def test_llama_repeated_is_llama_traced(args: dict[str, Any], rest: dict[str, An
 
 def test_a_llama_of_transformers_repeated_is_itself_traced() -> None:
     pytest.importorskip("transformers")
-    case = Case(partial(hf_llama.build, layers=8), hf_llama.batch(0, 0), own_loss, **MIXED)
-    assert_same(case, "model.layers[0-7]")
+    case = Case(partial(hf_llama.build, layers=7), hf_llama.batch(0, 0), own_loss, **MIXED)
+    assert_same(case, "model.layers[0-6]")
 
 
 def test_layers_of_uneven_shards_with_norms_and_biases_repeat() -> None:
     assert_same(Case(partial(uneven.build, blocks=7), uneven.batch(0, 0), uneven.loss), "blocks[0-6]")
 
 
-@pytest.mark.parametrize("n", [7, 8, 12])
-@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize(("n", "reshard"), [(7, True), (8, False), (12, True)])
 def test_any_depth_repeats(n: int, reshard: bool) -> None:
-    assert_same(case_of(models.Stack, n, reshard=reshard), f"layers[0-{n - 1}]")
+    assert_same(case_of(models.Stack, n, reshard_after_forward=reshard), f"layers[0-{n - 1}]")
 
 
 @pytest.mark.parametrize(
@@ -119,12 +99,18 @@ def test_pairs_of_layers_repeat_where_every_second_is_alike(n: int) -> None:
         (models.own_forward, "layers[6-11] has 6 units that are alike"),
     ],
 )
-def test_what_is_not_alike_is_traced_in_full(build: Callable[[int], nn.Module], reason: str) -> None:
-    case = case_of(build, 12)
+def test_what_is_not_alike_is_not_repeated(build: Callable[[int], nn.Module], reason: str) -> None:
+    with pytest.raises(NotAlike) as refused:
+        case_of(build, 12).every_layer_alike()
+    assert reason in str(refused.value)
+
+
+def test_what_is_not_repeated_is_traced_in_full() -> None:
+    case = case_of(models.Twice, 12)
     found = case.repeated()
-    assert found.repeated == ""
-    assert reason in found.reason
-    assert case.traces[-1] == len(list(case.model().modules()))
+    assert (found.repeated, found.reason) == ("", "layer 7 of layers[0-11] is not called once and in its turn")
+    refuse_other(found.traced, case.full())
+    assert len(set(case.traces)) == 1
 
 
 def test_few_layers_are_traced_in_full_at_once() -> None:
@@ -139,11 +125,24 @@ def test_a_model_without_layers_is_traced_in_full() -> None:
 
 
 def test_layers_that_the_plan_treats_otherwise_are_not_alike() -> None:
-    case = case_of(models.Stack, 12)
-    with fake_world(0, 4):
-        found = trace_repeated(case.model(), case.trace, case.forward, lambda fqn: fqn == "layers.3.up")
-    assert found.repeated == "layers[4-11]"
-    assert found.reason == ""
+    found = case_of(models.Stack, 12, checkpoint="layers.3.up").repeated()
+    assert (found.repeated, found.reason) == ("layers[4-11]", "")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"microbatches": 2},
+        {"checkpoint": "layers.*"},
+        {"microbatches": 2, "checkpoint": "layers.*", "reshard_after_forward": False},
+        {"mode": "replicate", "dp_shard": 1, "dp_replicate": 4},
+        {"mode": "hybrid_shard", "dp_shard": 2, "dp_replicate": 2, "microbatches": 2},
+        {"dp_shard": 2, "tp": 2, "tp_plan": {"layers.*.up": "colwise", "layers.*.down": "rowwise"}},
+    ],
+    ids=lambda asked: "-".join(map(str, asked)),
+)
+def test_layers_repeat_in_every_mode(asked: dict[str, Any]) -> None:
+    assert_same(case_of(models.Stack, 8, **asked), "layers[0-7]")
 
 
 def test_two_short_models_are_traced_however_deep_the_model() -> None:
