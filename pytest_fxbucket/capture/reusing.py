@@ -29,14 +29,14 @@ def trace_reusing(
     forwards: Forwards,
     fake_mode: FakeTensorMode,
     count: int = 1,
-) -> tuple[Joint, str]:
-    """As :func:`trace_joint`, with what is said of it in one clause: which layers were repeated, or why none."""
+) -> Joint:
+    """As :func:`trace_joint`; says which layers were repeated, or why none."""
     asked = Asked(model, batch, loss, parts, forwards, fake_mode, count)
     found = trace_repeated(model, asked.trace, asked.forward, asked.treatment)
     with fake_mode:
         parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
-    joint = Joint(found.traced.graph_module, found.traced.inputs, found.traced.outputs, tuple(parameters))
-    return joint, f"{found.repeated} repeated" if found.repeated else f"all layers traced, since {found.reason}"
+    told = f"{found.repeated} repeated" if found.repeated else f"all layers traced, since {found.reason}"
+    return Joint(found.traced.graph_module, found.traced.inputs, found.traced.outputs, tuple(parameters), told)
 
 
 @dataclass
