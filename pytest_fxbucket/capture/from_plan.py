@@ -44,6 +44,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     from pytest_fxbucket.capture.joint import trace_joint
     from pytest_fxbucket.capture.optimizing import optimizing_of
     from pytest_fxbucket.capture.parts import Parts
+    from pytest_fxbucket.capture.reusing import trace_reusing
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.capture.update import trace_update
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -67,7 +68,8 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         here, last = mesh.data_rank(rank), mesh.data_ranks - 1
         _refuse_other_batch(model.batch, data, batch(last, 1), f"rank {here}, step 0", f"rank {last}, step 1")
     parts, forwards = Parts.of(plan.parallel, mesh), forwards_of(built, plan)
-    joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
+    traced = trace_reusing if plan.step.reuse_layers else trace_joint
+    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
     graph, inputs, outputs = joint.graph, joint.inputs, joint.outputs
     optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
     if optimizing is not None:
@@ -84,6 +86,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         mesh=mesh.dims,
         rank=rank,
         optimizing=optimizing,
+        reused=joint.reused,
     )
 
 

@@ -72,6 +72,8 @@ class StepGraph:
     rank: int
     optimizing: Optimizing | None = None
     """What makes the optimizers whose update the step has; None if it has none."""
+    reused: str = ""
+    """Which layers were repeated instead of traced, or why none, as one clause; empty if nobody asked for it."""
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Real inputs that came with a graph that somebody else traced."""
 
