@@ -32,7 +32,7 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         before = [p.grad for p in parameters]
         for parameter in parameters:
-            parameter.grad = torch.full_like(parameter, 0.0) if id(parameter) in wanted else None
+            parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
         with _still(optimizer), torch.no_grad():
             with _PutBack() as written:
                 optimizer.step()

@@ -18,6 +18,7 @@ from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.capture.state import make_state, rates, state_tensors
 from pytest_fxbucket.collector import paused
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.trace import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ def _step(
         before = _described(optimizer)
         with _named(optimizer):
             optimizer.step()
-        if changed := next((key for key, kind in _described(optimizer).items() if before.get(key) != kind), None):
-            raise CaptureError(f"{_name(optimizer)} keeps {changed} outside of tensors, and changes it; keep it in a tensor")
+        _refuse_hidden_state(optimizer, before)
 
 
 def _described(optimizer: Optimizer) -> dict[str, object]:
@@ -115,6 +115,18 @@ def _described(optimizer: Optimizer) -> dict[str, object]:
     }
 
 
+def _refuse_hidden_state(optimizer: Optimizer, before: Mapping[str, object]) -> None:
+    after = _described(optimizer)
+    if missing := next((key for key in after if key not in before), None):
+        raise CaptureError(
+            f"the state {missing} of {_name(optimizer)} is missing before its second step; make all state in the first one"
+        )
+    if changed := next((key for key in after if before[key] != after[key]), None):
+        raise CaptureError(
+            f"{_name(optimizer)} counts its state {changed} outside of tensors, where no graph can; keep it in a tensor"
+        )
+
+
 @contextmanager
 def _named(optimizer: Optimizer) -> Iterator[None]:
     """Raise what cannot be traced as a sentence that names the optimizer, and the user's own frame if there is one."""
@@ -122,12 +134,12 @@ def _named(optimizer: Optimizer) -> Iterator[None]:
         yield
     except Exception as error:
         frame = user_frame(error)
-        text = (
-            str(error) if isinstance(error, FxbucketError) else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        )
         where = f" at {frame}" if frame else ""
+        text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
+        text = text or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise CaptureError(
-            f"the step of {_name(optimizer)} cannot be traced{where}: {text}; SGD, Adam and AdamW can be, among others"
+            f"the step of {_name(optimizer)} cannot be traced{where}: {text}; SGD, Adam and AdamW can, and others whose steps "
+            "do not depend on values"
         ) from error
 
 

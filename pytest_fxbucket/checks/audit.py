@@ -170,6 +170,8 @@ def _moved(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str
 
 
 def _dtype(promise: Promise, bucket: Bucket, fqn: str) -> torch.dtype | None:
+    if not fqn:
+        return None  # an activation, of which the plan says nothing
     if bucket.kind == "all_gather":
         return promise.param_dtype or promise.own_dtype.get(fqn)
     return promise.reduce_dtype

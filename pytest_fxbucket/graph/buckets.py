@@ -114,8 +114,6 @@ class Reading:
     """What each updated parameter, and state of it, is made of."""
     overwritten: tuple[Read, ...] = ()
     """Who reads what of inputs that are written in place."""
-    direct: tuple[tuple[int, Direction, str], ...] = ()
-    """Those of ``computes`` that read a parameter which no launch brought."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""
 

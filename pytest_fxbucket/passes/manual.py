@@ -80,7 +80,7 @@ class ManualPass:
                 bucket.launch.meta[BUCKETED] = True
         updating = update_nodes(graph, *ends) if ends is not None else set()
         rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before, self.updates)
-        moved = reorder(graph, buckets, rules, targets.direct, updating)
+        moved = reorder(graph, buckets, rules, targets.computes, updating)
         left = moved.left
         behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.own_gather_group:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
-from pytest_fxbucket.passes.compute import Direct, Starts
+from pytest_fxbucket.passes.compute import Computes, Starts
 from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
 from pytest_fxbucket.passes.report import LeftAlone
 
@@ -59,14 +59,14 @@ class Reordered:
 
 
 def reorder(
-    graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct, updating: Iterable[fx.Node] = ()
+    graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = (), updating: Iterable[fx.Node] = ()
 ) -> Reordered:
     """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
 
-    ``direct`` is compute that reads parameters which no launch brought; ``updating`` are the optimizer's nodes, which move if
-    the rules say so. Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
+    ``computes`` is compute by direction and entry, as far as that is known; ``updating`` are the optimizer's nodes, which move
+    if the rules say so. Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
     """
-    moves = _Moves(graph, buckets, rules, direct)
+    moves = _Moves(graph, buckets, rules, computes)
     for direction in DIRECTIONS:
         moves.place_gathers(direction)
         moves.place_reductions(direction)
@@ -85,10 +85,10 @@ def reorder(
 class _Moves:
     """Wishes of all nodes, from one look at the graph before anything moves."""
 
-    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> None:
+    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = ()) -> None:
         self.order, self.buckets, self.rules = order_of(graph), buckets, rules
         self.after = readers(self.order)
-        self.starts = Starts(self.order, buckets, direct)
+        self.starts = Starts(self.order, buckets, computes)
         self.wishes = [float(index) for index in range(len(self.order.nodes))]
         self.by_hand: set[fx.Node] = set()
         """Launches and waits that the user placed."""
@@ -116,11 +116,11 @@ class _Moves:
         """Wait for each stage's reductions behind the next stage's launches, level by level of those that follow each other."""
         levels: dict[int, list[Merged]] = {}
         for bucket in self._reductions():
-            levels.setdefault(bucket.first.level, []).append(bucket)
+            levels.setdefault(bucket.level, []).append(bucket)
         for level in sorted(levels):
-            stages = self._stages(levels[level], lambda stage: max(self.order.index[bucket.launch] for bucket in stage))
+            stages = self._stages(levels[level], lambda stage: max(self._place(bucket) for bucket in stage))
             for stage, following in pairwise(stages):
-                anchor = max((self.order.index[b.launch] for b in following), key=lambda index: (self.wishes[index], index))
+                anchor = max(self._place(bucket) for bucket in following)[1]
                 for bucket in stage:
                     for wait in bucket.waits:
                         if wait not in self.by_hand and self._sink(bucket, wait, anchor):
@@ -156,8 +156,8 @@ class _Moves:
         for entry, other in sorted(self.rules.wait_before.get(direction, {}).items()):
             where = f"wait_before.{direction}: {entry!r} before {other!r}"
             buckets = self._named([b for b in self._reductions() if b.first.direction == direction], entry, where, "reduction")
-            last = max(bucket.first.level for bucket in buckets)
-            buckets = [bucket for bucket in buckets if bucket.first.level == last]
+            last = max(bucket.level for bucket in buckets)
+            buckets = [bucket for bucket in buckets if bucket.level == last]
             at = self.starts.of(direction, other, where)
             for bucket in buckets:
                 for wait in bucket.waits:
@@ -199,7 +199,7 @@ class _Moves:
         needing = readers_before(self.after, index, anchor + 1)
         blocked = self._waiting(index, anchor + 1, bucket, chained)
         if blocked is None:
-            place = self.wishes[anchor] + 0.5 ** (bucket.first.level + 1)
+            place = self.wishes[anchor] + 0.5 ** (bucket.level + 1)
             for moved in [index, *(i for i in needing if self.order.nodes[i] in chained)]:
                 self.wishes[moved] = max(self.wishes[moved], place)
             return True
@@ -216,8 +216,8 @@ class _Moves:
 
     def _chained(self, bucket: Merged) -> frozenset[fx.Node]:
         """Launches and waits that reduce further what ``bucket`` does: those of its entry and of higher levels."""
-        first = bucket.first
-        same = [b for b in self._reductions() if first.entry and b.first.entry == first.entry and b.first.level > first.level]
+        entry = bucket.first.entry
+        same = [b for b in self._reductions() if entry and b.first.entry == entry and b.level > bucket.level]
         return frozenset(node for b in same for node in (b.launch, *b.waits) if node not in self.by_hand)
 
     def _communicates(self, index: int) -> bool:
@@ -233,7 +233,12 @@ class _Moves:
     def _first_wait(self, stage: Iterable[Merged]) -> int:
         return min(self.order.index[wait] for bucket in stage for wait in bucket.waits)
 
-    def _stages(self, buckets: Sequence[Merged], key: Callable[[Stage], int]) -> list[Stage]:
+    def _place(self, bucket: Merged) -> tuple[float, int]:
+        """Where the launch of ``bucket`` wishes to stand, and where it stands."""
+        index = self.order.index[bucket.launch]
+        return self.wishes[index], index
+
+    def _stages(self, buckets: Sequence[Merged], key: Callable[[Stage], Any]) -> list[Stage]:
         """Buckets by entry, or each alone if they have none, sorted."""
         stages: dict[object, Stage] = {}
         for bucket in buckets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.graph import collectives
@@ -74,8 +74,8 @@ class Targets:
     """Roles of the graph's inputs and outputs; None if nobody said them."""
     launching: tuple[str, ...] = ()
     """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
-    direct: Mapping[tuple[Direction, str], tuple[fx.Node, ...]] = field(default_factory=dict)
-    """By direction and entry: compute that reads a parameter which no launch brought; as far as that is known."""
+    computes: tuple[tuple[fx.Node, Direction, str], ...] = ()
+    """Compute with its direction and entry (empty: none), as far as that is known."""
 
 
 class _Name(NamedTuple):
@@ -123,18 +123,16 @@ def by_parameter(
             name = _Name(entry, known, first, bucket.direction, reason, bucket.round, bucket.level)
         names[nodes[bucket.node]] = name
     found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
-    return replace(found, direct=_direct(nodes, reading, entry_of), ends=None if outputs is None else (inputs, outputs))
+    return replace(found, computes=_computes(nodes, reading, entry_of), ends=None if outputs is None else (inputs, outputs))
 
 
-def _direct(
+def _computes(
     nodes: Mapping[str, fx.Node], reading: Reading, entry_of: Mapping[str, str]
-) -> dict[tuple[Direction, str], tuple[fx.Node, ...]]:
-    found: dict[tuple[Direction, str], tuple[fx.Node, ...]] = {}
-    names = [node.name for node in reading.order.nodes] if reading.order is not None else []
-    for where, direction, fqn in reading.direct if names else ():
-        if entry := entry_of.get(fqn):
-            found[direction, entry] = (*found.get((direction, entry), ()), nodes[names[where]])
-    return found
+) -> tuple[tuple[fx.Node, Direction, str], ...]:
+    if reading.order is None:
+        return ()
+    at = reading.order.nodes
+    return tuple((nodes[at[where].name], direction, entry_of.get(fqn, "")) for where, direction, fqn in reading.computes)
 
 
 def by_module(
