@@ -53,6 +53,29 @@ def test_only_updates_move(kind: Kind) -> None:
     assert own
 
 
+def test_an_update_that_is_ready_where_it_stands_stays_there() -> None:
+    """Something else that reads the last gradient stands before it."""
+    step = WholeStep(kind="plain")
+    gradient = step.held[0].gradient
+    assert gradient is not None
+    other = step.call(aten.neg.default, gradient)
+    gradient.append(other)
+    step.returns(other, "value")
+    one, last = passed(step), passed(step, updates="last")
+    for graph in (one.graph, last.graph):
+        order = names(graph)
+        assert all(
+            order.index(other.name) < order.index(user.name)
+            for user in gradient_of(graph, other.name).users
+            if user.name not in (other.name, "output")
+        )
+
+
+def gradient_of(graph: fx.Graph, name: str) -> fx.Node:
+    """What the node ``name`` reads."""
+    return next(node for node in graph.nodes if node.name == name).all_input_nodes[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_clipping_nothing_moves_and_the_report_says_why(kind: Kind) -> None:
     step = WholeStep(kind=kind, clips=True)
