@@ -155,8 +155,7 @@ class _JointStep:
         read = {fqn: tensor for fqn, tensor in whole.items() if tensor.requires_grad}
         for fqn, grad in zip(read, torch.autograd.grad(loss, list(read.values()), allow_unused=True), strict=True):
             if grad is not None:
-                grad = self.travels[fqn].unreduced(grad)
-                before[fqn] = before[fqn] + grad if fqn in before else grad
+                before[fqn] = self.travels[fqn].unreduced(grad, before.get(fqn))
 
     def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
         batch = pytree.tree_unflatten(list(leaves), self.spec)

@@ -32,6 +32,8 @@ class Sharded:
 
     def gather(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """All shards in order of ranks, without the padding."""
+        if self.shard.size == 1:  # as of experts, where each has one rank
+            return part
         c10d = c10d_functional()
         whole: torch.Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.shard.size, self.shard.name))
         return whole if whole.shape[0] == shape[0] else whole.narrow(0, 0, shape[0])
@@ -43,11 +45,19 @@ class Sharded:
             gradient = torch.nn.functional.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, padding])
         if not self.scatter_first:
             gradient = self._over_copies(gradient)
-        c10d = c10d_functional()
-        gradient = c10d.wait_tensor(c10d.reduce_scatter_tensor(gradient, "avg", self.shard.size, self.shard.name))
+        gradient = self._scattered(gradient)
         if self.scatter_first:
             gradient = self._over_copies(gradient)
         return gradient / self.divide if self.divide > 1 else gradient
+
+    def _scattered(self, gradient: torch.Tensor) -> torch.Tensor:
+        if self.shard.size == 1:
+            return gradient
+        c10d = c10d_functional()
+        mine: torch.Tensor = c10d.wait_tensor(
+            c10d.reduce_scatter_tensor(gradient, "avg", self.shard.size, self.shard.name)
+        )
+        return mine
 
     def _over_copies(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.replicate is None:

@@ -33,9 +33,10 @@ class Travel:
         """The whole parameter."""
         return self.mode.gather(part.to(self.param_dtype or part.dtype), self.shape)
 
-    def unreduced(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient as it is summed and reduced."""
-        return gradient.to(self.reduce_dtype or gradient.dtype)
+    def unreduced(self, gradient: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
+        dtype = self.reduce_dtype or gradient.dtype
+        return (gradient if before is None else before + gradient).to(dtype)
 
 
 class _Unshard(torch.autograd.Function):
@@ -49,9 +50,7 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         travel: Travel = ctx.travel
-        gradient = travel.unreduced(gradient)
-        if ctx.before is not None:
-            gradient = ctx.before + gradient
+        gradient = travel.unreduced(gradient, ctx.before)
         return travel.mode.reduce(gradient).to(ctx.dtype), None, None
 
 

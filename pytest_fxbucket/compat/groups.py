@@ -82,6 +82,9 @@ def destroy_subgroups() -> None:
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _world
 
+    from pytest_fxbucket.compat.dtensor import forget_meshes
+
+    forget_meshes()
     for group in list(_world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)

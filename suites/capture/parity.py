@@ -43,6 +43,15 @@ def changed(name: str, *, args: Mapping[str, object] | None = None, microbatches
     return replace(plan, model=model, step=step, parallel=replace(plan.parallel, **parallel))
 
 
+def apart(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """``plans`` without those that are captured as one before is."""
+    found: dict[str, Plan] = {}
+    for name, plan in plans.items():
+        if not any((plan.model, plan.parallel, plan.step) == (one.model, one.parallel, one.step) for one in found.values()):
+            found[name] = plan
+    return found
+
+
 def step_of(plan: Plan) -> StepGraph:
     return World(plan, mesh_of(plan), "manual", lambda _: None).step(0)
 
