@@ -175,7 +175,7 @@ class PlanRun:
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
-        notes = "; ".join(world.resolution.notes)
+        notes = "; ".join(filter(None, (*world.resolution.notes, world.step(0).reused)))
         what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
         summary = f"{what} on {self._looked_at(world)}"
         return passed("audit", f"{summary} ({notes})" if notes else summary)

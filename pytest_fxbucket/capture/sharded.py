@@ -54,9 +54,7 @@ class Sharded:
         if self.shard.size == 1:
             return gradient
         c10d = c10d_functional()
-        mine: torch.Tensor = c10d.wait_tensor(
-            c10d.reduce_scatter_tensor(gradient, "avg", self.shard.size, self.shard.name)
-        )
+        mine: torch.Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(gradient, "avg", self.shard.size, self.shard.name))
         return mine
 
     def _over_copies(self, gradient: torch.Tensor) -> torch.Tensor:
