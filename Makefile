@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: plans test lint suites bench soak clean
+.PHONY: plans test lint suites reference bench soak clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans
@@ -18,12 +18,16 @@ lint: $(READY)
 suites: $(READY)
 	$(BIN)/pytest suites -n 2 -q
 
+reference: $(READY)  ## README's table of the plan file, from the schema
+	$(BIN)/python -m suites.plans.plan_reference
+
 bench: $(READY)  ## the figures that README quotes
 	$(BIN)/python suites/benchmarks/main_path.py
 	$(BIN)/python -m suites.benchmarks.ranks
 	$(BIN)/python -m suites.benchmarks.passes
 	$(BIN)/python -m suites.benchmarks.pack_forms
 	$(BIN)/python -m suites.benchmarks.goldens
+	$(BIN)/python -m suites.benchmarks.capture
 
 soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept; tests run a tenth
 	$(BIN)/python -m suites.soak.run $(SOAK)

@@ -136,17 +136,19 @@ class PlanRun:
 
     @cached_property
     def _mesh_world(self) -> World:
+        from pytest_fxbucket.capture.mesh import mesh_of
         from pytest_fxbucket.world import World
 
-        return World(self.plan, self.plan.world_size, self._settings.pass_name, self._say)
+        return World(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say)
 
     @cached_property
     def _run_world(self) -> World:
+        from pytest_fxbucket.capture.mesh import mesh_of
         from pytest_fxbucket.world import World
 
-        if self.plan.run_world == self.plan.world_size:
+        if self.plan.run_degrees == self.plan.degrees:
             return self._mesh_world
-        return World(self.plan, self.plan.run_world, self._settings.pass_name, self._say)
+        return World(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say)
 
     def _paths(self) -> AbstractContextManager[None]:
         return first_on_path([self.plan.path.parent, self._settings.rootdir])
@@ -173,7 +175,7 @@ class PlanRun:
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
-        notes = "; ".join(world.resolution.notes)
+        notes = "; ".join(filter(None, (*world.resolution.notes, world.step(0).reused)))
         what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
         summary = f"{what} on {self._looked_at(world)}"
         return passed("audit", f"{summary} ({notes})" if notes else summary)
@@ -243,6 +245,7 @@ class PlanRun:
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += bitwise.wrong_graphs(outcomes, self._digests(world, phase))
                 lines += bitwise.unusable_data(outcomes)
+                lines += bitwise.differing_copies(outcomes, self._copies(world))
                 step = bitwise.first_step(outcomes)
                 if step is not None:
                     lines += bitwise.difference_lines(outcomes, world.entry_of)
@@ -283,6 +286,7 @@ class PlanRun:
         outputs = [value for values in world.step(0).outputs.values() for value in values]
         gradients = sum(value.role == "grad" for value in outputs)
         what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
+        what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
         over = f"{choice.backend} ({choice.lacking})" if choice.lacking else choice.backend
         return f"{what} equal bit for bit on {world.size} ranks in {self.plan.run.steps} steps over {over}"
 
@@ -319,12 +323,25 @@ class PlanRun:
             seed=plan.run.seed,
             steps=plan.run.steps,
             where=str(plan.path),
+            mesh=world.mesh,
+            parallel=plan.parallel,
+            parameters=step.parameters,
+            optimizing=step.optimizing,
             backend=backend,
             localise_step=localise,
         )
 
     def _launched(self, world: World, phase: Phase) -> dict[int, tuple[Reading, Reading]]:
         return {rank: (world.reading(rank)[phase], world.passed(rank)[phase].reading) for rank in range(world.size)}
+
+    def _copies(self, world: World) -> dict[str, list[list[int]]]:
+        """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
+        if self.plan.graph is not None:
+            return {}
+        from pytest_fxbucket.capture.parts import Parts
+
+        parts = Parts.of(self.plan.parallel, world.mesh)
+        return {one.fqn: parts.copies(one) for one in world.step(0).parameters}
 
     def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
         from pytest_fxbucket.graph.portable import digest

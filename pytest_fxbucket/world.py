@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
 from pytest_fxbucket.checks.collectives import Call, calls_of
-from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.groups import group_ranks, untwinned
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode, encode_module
 from pytest_fxbucket.graph.reading import Reading, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
-from pytest_fxbucket.plan.agree import agree_with_entries
-from pytest_fxbucket.plan.selector import Resolution, resolve
+from pytest_fxbucket.plan.resolved import entries_of
+from pytest_fxbucket.plan.selector import Resolution
 from pytest_fxbucket.schedule.dims import dims_text
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class Passed:
 
 @dataclass
 class World:
-    """``plan`` on ``size`` ranks, through the pass ``pass_name``. Work is done when asked for, once."""
+    """``plan`` on the ranks of ``mesh``, through the pass ``pass_name``. Work is done when asked for, once."""
 
     plan: Plan
-    size: int
+    mesh: Mesh
     pass_name: str
     say: Callable[[str], None]
     _passed: dict[int, dict[Phase, Passed]] = field(default_factory=dict)
@@ -56,32 +56,27 @@ class World:
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], PortableGraph] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.mesh.size
+
     def step(self, rank: int) -> StepGraph:
         """The unbucketed step. A model is traced once: it gives the same graph on every rank; a factory is asked on each."""
         traced = rank if self.plan.graph is not None else 0
         if traced not in self._steps:
             self.say(f"tracing the step as rank {traced} of {self.size}")
             with collector.paused():
-                self._steps[traced] = capture_plan(self.plan, self.size, traced)
+                self._steps[traced] = capture_plan(self.plan, self.mesh, traced)
         return self._steps[traced]
 
     @cached_property
     def resolution(self) -> Resolution:
         """What the plan's entries mean. Raises PlanError for entries that match nothing or overlap."""
-        step, bucket = self.step(0), self.plan.bucket
-        if not step.has_roles or bucket.by == "size":
+        step = self.step(0)
+        if not step.has_roles:
             return Resolution((), (), ())
-        names = [parameter.fqn for parameter in step.parameters]
-        resolution = resolve(
-            bucket.plan,
-            names,
-            step.modules,
-            aliases=step.aliases,
-            unplanned=bucket.unplanned,
-            where=f"{self.plan.path}: [bucket]",
-        )
-        agree_with_entries(self.plan, [entry.name for entry in resolution.entries], str(self.plan.path))
-        return resolution
+        return entries_of(self.plan, [parameter.fqn for parameter in step.parameters], step.modules, step.aliases)
 
     @property
     def entry_of(self) -> dict[str, str]:
@@ -98,7 +93,7 @@ class World:
             step, entries = self.step(rank), self.resolution.entries
             readings = self._readings(step)
             self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
-            with collector.paused(), fake_world(rank, self.size):
+            with collector.paused(), fake_mesh(self.mesh, rank):
                 self._passed[rank] = {
                     phase: self._look(
                         phase, step, run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries))
@@ -133,15 +128,15 @@ class World:
 
     def dims_of(self, graph: fx.Graph) -> dict[str, str]:
         """Mesh dimension of each process group that ``graph`` names, for people."""
-        mesh = self.step(0).mesh
-        with fake_world(0, self.size):
+        mesh = self.mesh.dims
+        with fake_mesh(self.mesh, 0):
             groups = _group_ranks(graph)
         return {name: dims_text(ranks, mesh) + (" (own)" if name != untwinned(name) else "") for name, ranks in groups.items()}
 
     def members_of(self, phase: Phase) -> dict[str, tuple[int, ...]]:
         """Ranks of each process group that rank 0's graphs of ``phase`` name."""
         graph = self.passed(0)[phase].bucketed.graph
-        with fake_world(0, self.size):
+        with fake_mesh(self.mesh, 0):
             return _group_ranks(graph) | _group_ranks(self.step(0).graphs[phase].graph)
 
     def _readings(self, step: StepGraph) -> Mapping[Phase, Reading]:

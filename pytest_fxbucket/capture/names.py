@@ -75,6 +75,11 @@ class NodeNamer:
             owner = self._owners[bisect_right(self._numbers, trace.autograd_number(grad_fn)) - 1]
             grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
 
+    def end_backward(self) -> None:
+        """From here on nodes belong to what modules do, as before :meth:`start_backward`."""
+        self.flush()
+        self._backward = None
+
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
         graph = trace.current_graph()
@@ -110,7 +115,9 @@ class NodeNamer:
         if self._backward is None:
             node.meta["nn_module_stack"] = self._module_stack(self._stack[-1])
             return
-        node.meta["fwd_nn_module_stack"] = self._module_stack(self._backward)
+        # A module that runs in backward computes again what its forward did not keep.
+        owner = self._stack[-1] if len(self._stack) > 1 else self._backward
+        node.meta["fwd_nn_module_stack"] = self._module_stack(owner)
         node.meta["autograd_backward"] = True
 
     def _module_stack(self, fqn: str) -> dict[str, tuple[str, type]]:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-Role = Literal["param", "buffer", "batch", "loss", "grad", "value"]
+    from pytest_fxbucket.capture.optimizing import Optimizing
+
+Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "value"]
 Phase = Literal["joint", "forward", "backward"]
 
 
@@ -19,9 +21,9 @@ class Value:
     """One input or output of a graph."""
 
     role: Role
-    """param, buffer, batch, loss, grad; value if nothing is known of it."""
+    """param, buffer, state (of an optimizer), hyper (a learning rate), batch, loss, grad; value if nothing is known of it."""
     fqn: str
-    """FQN of the parameter or buffer, path of the leaf in the batch, or a plain number."""
+    """FQN of the parameter or buffer, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a plain number."""
     shape: tuple[int, ...]
     """Shape as the graph sees it: for parameters and their gradients the padded local shard."""
     dtype: torch.dtype | None
@@ -35,11 +37,17 @@ class Parameter:
     aliases: tuple[str, ...]
     """Other FQNs of the same tensor."""
     shape: tuple[int, ...]
-    """Full shape, before sharding."""
+    """Full shape, before it is parted."""
     shard_shape: tuple[int, ...]
-    """Local shard, dimension 0 padded to ceil(shape[0] / ranks)."""
+    """Of a rank's part; of a shard with dimension 0 padded to ceil(rows / ranks)."""
     dtype: torch.dtype
     trainable: bool
+    local_shape: tuple[int, ...] = ()
+    """Of what the data-parallel ranks of one tp and ep rank hold together, which is what modules read."""
+    tp_dim: int | None = None
+    """Dimension that is parted over tp; None if every tp rank has all of it."""
+    is_expert: bool = False
+    """Whether dimension 0 is parted over ep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,10 @@ class StepGraph:
     """FQN of every module, in registration order; the root is ''."""
     mesh: tuple[MeshDim, ...]
     rank: int
+    optimizing: Optimizing | None = None
+    """What makes the optimizers whose update the step has; None if it has none."""
+    reused: str = ""
+    """Which layers were repeated instead of traced, or why none, as one clause; empty if nobody asked for it."""
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Real inputs that came with a graph that somebody else traced."""
 

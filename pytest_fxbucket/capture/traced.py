@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
-from pytest_fxbucket.capture.roles import MeshDim, Parameter, Phase, Role, StepGraph, Value
+from pytest_fxbucket.capture.roles import Parameter, Phase, Role, StepGraph, Value
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Plan
 
 _ROLES = get_args(Role)
@@ -36,7 +37,7 @@ class TracedStep:
     fqns: Mapping[Phase, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
 
-def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
+def take_step(given: Any, plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
     """``given`` by a factory, checked: a :class:`TracedStep`, or a bare (gm, inputs). Raises :class:`CaptureError`."""
     from torch import fx
 
@@ -50,7 +51,7 @@ def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
     _refuse_other_graphs(given, where)
     inputs = {phase: _values(given, phase, "inputs", where) for phase in given.graphs}
     outputs = {phase: _values(given, phase, "outputs", where) for phase in given.graphs}
-    parameters = _parameters(inputs, outputs, world)
+    parameters = _parameters(inputs, outputs, mesh.degree("dp_shard"))
     _refuse_foreign_gradients(outputs, [p.fqn for p in parameters], where)
     return StepGraph(
         graphs=given.graphs,
@@ -58,7 +59,7 @@ def take_step(given: Any, plan: Plan, world: int, rank: int) -> StepGraph:
         outputs=outputs,
         parameters=parameters,
         modules=modules_of([p.fqn for p in parameters]),
-        mesh=(MeshDim("dp_shard", world),),
+        mesh=mesh.dims,
         rank=rank,
         example_inputs={phase: tuple(given.inputs[phase]) for phase in given.graphs},
     )
@@ -98,7 +99,8 @@ def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Val
         )
     if unknown := [role for role in roles if role not in _ROLES]:
         raise CaptureError(f"{where}: {phase} {side} have the unknown role {unknown[0]!r}; known are {', '.join(_ROLES)}")
-    if repeated := [name for role, name in zip(roles, names, strict=True) if role == "param" and names.count(name) > 1]:
+    parameters = [name for role, name in zip(roles, names, strict=True) if role == "param"]
+    if repeated := [name for name in parameters if parameters.count(name) > 1]:
         raise CaptureError(f"{where}: {phase} {side} have the parameter {repeated[0]!r} more than once")
     return tuple(
         Value(role, name, tuple(getattr(t, "shape", ())), getattr(t, "dtype", None))  # type: ignore[arg-type]

@@ -44,6 +44,28 @@ def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, str]]
     ]
 
 
+def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+    """Parameters and buffers that are not what another rank has, where they must be; ``copies``: ranks that hold the same."""
+    for fqn in outcomes[0].built:
+        if other := next((rank for rank, one in enumerate(outcomes) if one.built.get(fqn) != outcomes[0].built[fqn]), None):
+            return [
+                f"the model's factory gave another {fqn} on rank {other} than on rank 0; it must give the same model on every "
+                "rank, so draw from torch's generator, which is seeded alike, and from nothing that depends on the rank"
+            ]
+    found: dict[tuple[int, int], list[str]] = {}
+    for fqn, sets in copies.items():
+        for ranks in sets:
+            first = outcomes[ranks[0]].held.get(fqn)
+            if other := next((rank for rank in ranks if outcomes[rank].held.get(fqn) != first), None):
+                found.setdefault((ranks[0], other), []).append(fqn)
+                break
+    return [
+        f"ranks {a} and {b} hold copies of {_some(fqns)}, which differ after the last step: "
+        "their gradients were not reduced alike"
+        for (a, b), fqns in found.items()
+    ]
+
+
 def buckets_at_hand(
     failure: RankFailure,
     readings: Mapping[int, tuple[Reading, Reading]],

@@ -13,7 +13,8 @@ from torch import fx
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.capture.shard import local_shard
+from pytest_fxbucket.capture.mesh import Mesh, make_groups
+from pytest_fxbucket.capture.parts import Parts
 from pytest_fxbucket.checks.bitwise import RUNS
 from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.compat import pytree
@@ -25,8 +26,9 @@ from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.gpus.nccl import record
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.roles import Value
-    from pytest_fxbucket.plan.schema import Model
+    from pytest_fxbucket.capture.optimizing import Optimizing
+    from pytest_fxbucket.capture.roles import Parameter, Value
+    from pytest_fxbucket.plan.schema import Model, Parallel
 
 LEARNING_RATE = 0.03125
 """Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
@@ -47,6 +49,10 @@ class Task:
     steps: int
     where: str
     """Plan file, for errors."""
+    mesh: Mesh
+    parallel: Parallel
+    parameters: tuple[Parameter, ...]
+    optimizing: Optimizing | None
     backend: str = "gloo"
     """What its ranks run on; says which settings are to be recorded."""
     localise_step: int | None = None
@@ -78,6 +84,10 @@ class Outcome:
     differences: list[Difference] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     """Digest of the batch of each step."""
+    built: dict[str, str] = field(default_factory=dict)
+    """Digest of each whole parameter and buffer as the model's factory made it."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Digest of this rank's part of each parameter after the last step, unbucketed."""
     zero: list[str] = field(default_factory=list)
     """FQNs of gradients that were all zero in every step."""
     not_finite: list[str] = field(default_factory=list)
@@ -94,11 +104,12 @@ def run(rank: int, world: int, task: Task) -> Outcome:
     with collector.paused():
         graphs = decode(task.unbucketed), decode(task.bucketed)
         outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
+    make_groups(task.mesh, rank)
     for graph in graphs:
         ensure_twins(graph.graph)
         place(graph, device())
     outcome.ran_on = record(task.backend)
-    start, batches = state_and_batches(rank, world, task)
+    start, batches = state_and_batches(rank, task, outcome.built)
     states = [[tensor.to(device(), copy=True) for tensor in start] for _ in graphs]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}
     for step in range(task.steps):
@@ -122,6 +133,8 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
+    kept = [value for value in task.inputs if value.role in KEPT]
+    outcome.held = {v.fqn: _bits_digest([t]) for v, t in zip(kept, states[0], strict=True) if v.role == "param"}
     outcome.peak_bytes = _peak_bytes()
     return outcome
 
@@ -132,10 +145,15 @@ def _peak_bytes() -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def state_and_batches(rank: int, world: int, task: Task) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
-    """Parameters and buffers to begin with, in input order; and the batch of a step."""
+def state_and_batches(
+    rank: int, task: Task, built: dict[str, str] | None = None
+) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
+    """Parameters, buffers and the optimizer's state to begin with, in input order; and the batch of a step.
+
+    ``built`` gets the digests of whole parameters and buffers.
+    """
     if task.model is None:
-        split = [value.role in ("param", "buffer") for value in task.inputs]
+        split = [value.role in KEPT for value in task.inputs]
         if True in split and False in split and split.index(False) < len(split) - 1 - split[::-1].index(True):
             raise CaptureError("inputs of a traced graph must list parameters and buffers before everything else")
         state = [t.detach() for t, kept in zip(task.example_inputs, split, strict=True) if kept]
@@ -144,26 +162,37 @@ def state_and_batches(rank: int, world: int, task: Task) -> tuple[list[torch.Ten
     factory, batch, _ = import_model(task.model, task.where)
     torch.manual_seed(task.seed)
     model = factory(**task.model.args)
-    parameters = {fqn: local_shard(p.detach(), rank, world) for fqn, p in model.named_parameters()}
-    buffers = dict(model.named_buffers())
-    state = [
-        parameters[value.fqn] if value.role == "param" else buffers[value.fqn]
-        for value in task.inputs
-        if value.role in ("param", "buffer")
-    ]
+    whole = {fqn: p.detach() for fqn, p in model.named_parameters()} | dict(model.named_buffers())
+    if built is not None:
+        built.update({fqn: _bits_digest([tensor]) for fqn, tensor in whole.items()})
+    parts = Parts.of(task.parallel, task.mesh)
+    own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in task.parameters}
+    kept = {("param", fqn): part for fqn, part in own.items()}
+    kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
+    if task.optimizing is not None:
+        kept |= task.optimizing.state(own, {value.fqn for value in task.outputs if value.role == "grad"})
+    state = [kept[value.role, value.fqn] for value in task.inputs if value.role in KEPT]
 
     def tensors(step: int) -> list[torch.Tensor]:
-        return [leaf for leaf in pytree.tree_leaves(batch(rank, step)) if isinstance(leaf, torch.Tensor)]
+        leaves = pytree.tree_leaves(batch(task.mesh.data_rank(rank), step))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     return state, tensors
 
 
+KEPT = ("param", "buffer", "state", "hyper")
+"""Roles of what lives on from step to step."""
+
+
 def _update(state: list[torch.Tensor], results: Sequence[Any], task: Task) -> None:
-    """One SGD step on the local shards."""
-    gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}
+    """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
+    made = {(v.role, v.fqn): r for v, r in zip(task.outputs, results, strict=True)}
+    has_optimizer = any(role in ("param", "state") for role, _ in made)
     for value, tensor in zip(task.inputs, state, strict=False):
-        if value.role == "param" and value.fqn in gradients:
-            tensor.add_(gradients[value.fqn].to(tensor.dtype), alpha=-LEARNING_RATE)
+        if (value.role, value.fqn) in made:
+            tensor.copy_(made[value.role, value.fqn])
+        elif value.role == "param" and not has_optimizer and ("grad", value.fqn) in made:
+            tensor.add_(made["grad", value.fqn].to(tensor.dtype), alpha=-LEARNING_RATE)
 
 
 def _compare_step(

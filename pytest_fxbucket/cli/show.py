@@ -18,7 +18,7 @@ from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.world import World
+from pytest_fxbucket.world import World
 
 Told = Callable[["World", int, str], str]
 """From a plan in its world, the rank and the plan's name to what is told of it."""
@@ -55,9 +55,10 @@ def tell(plan: Plan, pass_name: str, told: Told, rank: int = 0) -> str:
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     # A model that prints while it is built must not print into the text.
     with redirect_stdout(sys.stderr), first_on_path(folders_of(plan)), progress.watching(name_of(plan)):
+        from pytest_fxbucket.capture.mesh import mesh_of
         from pytest_fxbucket.world import World
 
-        return told(World(plan, plan.world_size, pass_name, progress.say), rank, name_of(plan))
+        return told(World(plan, mesh_of(plan), pass_name, progress.say), rank, name_of(plan))
 
 
 def folders_of(plan: Plan) -> list[Path]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.explain.fed import Fed, fed
 from pytest_fxbucket.explain.labels import labels
 from pytest_fxbucket.explain.read_off import report_of_reading
 from pytest_fxbucket.passes.report import PassReport
@@ -30,6 +32,8 @@ class Graph:
     """Of each launch by the name of its node, in byte order, as they were read off the graph."""
     labels: Mapping[str, str]
     """What to call each bucket, by the name of its launch."""
+    fed: tuple[Fed, ...] = ()
+    """Which reductions feed the updates of each entry; empty without an optimizer."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Told:
 
 def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
-    world = World(plan, plan.world_size, pass_name, say)
+    world = World(plan, mesh_of(plan), pass_name, say)
     step, passed = world.step(0), world.passed(0)
     by_report = all(one.bucketed.report is not None for one in passed.values())
     if not by_report and not step.has_roles:
@@ -79,7 +83,8 @@ def _graph(world: World, phase: str, passed: Passed) -> Graph:
         reading = next(reading for name, reading in world.reading(0).items() if name == phase)
         report = report_of_reading(reading, passed.reading, (before.graph, passed.bucketed.graph), world.entry_of)
     registered = [parameter.fqn for parameter in world.step(0).parameters]
-    return Graph(phase, report, dims, members, labels(report.buckets, registered))
+    names = labels(report.buckets, registered)
+    return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names))
 
 
 def _parameters(world: World, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:

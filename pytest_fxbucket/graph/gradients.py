@@ -31,7 +31,8 @@ class Gradients:
 
     Compute between the reduction and the output, a scaling say, is passed through. A gradient may be the sum of several
     pieces, as that of a layer used twice is; one that is made of parts of pieces is a problem. What a reduction sends of
-    another one's result (reduce-scatter, then all-reduce) has the name of what became of it.
+    another one's result (reduce-scatter, then all-reduce) has the name of what became of it. Of a gradient that is written in
+    place, by clipping say, that counts which was first read.
     """
 
     def __init__(self, found: Followed, output: fx.Node, outputs: Sequence[Value], role: Mapping[fx.Node, Role]) -> None:
@@ -47,6 +48,8 @@ class Gradients:
         """Compute on reduced pieces alone, as they are scaled: it goes where the waits for them go."""
         self.problems: list[str] = []
         whole = {use.value: use.content for use in self.read_by.get(output, ())}
+        first = {use.value: use.content for use in reversed(found.uses) if use.value in whole}
+        whole = {node: runs if any(self._is_reduced(r.source) for r in runs) else first[node] for node, runs in whole.items()}
         for node, value in zip(returned(output), outputs, strict=True):
             if value.role == "grad" and hasattr(node, "all_input_nodes"):
                 self._name(node, value.fqn, [whole[node]] if node in whole else self._reduced_before(node))

@@ -17,11 +17,13 @@ from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
 from pytest_fxbucket.graph.contributions import contributions
 from pytest_fxbucket.graph.direct import direct_reads
+from pytest_fxbucket.graph.feeds import updates_of
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.overwritten import reads_of_written
 from pytest_fxbucket.graph.sending import Piece
 from pytest_fxbucket.graph.updates import ancestors, update_nodes
 
@@ -46,6 +48,7 @@ class _Reader:
         self.found: Followed = follow(graph)
         self.forward = _forward_nodes(graph, outputs)
         self.update = update_nodes(graph, inputs, outputs)
+        self.graph, self.inputs, self.outputs = graph, inputs, outputs
         self.forward_positions = {self.position[node] for node in self.forward}
         self.forward_order = sorted(self.position[node] for node in self.forward if computes(node))
         placeholders = [node for node in self.position if node.op == "placeholder"]
@@ -82,8 +85,21 @@ class _Reader:
             seen_as=tuple(sorted(self.seen_as)),
             products=tuple(self._products()),
             names=tuple(node.name for node in self.position if computes(node) and node not in self.behind),
+            updating=frozenset(self.position[node] for node in self.update),
+            updates=tuple(updates_of(self.graph, self.update, self.inputs, self.outputs, self._given_to_updates())),
+            overwritten=tuple(reads_of_written(self.order, self.inputs, buckets)),
             order=self.order,
         )
+
+    def _given_to_updates(self) -> dict[tuple[fx.Node, fx.Node], list[str]]:
+        """By (reader, value) the gradients that the optimizer finds in what reductions brought."""
+        return {
+            (use.reader, use.value): [
+                self.names[n] for n in dict.fromkeys(one.source for one in use.content) if n in self.names
+            ]
+            for use in self.found.uses
+            if use.reader in self.update
+        }
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:
         """Products that no parameter is read for, with the parameter of the last compute on the way to them that has one."""

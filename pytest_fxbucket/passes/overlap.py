@@ -3,7 +3,7 @@
 All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
 ahead of it is waited for. Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its
 buckets are needed together; by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands
-there instead.
+there instead. Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import Computes, Starts
+from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
 from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Overlap:
     """Launch the key's all-gather when the value's compute starts."""
     wait_before: Places = field(default_factory=dict)
     """Wait for the key's reduction before the value's compute starts."""
+    updates: Literal["last", "ready"] = "last"
+    """Leave updates where they were, or let each start when the last reduction that it needs has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,13 @@ class Reordered:
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
 
 
-def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = ()) -> Reordered:
+def reorder(
+    graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = (), updating: Iterable[fx.Node] = ()
+) -> Reordered:
     """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
 
-    ``computes`` is compute by direction and entry, as far as that is known. Raises :class:`PlanError` for a place by hand that
-    names no bucket, or that cannot be had.
+    ``computes`` is compute by direction and entry, as far as that is known; ``updating`` are the optimizer's nodes, which move
+    if the rules say so. Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
     """
     moves = _Moves(graph, buckets, rules, computes)
     for direction in DIRECTIONS:
@@ -69,6 +74,8 @@ def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes
         moves.prefetch(direction)
     if rules.defer_reduce:
         moves.defer()
+    if rules.updates == "ready":
+        moves.update_when_ready(updating)
     if moves.wishes != list(map(float, range(len(moves.order.nodes)))):
         edges = dict(enumerate(moves.order.before))
         relink(graph, [moves.order.nodes[index] for index in arranged(edges, moves.wishes)])
@@ -122,6 +129,14 @@ class _Moves:
                     for wait in bucket.waits:
                         if wait not in self.by_hand and self._sink(bucket, wait, anchor):
                             self.kept.append((self.order.nodes[anchor], wait))
+
+    def update_when_ready(self, nodes: Iterable[fx.Node]) -> None:
+        """Let what ``nodes`` update start behind the waits as they stand by now."""
+        updating = {self.order.index[node] for node in nodes}
+        waits = waits_of(self.order, self.buckets)
+        moved = hoist_updates(self.order, self.wishes, updating, waits)
+        self.kept += kept_pairs(self.order, self.wishes, moved, waits.keys())
+        self.left += why_late(self.order, updating, waits)
 
     def place_gathers(self, direction: Direction) -> None:
         """``launch_at``: at the start of another entry's compute."""

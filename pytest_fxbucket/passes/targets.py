@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Value
     from pytest_fxbucket.graph.reading import Direction, Reading
 
+Ends = tuple[Sequence["Value"], Sequence["Value"]]
 _NO_ENTRY = "no entry names its module"
 
 
@@ -69,6 +70,8 @@ class Targets:
     """Of the graph; it holds until the graph changes."""
     entries: tuple[str, ...] = ()
     """In the plan's order; empty if launches are bucketed by size."""
+    ends: Ends | None = None
+    """Roles of the graph's inputs and outputs; None if nobody said them."""
     launching: tuple[str, ...] = ()
     """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
     computes: tuple[tuple[fx.Node, Direction, str], ...] = ()
@@ -89,9 +92,16 @@ class _Name(NamedTuple):
 
 
 def by_parameter(
-    graph: fx.Graph, reading: Reading, inputs: Sequence[Value], entry_of: Mapping[str, str], entries: Sequence[str] = ()
+    graph: fx.Graph,
+    reading: Reading,
+    inputs: Sequence[Value],
+    entry_of: Mapping[str, str],
+    entries: Sequence[str] = (),
+    outputs: Sequence[Value] | None = None,
 ) -> Targets:
     """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries.
+
+    Without ``outputs``, of which the graph returns one each, nothing is said of the optimizer.
 
     ``reading`` is of ``graph``, or of the graph it was copied from: nodes are found by name.
     """
@@ -113,7 +123,7 @@ def by_parameter(
             name = _Name(entry, known, first, bucket.direction, reason, bucket.round, bucket.level)
         names[nodes[bucket.node]] = name
     found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
-    return replace(found, computes=_computes(nodes, reading, entry_of))
+    return replace(found, computes=_computes(nodes, reading, entry_of), ends=None if outputs is None else (inputs, outputs))
 
 
 def _computes(
@@ -182,7 +192,7 @@ def _sort(
             left.append(LeftAlone(_describe(node, name), launch, name.direction, kind, name.fqns))
         else:
             planned.append(_target(launch, name))
-    return Targets(tuple(planned), tuple(left), len(names), order, entries, launching)
+    return Targets(tuple(planned), tuple(left), len(names), order, entries, launching=launching)
 
 
 def _target(launch: launches.Launch, name: _Name) -> Target:

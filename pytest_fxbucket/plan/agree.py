@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.agree_on_mesh import agree_on_mesh
+from pytest_fxbucket.plan.agree_on_step import agree_on_step
 from pytest_fxbucket.plan.places import refuse_wrong_places
 from pytest_fxbucket.plan.rules import show
 from pytest_fxbucket.plan.schema import Bucket, Plan
@@ -17,13 +19,8 @@ def agree(plan: Plan, where: str) -> None:
         raise PlanError(f"{where}: there is neither [model] nor [graph]; one of them says what is checked")
     if plan.model is not None and plan.graph is not None:
         raise PlanError(f"{where}: [model] and [graph] are both there; keep the one that is to be checked")
-    mesh, small = plan.parallel.dp_shard, plan.run.world.get("dp_shard", 2)
-    if mesh < 2:
-        raise PlanError(f"{where}: [parallel] dp_shard = {mesh} leaves nothing to shard; use 2 or more")
-    if small > mesh:
-        raise PlanError(
-            f"{where}: [run] world.dp_shard = {small} is more than [parallel] dp_shard = {mesh}; world is for a smaller mesh"
-        )
+    agree_on_mesh(plan, where)
+    agree_on_step(plan, where)
     if plan.bucket.by == "size":
         _by_size(plan, where)
     else:

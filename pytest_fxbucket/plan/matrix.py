@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import cast
@@ -9,7 +10,7 @@ from typing import cast
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.read import known_key
 from pytest_fxbucket.plan.rules import nearest, wrong
-from pytest_fxbucket.plan.schema import tables
+from pytest_fxbucket.plan.schema import may_be_several, tables
 
 # Goldens and folders are named by it, so it must still tell rows apart where dots and dashes at the ends of names are cut.
 _ID = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?")
@@ -20,7 +21,8 @@ Tables = dict[str, object]
 def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[tuple[str, str, Tables]]:
     """Yield id, error prefix and whole tables of each row, in the file's order.
 
-    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value.
+    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
+    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name.
     Raises PlanError for an id that is missing, wrong or used twice and for unknown keys; values are not looked at.
     """
     if not isinstance(raw, list) or not all(isinstance(row, Mapping) for row in raw):
@@ -51,30 +53,42 @@ def _id(row: Mapping[str, object], number: int, where: str) -> str:
 def _merge(base: Mapping[str, object], overrides: Mapping[str, object], where: str) -> Tables:
     merged: Tables = dict(base)
     written: set[tuple[str, str]] = set()
-    for table, key, value in _flat(overrides, where):
-        if (table, key) in written:
-            raise PlanError(f"{where}: {table}.{key} is set twice; set it once")
-        written.add((table, key))
-        old = merged.get(table, {})
-        merged[table] = {**cast(Mapping[str, object], old), key: value}
+    for name, value in overrides.items():
+        if name in tables() and may_be_several(name) and isinstance(value, list):
+            merged[name] = value
+            continue
+        for table, key, inner in _keys(name, value, where):
+            if (table, key) in written:
+                raise PlanError(f"{where}: {table}.{key} is set twice; set it once")
+            written.add((table, key))
+            merged[table] = {**_one(merged.get(table, {}), table, key, where), key: inner}
     return merged
 
 
-def _flat(overrides: Mapping[str, object], where: str) -> Iterator[tuple[str, str, object]]:
-    for name, value in overrides.items():
-        table, dot, key = name.partition(".")
-        if table not in tables():
-            raise PlanError(f'{where}: there is no table "{table}"{nearest(table, list(tables()))}')
-        if dot:
-            pairs: Mapping[str, object] = {key: value}
-        elif isinstance(value, Mapping):
-            pairs = value
-        else:
-            raise wrong(f"{where}: {table}", f"followed by one of its keys, as in {_example(table)}", value)
-        for inner, inner_value in pairs.items():
-            known_key(table, inner, where)
-            yield table, inner, inner_value
+def _one(old: object, table: str, key: str, where: str) -> Mapping[str, object]:
+    """The table that a key is set in; of several nobody can tell which."""
+    if isinstance(old, list):
+        if len(old) > 1:
+            example = f"{table} = [{{ {_first_key(table)} = ... }}]"
+            raise PlanError(
+                f"{where}: {table}.{key} could be of any of {len(old)} [[{table}]]; write all that the row has, as in {example}"
+            )
+        return cast(Mapping[str, object], old[0] if old else {})
+    return cast(Mapping[str, object], old)
 
 
-def _example(table: str) -> str:
-    return f"{table}.{next(iter(tables()[table].__dataclass_fields__))} = ..."
+def _keys(name: str, value: object, where: str) -> Iterator[tuple[str, str, object]]:
+    """Yield table, key and value of what a row holds under one name."""
+    table, dot, key = name.partition(".")
+    if table not in tables():
+        raise PlanError(f'{where}: there is no table "{table}"{nearest(table, list(tables()))}')
+    if not dot and not isinstance(value, Mapping):
+        raise wrong(f"{where}: {table}", f"followed by one of its keys, as in {table}.{_first_key(table)} = ...", value)
+    pairs = {key: value} if dot else cast(Mapping[str, object], value)
+    for inner, inner_value in pairs.items():
+        known_key(table, inner, f"{where}: [{table}]")
+        yield table, inner, inner_value
+
+
+def _first_key(table: str) -> str:
+    return dataclasses.fields(tables()[table])[0].name

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.agree import agree
 from pytest_fxbucket.plan.rules import Rule, nearest, wrong
-from pytest_fxbucket.plan.schema import Plan, tables, unbuilt_table
+from pytest_fxbucket.plan.schema import Plan, may_be_several, tables
 
 
 def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, where: str) -> Plan:
@@ -18,34 +18,40 @@ def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, wher
     for name in raw:
         if name not in tables():
             raise PlanError(f"{where}: there is no table [{name}]{_where_else(name, '', [*tables(), 'matrix'])}")
-    parts: dict[str, Any] = {name: _read_table(name, raw[name], where) for name in tables() if name in raw}
+    parts: dict[str, Any] = {name: _read_tables(name, raw[name], where) for name in tables() if name in raw}
     plan = Plan(path=path, matrix_id=matrix_id, **parts)
     agree(plan, where)
     return plan
 
 
-def known_key(table: str, key: str, where: str) -> None:
-    """Raise PlanError with the nearest known one if ``[table] key`` is not in the schema."""
+def known_key(table: str, key: str, inside: str) -> None:
+    """Raise PlanError, beginning with ``inside``, with the nearest known one if ``[table] key`` is not in the schema."""
     names = [spec.name for spec in dataclasses.fields(tables()[table])]
     if key not in names:
-        raise PlanError(f'{where}: [{table}] has no key "{key}"{_where_else(key, table, names)}')
+        raise PlanError(f'{inside} has no key "{key}"{_where_else(key, table, names)}')
 
 
-def _read_table(name: str, raw: object, where: str) -> object:
+def _read_tables(name: str, raw: object, where: str) -> object:
+    """One table, or all of those that there may be several of, as a tuple."""
+    if not may_be_several(name):
+        return _read_table(name, raw, f"{where}: [{name}]")
+    if not isinstance(raw, list):
+        return (_read_table(name, raw, f"{where}: [{name}]"),)
+    return tuple(_read_table(name, each, f"{where}: [[{name}]] {number}:") for number, each in enumerate(raw, 1))
+
+
+def _read_table(name: str, raw: object, inside: str) -> object:
     if not isinstance(raw, Mapping):
-        raise wrong(f"{where}: [{name}]", "a table", raw)
-    advice = unbuilt_table(name)
-    if advice is not None:
-        raise PlanError(f"{where}: [{name}] is not built yet; {advice}")
+        raise wrong(inside.removesuffix(":"), "a table", raw)
     for key in raw:
-        known_key(name, key, where)
+        known_key(name, key, inside.removesuffix(":"))
     values: dict[str, object] = {}
     for spec in dataclasses.fields(tables()[name]):
         rule = cast(Rule, spec.metadata["rule"])
         if spec.name in raw:
-            values[spec.name] = rule.read(raw[spec.name], f"{where}: [{name}] {spec.name}")
+            values[spec.name] = rule.read(raw[spec.name], f"{inside} {spec.name}")
         elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            raise PlanError(f"{where}: [{name}] {spec.name} is missing; it must be {rule.expects}")
+            raise PlanError(f"{inside} {spec.name} is missing; it must be {rule.expects}")
     return tables()[name](**values)
 
 

@@ -16,7 +16,8 @@ from difflib import get_close_matches
 from pytest_fxbucket.errors import PlanError
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_DEGREES = ("dp_shard", "dp_replicate", "tp", "pp")
+DEGREES = ("pp", "dp_replicate", "dp_shard", "tp")
+"""Dimensions of the mesh, the outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def _cap(value: object, where: str, expects: str) -> float:
 
 
 def degrees(doc: str) -> Metadata:
-    """Take a table of mesh degrees, as a dict; only dp_shard is built."""
+    """Take a table of mesh degrees, as a dict; pp is not built yet."""
     expects = "a table such as { dp_shard = 4 }"
     count: Callable[[object, str], object] = whole("", least=2)["rule"].read
 
@@ -193,11 +194,23 @@ def degrees(doc: str) -> Metadata:
         if not isinstance(value, Mapping):
             raise wrong(where, expects, value)
         for name, degree in value.items():
-            if name not in _DEGREES:
-                raise PlanError(f'{where} has no key "{name}"{nearest(name, list(_DEGREES))}')
-            if name != "dp_shard":
-                raise not_built(f"{where}.{name}", degree, "dp_shard alone")
+            if name not in DEGREES:
+                raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
+            if name == "pp":
+                raise not_built(f"{where}.{name}", degree, "the other dimensions")
         return {name: count(degree, f"{where}.{name}") for name, degree in value.items()}
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def number(doc: str, *, least: float) -> Metadata:
+    """Take a finite number from ``least``, as a float."""
+    expects = f"a number of at least {least:g}"
+
+    def read(value: object, where: str) -> object:
+        if not least <= _number(value) < math.inf:
+            raise wrong(where, expects, value)
+        return _number(value)
 
     return {"rule": Rule(doc, expects, read)}
 

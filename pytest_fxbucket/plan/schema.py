@@ -8,23 +8,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_fxbucket.plan.entries import Entry, entry_list
+from pytest_fxbucket.plan.groups import parameter_groups
 from pytest_fxbucket.plan.places import Places, places
 from pytest_fxbucket.plan.rules import (
+    DEGREES,
     Rule,
     callable_name,
     caps,
     check_switch,
     degrees,
     keyword_arguments,
+    number,
     one_of,
     seconds,
     switch,
     whole,
 )
+from pytest_fxbucket.plan.tp_plan import linear_styles
 
 __all__ = [
     "Bucket",
@@ -38,10 +43,11 @@ __all__ = [
     "Parallel",
     "Plan",
     "Run",
+    "Step",
     "keys",
+    "may_be_several",
     "rule_of",
     "tables",
-    "unbuilt_table",
 ]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -51,12 +57,14 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Model:
     """``[model]``: the model, its batches and its loss."""
 
-    factory: str = field(metadata=callable_name("gives the torch.nn.Module, the same on every rank"))
-    batch: str = field(metadata=callable_name("callable(rank, step) -> tuple of inputs, or dict of keyword inputs"))
-    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("arguments of factory"))
+    factory: str = field(metadata=callable_name("`callable(**args) -> torch.nn.Module`, seeded, the same on every rank"))
+    batch: str = field(
+        metadata=callable_name("`callable(rank, step)` -> tuple of inputs, or dict of keyword inputs; differs by rank and step")
+    )
+    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))
     loss: str | None = field(
         default=None,
-        metadata=callable_name("callable(output, batch) -> scalar; left out: output.loss, or the output itself"),
+        metadata=callable_name("`callable(output, batch)` -> scalar; left out: output.loss, or the output itself"),
     )
 
 
@@ -64,7 +72,11 @@ class Model:
 class Graph:
     """``[graph]``: graphs that someone else traced."""
 
-    factory: str = field(metadata=callable_name("callable() -> TracedStep, called on every rank"))
+    factory: str = field(
+        metadata=callable_name(
+            "instead of `[model]`, graphs that somebody else traced: `callable() -> TracedStep`, called on every rank"
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,67 +85,158 @@ class Parallel:
 
     mode: str = field(
         default="fully_shard",
-        metadata=one_of("what is sharded", "fully_shard", unbuilt=("replicate", "hybrid_shard")),
+        metadata=callable_name(
+            'what is sharded: `"fully_shard"`: parameters on dimension 0, gathered where a module first reads them; '
+            '`"replicate"`: nothing, gradients are all-reduced, as DDP; `"hybrid_shard"`: sharded within, copied between; '
+            "a callable gives a mode of your own: `callable(mesh) -> Mode`",
+            "fully_shard",
+            "replicate",
+            "hybrid_shard",
+        ),
     )
     dp_shard: int = field(default=1, metadata=whole("ranks that a parameter is sharded over", least=1))
-    dp_replicate: int = field(default=1, metadata=whole("copies of the sharded model", least=1, most=1))
-    tp: int = field(default=1, metadata=whole("tensor parallel ranks", least=1, most=1))
+    dp_replicate: int = field(default=1, metadata=whole("copies of the model, sharded or whole", least=1))
+    tp: int = field(default=1, metadata=whole("ranks that the modules of `tp_plan` are parted over", least=1))
+    tp_plan: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=linear_styles('how linears are parted over `tp`: `"colwise"` by outputs, `"rowwise"` by inputs'),
+    )
+    ep: int = field(default=1, metadata=whole("ranks, out of those of `dp_shard`, that experts are parted over", least=1))
+    ep_plan: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("modules of experts: parameters and input have one row an expert")
+    )
     pp: int = field(default=1, metadata=whole("pipeline stages", least=1, most=1))
     param_dtype: str | None = field(
         default=None,
-        metadata=one_of("dtype of gathered parameters; left out: the parameter's own", *_DTYPES, omit=True),
+        metadata=one_of(
+            "dtype of all-gathers and of what modules read, and float inputs of the model are cast to it, as FSDP2's root "
+            "does; left out: the parameter's own",
+            *_DTYPES,
+            omit=True,
+        ),
     )
     reduce_dtype: str | None = field(
         default=None,
         metadata=one_of("dtype of gradient reductions; left out: the gradient's own", *_DTYPES, omit=True),
     )
-    reshard_after_forward: bool = field(default=True, metadata=switch("gather again in backward"))
+    reshard_after_forward: bool = field(default=True, metadata=switch("parameters are gathered again in backward, or kept"))
     reduce_order: str = field(
         default="scatter_first",
-        metadata=one_of("order of hybrid_shard's reductions", "scatter_first", unbuilt=("replicate_first",)),
+        metadata=one_of("which of `hybrid_shard`'s two reductions comes first", "scatter_first", "replicate_first"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``[step]``: what a step does beside forward and backward."""
+
+    microbatches: int = field(
+        default=1, metadata=whole("equal parts of a batch, one after the other; gradients are reduced once", least=1)
+    )
+    checkpoint: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("modules whose forward is computed again in backward")
+    )
+    clip_norm: float = field(
+        default=0.0, metadata=number("largest global norm of the gradients that the optimizer sees, 0: any", least=0)
+    )
+    reuse_layers: bool = field(
+        default=False,
+        metadata=switch("trace layers that are alike once and repeat them; a model that has none is traced whole"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """``[optimizer]``: the optimizer in the traced step."""
+    """``[optimizer]``, or ``[[optimizer]]`` for each of several: what updates parameters in the traced step."""
 
-    factory: str = field(metadata=callable_name("callable(params, **args) -> torch.optim.Optimizer"))
-    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("arguments of factory"))
+    factory: str = field(
+        metadata=callable_name("`callable(params, **args) -> torch.optim.Optimizer`; several are each under `[[optimizer]]`")
+    )
+    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))
+    params: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("what it updates; left out: all that no other optimizer has")
+    )
+    groups: str | tuple[Mapping[str, object], ...] = field(
+        default="one",
+        metadata=parameter_groups(
+            "its parameter groups: one, one for each entry of `bucket.plan`, or those listed and one of the rest"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """``[bucket]``: which parameters share a launch."""
 
-    enabled: bool = field(default=True, metadata=switch("bucket at all"))
-    plan: tuple[Entry, ...] = field(default=(), metadata=entry_list("entries, one bucket each; none with by = size"))
-    by: str = field(
-        default="plan", metadata=one_of("what shares a bucket: an entry, or neighbours up to a cap", "plan", "size")
+    enabled: bool = field(default=True, metadata=switch("merge at all; false only reorders"))
+    plan: tuple[Entry, ...] = field(
+        default=(),
+        metadata=entry_list(
+            'entries, one bucket each: `"a.b"` a module, a parameter\'s own FQN, `"layers.[0-3]"` four entries, `"layers.*"` '
+            'one for each child, `"norm+output"` (or an array inside the array) one entry of both; left out with `by = "size"`'
+        ),
     )
-    layout: str = field(default="registration", metadata=one_of("byte order in a bucket", "registration", "execution"))
-    dtypes: str = field(default="separate", metadata=one_of("dtypes in one all-gather", "separate", "mixed"))
+    by: str = field(
+        default="plan",
+        metadata=one_of(
+            "what shares a bucket: an entry, or neighbours up to `cap_mb`, whatever module they are of", "plan", "size"
+        ),
+    )
+    layout: str = field(
+        default="registration",
+        metadata=one_of(
+            "byte order in a bucket: as parameters are registered (as FSDP2), or executed", "registration", "execution"
+        ),
+    )
+    dtypes: str = field(
+        default="separate",
+        metadata=one_of('`"mixed"`: one all-gather carries several dtypes, as bytes; reductions never do', "separate", "mixed"),
+    )
     cap_mb: tuple[float, ...] = field(
         default=(0.0,),
-        metadata=caps("largest bucket in 2**20 bytes, 0: no cap; of several one an entry in turn, the last for the rest"),
+        metadata=caps(
+            "largest bucket in 2**20 bytes of the larger of input and output, 0: no cap; a list has one for each entry in turn "
+            "(by size: for each bucket), the last for the rest; a member above it stands alone"
+        ),
     )
-    packer: str = field(default="default", metadata=callable_name("how members become one tensor", "default"))
-    unplanned: str = field(default="error", metadata=one_of("a parameter in no entry", "error", "allow", "root"))
+    packer: str = field(
+        default="default",
+        metadata=callable_name(
+            "how members become one tensor; one of your own: see `pytest_fxbucket.passes.packers`", "default"
+        ),
+    )
+    unplanned: str = field(
+        default="error",
+        metadata=one_of('a parameter in no entry; `"root"`: all such in one bucket, as FSDP2', "error", "allow", "root"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """``[overlap]``: where launches and waits stand."""
 
-    prefetch: int = field(default=1, metadata=whole("entries ahead that an all-gather is launched", least=0))
-    defer_reduce: bool = field(default=True, metadata=switch("reduction waits go past the next entry's launch"))
-    insert_overlap_deps: bool = field(default=False, metadata=switch("keep the order through later compilers"))
-    gather_group: str = field(default="same", metadata=one_of("process group of all-gathers", "same", "own"))
+    prefetch: int = field(default=1, metadata=whole("entries ahead that an all-gather is launched, 0: where it was", least=0))
+    defer_reduce: bool = field(default=True, metadata=switch("reductions are waited for behind the next entry's launches"))
+    updates: str = field(
+        default="last",
+        metadata=one_of("when updates run: after all reductions, or each when its own has ended", "last", "ready"),
+    )
+    insert_overlap_deps: bool = field(
+        default=False, metadata=switch("the order is written into the graph, so that later compilers keep it")
+    )
+    gather_group: str = field(
+        default="same",
+        metadata=one_of("process group of all-gathers; on their own they do not queue behind reductions", "same", "own"),
+    )
     launch_at: Places = field(
-        default_factory=dict, metadata=places("launch the key's all-gather when the value's compute starts")
+        default_factory=dict,
+        metadata=places("by hand: the key's all-gather is launched where the value's compute starts, whatever `prefetch` says"),
     )
     wait_before: Places = field(
-        default_factory=dict, metadata=places("wait for the key's reduction before the value's compute starts")
+        default_factory=dict,
+        metadata=places(
+            "by hand: the key's reduction is waited for right before the value's compute, whatever `defer_reduce` says"
+        ),
     )
 
 
@@ -142,13 +245,17 @@ class Run:
     """``[run]``: how ranks are run."""
 
     backend: str = field(
-        default="auto", metadata=one_of("process group back end", "auto", "gloo", "gloo:cuda", "nccl", "local", "fake")
+        default="auto",
+        metadata=one_of(
+            'process group back end, see below; `"auto"`: `"nccl"` if there is a GPU for each rank, else `"gloo"`',
+            *("auto", "gloo", "gloo:cuda", "nccl", "local", "fake"),
+        ),
     )
     world: Mapping[str, int] = field(
-        default_factory=dict, metadata=degrees("a smaller mesh for the checks that run; left out: [parallel]'s")
+        default_factory=dict, metadata=degrees("a smaller mesh for bitwise; dimensions left out are as in `[parallel]`")
     )
-    steps: int = field(default=3, metadata=whole("training steps", least=1))
-    seed: int = field(default=0, metadata=whole("seed of weights and batches", least=0))
+    steps: int = field(default=3, metadata=whole("steps that bitwise runs", least=1))
+    seed: int = field(default=0, metadata=whole("seed of the weights and of random operators in the step", least=0))
     timeout_s: float = field(default=120.0, metadata=seconds("longest that ranks may take"))
 
 
@@ -172,9 +279,9 @@ class Plan:
     model: Model | None = field(default=None, metadata={"table": Model})
     graph: Graph | None = field(default=None, metadata={"table": Graph})
     parallel: Parallel = field(default_factory=Parallel, metadata={"table": Parallel})
-    optimizer: Optimizer | None = field(
-        default=None, metadata={"table": Optimizer, "unbuilt": "leave it out: the step ends with the reduced gradients"}
-    )
+    step: Step = field(default_factory=Step, metadata={"table": Step})
+    optimizer: tuple[Optimizer, ...] = field(default=(), metadata={"table": Optimizer, "several": True})
+    """Left out: the step ends with the reduced gradients."""
     bucket: Bucket = field(default_factory=Bucket, metadata={"table": Bucket})
     overlap: Overlap = field(default_factory=Overlap, metadata={"table": Overlap})
     run: Run = field(default_factory=Run, metadata={"table": Run})
@@ -183,20 +290,22 @@ class Plan:
     @property
     def world_size(self) -> int:
         """Ranks of the real job's mesh."""
-        mesh = self.parallel
-        return mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp
+        return prod(self.degrees.values())
 
     @property
     def run_world(self) -> int:
-        """Ranks that are really run: ``[run] world``, where it says nothing ``[parallel]``."""
-        small = self.run.world
-        mesh = self.parallel
-        return (
-            small.get("dp_shard", mesh.dp_shard)
-            * small.get("dp_replicate", mesh.dp_replicate)
-            * small.get("tp", mesh.tp)
-            * small.get("pp", mesh.pp)
-        )
+        """Ranks that are really run."""
+        return prod(self.run_degrees.values())
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Size of each dimension of the real job's mesh, the outermost first; ``ep`` is a part of ``dp_shard``."""
+        return {name: getattr(self.parallel, name) for name in DEGREES}
+
+    @property
+    def run_degrees(self) -> dict[str, int]:
+        """The same of the mesh that is really run: ``[run] world``, where it says nothing ``[parallel]``."""
+        return self.degrees | dict(self.run.world)
 
 
 class Key(NamedTuple):
@@ -218,10 +327,9 @@ def tables() -> dict[str, type[Any]]:
     return {spec.name: spec.metadata["table"] for spec in dataclasses.fields(Plan) if "table" in spec.metadata}
 
 
-def unbuilt_table(table: str) -> str | None:
-    """Say what to do instead of a table that is not built yet; None if it is built."""
-    advice: str | None = Plan.__dataclass_fields__[table].metadata.get("unbuilt")
-    return advice
+def may_be_several(table: str) -> bool:
+    """Whether ``table`` may be an array of tables."""
+    return bool(Plan.__dataclass_fields__[table].metadata.get("several"))
 
 
 def rule_of(table: str, key: str) -> Rule:
@@ -236,4 +344,4 @@ def keys() -> Iterator[Key]:
         for spec in dataclasses.fields(cls):
             rule: Rule = spec.metadata["rule"]
             default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
-            yield Key(table, spec.name, default, rule.choices, rule.built and unbuilt_table(table) is None)
+            yield Key(table, spec.name, default, rule.choices, rule.built)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.checks.bitwise_job import Task, state_and_batches
 from pytest_fxbucket.graph.portable import decode
 from pytest_fxbucket.passes.default_packer import cut_columns, cut_views, pack
@@ -113,7 +114,7 @@ def beside(form: Sequence[float], default: Sequence[float]) -> str:
 def measure(pools: Pools, dim: int, turns: int) -> list[list[float]]:
     """Seconds of each turn in each form, and unbucketed."""
     plans = [parse_plans(plan_text(dim, form), Path("pack_forms.toml"))[0] for form in FORMS]
-    worlds = [World(plan, RANKS, "manual", lambda _: None) for plan in plans]
+    worlds = [World(plan, shard_mesh(RANKS), "manual", lambda _: None) for plan in plans]
     payloads = [(turns, [task(world, rank) for world in worlds]) for rank in range(RANKS)]
     told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
     return [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]

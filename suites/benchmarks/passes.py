@@ -24,6 +24,7 @@ from unittest import mock
 from torch import fx
 
 from pytest_fxbucket import collector
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.checks.audit import audit
 from pytest_fxbucket.checks.collectives import calls_of
 from pytest_fxbucket.checks.promise import promise_of
@@ -67,7 +68,7 @@ class Graphs:
 
     def __init__(self, layers: int) -> None:
         self.layers, self.plan = layers, plan_of(layers)
-        self.world = World(self.plan, RANKS, "manual", lambda _: None)
+        self.world = World(self.plan, shard_mesh(RANKS), "manual", lambda _: None)
         self.step = self.world.step(0)
         self.gm = self.step.graphs["joint"]
 

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytest_fxbucket.capture.mesh import Group, Mesh
+from pytest_fxbucket.plan.schema import Parallel
+
 WIDTH = 8
 
 
@@ -287,3 +290,26 @@ class Repeated(nn.Module):
 
 def repeated() -> nn.Module:
     return Repeated()
+
+
+class LastDimension:
+    """A parallel mode: parameters sharded on their last dimension."""
+
+    def __init__(self, group: Group) -> None:
+        self.size, self.name = group.size, group.name
+
+    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
+        return whole.chunk(self.size, -1)[mesh.at(rank, "dp_shard")].clone(memory_format=torch.contiguous_format)
+
+    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+        c10d = torch.ops._c10d_functional
+        return torch.cat(c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.size, self.name)).chunk(self.size), -1)
+
+    def reduce(self, gradient: Tensor) -> Tensor:
+        c10d = torch.ops._c10d_functional
+        below = torch.cat(gradient.chunk(self.size, -1))
+        return c10d.wait_tensor(c10d.reduce_scatter_tensor(below, "avg", self.size, self.name))
+
+
+def last_dimension(parallel: Parallel, mesh: Mesh) -> LastDimension:
+    return LastDimension(mesh.group("dp_shard"))

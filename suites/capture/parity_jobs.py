@@ -9,52 +9,53 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fixtures.reference import imported
+from fixtures.reference.stepping import built, imported
+from pytest_fxbucket.capture.mesh import Mesh, make_groups
+from pytest_fxbucket.capture.parts import Parts
 from pytest_fxbucket.graph.portable import decode
 
 
 def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Step ``graph`` on this rank.
 
-    Keys of ``payload``: those of ``fsdp2_steps``; ``graph`` (portable), ``inputs`` and ``outputs`` (its values), ``shapes``
-    (full shape of each parameter). Returns what ``fsdp2_steps`` returns, and ``buffers`` after the last step.
+    Keys of ``payload``: those of every reference; ``graph`` (portable), ``inputs`` and ``outputs`` (its values),
+    ``parameters``, ``capture_mesh`` and ``parallel`` (of the plan), ``by_rows`` (whether dimension 0 is sharded). Returns what a reference returns.
     """
-    torch.manual_seed(payload["seed"])
-    model = imported(payload["factory"])(**payload["args"])
+    make_groups(payload["capture_mesh"], rank)
+    model, parts = built(payload), Parts.of(payload["parallel"], payload["capture_mesh"])
     graph, batch = decode(payload["graph"]), imported(payload["batch"])
-    state = {name: padded_rows(p.detach(), rank, world) for name, p in model.named_parameters()}
+    whole = dict(model.named_parameters())
+    state = {p.fqn: parts.of_rank(whole[p.fqn].detach(), p, rank) for p in payload["parameters"]}
     state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
     steps = []
     for step in range(payload["steps"]):
-        leaves = [leaf for leaf in pytree.tree_leaves(batch(rank, step)) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in pytree.tree_leaves(batch(payload["data_rank"][rank], step)) if isinstance(leaf, Tensor)]
         inputs = [state[v.fqn] for v in payload["inputs"] if v.role in ("param", "buffer")]
         loss, *grads = graph(*inputs, *leaves)
         fqns = [value.fqn for value in payload["outputs"] if value.role == "grad"]
         for fqn, grad in zip(fqns, grads, strict=True):
             state[fqn].add_(grad, alpha=-payload["lr"])
-        steps.append({"loss": loss, "gradients": dict(own_rows(rank, world, payload, zip(fqns, grads, strict=True)))})
-    ours = ((fqn, state[fqn]) for fqn in payload["shapes"])
+        steps.append({"loss": loss, "gradients": dict(own_rows(rank, payload, dict(zip(fqns, grads, strict=True))))})
     return {
         "steps": steps,
-        "parameters": dict(own_rows(rank, world, payload, ours)),
+        "parameters": dict(own_rows(rank, payload, {p.fqn: state[p.fqn] for p in payload["parameters"]})),
         "buffers": {name: state[name] for name, _ in model.named_buffers()},
     }
 
 
-def padded_rows(tensor: Tensor, rank: int, world: int) -> Tensor:
-    """Rank's rows of ``tensor`` as torch.chunk deals them, zeros below up to the first chunk's size."""
-    chunks = torch.chunk(tensor, world)
-    padded = torch.zeros_like(chunks[0])
-    if rank < len(chunks):
-        padded[: len(chunks[rank])] = chunks[rank]
-    return padded
-
-
-def own_rows(rank: int, world: int, payload: Mapping[str, Any], padded: Any) -> Iterator[tuple[str, Tensor]]:
-    """``padded`` (name, tensor) pairs without padding."""
-    for fqn, tensor in padded:
-        chunks = torch.empty(payload["shapes"][fqn][0], 0).chunk(world)
-        yield fqn, tensor[: len(chunks[rank]) if rank < len(chunks) else 0].clone()
+def own_rows(rank: int, payload: Mapping[str, Any], padded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of ``padded`` as torch.chunk deals their rows, without padding."""
+    mesh: Mesh = payload["capture_mesh"]
+    described = {p.fqn: p for p in payload["parameters"]}
+    for fqn, tensor in padded.items():
+        parameter = described[fqn]
+        if not payload["by_rows"]:
+            yield fqn, tensor.clone()
+            continue
+        along = "dp_shard_mod_ep" if parameter.is_expert else "dp_shard"
+        chunks = torch.empty(parameter.local_shape[0], 0).chunk(mesh.degree(along))
+        at = mesh.at(rank, along)
+        yield fqn, tensor[: len(chunks[at]) if at < len(chunks) else 0].clone()
 
 
 def graph_once(rank: int, world: int, payload: Any) -> list[Tensor]:

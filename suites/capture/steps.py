@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
@@ -19,7 +20,7 @@ def plan_of(factory: str, *, batch: str = "batch", loss: str = "loss", args: Any
 
 
 def captured(factory: str, *, ranks: int = 4, rank: int = 0, **rest: Any) -> StepGraph:
-    return capture_plan(plan_of(factory, **rest), ranks, rank)
+    return capture_plan(plan_of(factory, **rest), shard_mesh(ranks), rank)
 
 
 def launches(step: StepGraph, kind: str, direction: str = "") -> list[fx.Node]:

@@ -14,6 +14,7 @@ import torch
 from steps import captured, plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 
@@ -151,7 +152,7 @@ def test_a_loss_left_out_that_the_output_does_not_have_is_told() -> None:
     plan = plan_of("residual")
     assert plan.model is not None
     with pytest.raises(CaptureError, match=r"gave a tensor of shape \(4, 8\)"):
-        capture_plan(replace(plan, model=replace(plan.model, loss=None)), 4, 0)
+        capture_plan(replace(plan, model=replace(plan.model, loss=None)), shard_mesh(4), 0)
 
 
 def test_a_process_group_that_is_up_already_is_told_and_left_alone() -> None:

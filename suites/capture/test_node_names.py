@@ -8,6 +8,7 @@ import pytest
 from steps import captured, is_backward, launches, made_by, module_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
 from pytest_fxbucket.plan.load import load_plans
@@ -16,7 +17,7 @@ PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans"
 
 
 def of_plan(name: str) -> StepGraph:
-    return capture_plan(load_plans(PLANS / f"{name}.toml")[0], 4, 0)
+    return capture_plan(load_plans(PLANS / f"{name}.toml")[0], shard_mesh(4), 0)
 
 
 @pytest.fixture(scope="module", params=["uneven", "hf_llama", "llama_tied"])

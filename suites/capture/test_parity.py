@@ -1,62 +1,55 @@
-"""The captured, unbucketed step against torch's own fully_shard on the same ranks: every check stands on this one."""
+"""The captured, unbucketed step against torch's own on the same ranks, in each mode: every check stands on this one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from parity import PLANS, ROOT, apart, assert_same, by_hand, changed, differences, differing, payload_of, run, step_of
 
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.graph.portable import encode_module
-from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.world import World
-
-RANKS = 4
-STEPS = 3
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-PLANS = {
-    plan.path.stem + (f".{plan.matrix_id}" if plan.matrix_id else ""): plan
-    for path in sorted((ROOT / "fixtures" / "plans").glob("*.toml"))
-    for plan in load_plans(path)
-    # a plan on a smaller mesh than its own is one of the others with more layers
-    if plan.model is not None and plan.run_world == plan.world_size
-}
-
-
-def changed(name: str, **parallel: Any) -> Plan:
-    return replace(PLANS[name], parallel=replace(PLANS[name].parallel, **parallel))
 
 
 def of_two_layers(plan: Plan) -> Plan:
     """``plan`` with 2 layers: more of the same say nothing new."""
     assert plan.model is not None
-    if "layers" not in plan.model.args:
+    if "llama:" not in plan.model.factory:
         return plan
     entries = tuple(entry for entry in plan.bucket.plan if not re.fullmatch(r"layers\.([2-9]|\d\d+)", entry.name))
     model = replace(plan.model, args={**plan.model.args, "layers": 2})
     return replace(plan, model=model, bucket=replace(plan.bucket, plan=entries))
 
 
-CASES = {
-    name: of_two_layers(plan)
-    for name, plan in {
-        **PLANS,
-        "llama: bfloat16 reduction": changed("llama", reduce_dtype=None),
-        "llama: float32 parameters, bfloat16 reduction": changed("llama", param_dtype=None, reduce_dtype="bfloat16"),
-        "llama_tied: kept": changed("llama_tied", reshard_after_forward=False),
+def is_fsdp2(plan: Plan) -> bool:
+    """Whether torch's FSDP2, on the plan's mesh, is what the plan says; gpt.toml is compared below, in parts that FSDP2 takes."""
+    sharded = plan.parallel.mode in ("fully_shard", "hybrid_shard", "fixtures.modes:predivided")
+    return sharded and plan.parallel.reduce_order == "scatter_first" and plan.parallel.ep == 1 and plan.path.stem != "gpt"
+
+
+FSDP2 = apart(
+    {name: of_two_layers(plan) for name, plan in PLANS.items() if is_fsdp2(plan)}
+    | {
+        "llama: bfloat16 reduction": of_two_layers(changed("llama", reduce_dtype=None)),
+        "llama: float32 parameters, bfloat16 reduction": changed("tp", param_dtype=None, reduce_dtype="bfloat16"),
+        "llama_tied: kept": of_two_layers(changed("llama_tied", reshard_after_forward=False)),
         "uneven: bfloat16 inputs and parameters": changed("uneven", param_dtype="bfloat16", reduce_dtype="float32"),
         "uneven: kept": changed("uneven", reshard_after_forward=False),
         "hf_llama: float32, kept": changed("hf_llama", param_dtype=None, reduce_dtype=None, reshard_after_forward=False),
-    }.items()
-}
+        "checkpoint: kept": changed("checkpoint", reshard_after_forward=False),
+        "hybrid: float32": changed("hybrid", param_dtype=None),
+        "hybrid: bfloat16 reduction": changed("hybrid", reduce_dtype=None),
+        "2 microbatches": changed("checkpoint", microbatches=2),
+        "2 microbatches: bfloat16 reduction": changed("hybrid", microbatches=2, reduce_dtype=None),
+        "2 microbatches: float32 parameters, bfloat16 reduction": changed(
+            "hybrid", microbatches=2, param_dtype=None, reduce_dtype="bfloat16"
+        ),
+        "2 microbatches: tp": changed("tp", microbatches=2),
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,53 +60,117 @@ def pools() -> Iterator[Pools]:
     pools.close()
 
 
-def payload_of(plan: Plan, step: StepGraph) -> dict[str, Any]:
-    assert plan.model is not None
-    return {
-        "factory": plan.model.factory,
-        "args": dict(plan.model.args),
-        "batch": plan.model.batch,
-        "loss": plan.model.loss,
-        "seed": plan.run.seed,
-        "steps": STEPS,
-        "lr": 0.1,
-        "units": [list(entry.selectors) for entry in plan.bucket.plan],
-        "param_dtype": plan.parallel.param_dtype,
-        "reduce_dtype": plan.parallel.reduce_dtype,
-        "reshard_after_forward": plan.parallel.reshard_after_forward,
-        "graph": encode_module(step.graphs["joint"]),
-        "inputs": step.inputs["joint"],
-        "outputs": step.outputs["joint"],
-        "shapes": {parameter.fqn: parameter.shape for parameter in step.parameters},
+@pytest.mark.parametrize("plan", FSDP2.values(), ids=FSDP2.keys())
+def test_the_traced_step_is_the_step_that_fully_shard_takes(plan: Plan, pools: Pools) -> None:
+    assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:fsdp2_steps")
+
+
+REPLICATED = {"replicate": PLANS["replicate"], "2 microbatches": changed("replicate", microbatches=2)}
+
+
+@pytest.mark.parametrize("plan", REPLICATED.values(), ids=REPLICATED.keys())
+def test_a_replicated_step_is_the_step_that_ddp_takes(plan: Plan, pools: Pools) -> None:
+    assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:ddp_steps")
+
+
+def test_a_replicated_step_with_tp_is_parallelize_module_and_averages(pools: Pools) -> None:
+    plan = PLANS["tp.replicate"]
+    payload = payload_of(plan, step_of(plan), **by_hand(plan, "dp_replicate", share=None))
+    assert_same(pools, payload, "by_hand:by_hand_steps")
+
+
+def test_gradients_averaged_over_copies_first_are_those_of_two_averages_by_hand(pools: Pools) -> None:
+    """FSDP2 has only the other order: (0 + 1) + (2 + 3), where this is (0 + 2) + (1 + 3).
+
+    In float32, where both round. Of bfloat16 gradients float32 holds sums of four without rounding: there no order can be seen.
+    """
+    plan = changed("hybrid.replicate_first", param_dtype=None)
+    share = (0, 2, [rank % 2 for rank in range(4)])
+    payload = payload_of(plan, step_of(plan), **by_hand(plan, "dp_replicate", "dp_shard", share=share))
+    assert_same(pools, payload, "by_hand:by_hand_steps")
+    ours, eager = run(pools, "parity_jobs:graph_steps", payload), run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload)
+    apart = list(differences(ours, eager))
+    assert not [one for one in apart if one.startswith("step 0") and "gradient" not in one], "losses before the first reduction"
+    assert [one for one in apart if one.startswith("step 0") and "gradient" in one], "the order can be seen"
+
+
+def test_a_mode_that_shards_the_last_dimension_is_the_average_by_hand(pools: Pools) -> None:
+    plan = changed("buckets", mode="capture_models:last_dimension", param_dtype=None, reduce_dtype=None)
+    share = (-1, 4, range(4))
+    payload = payload_of(plan, step_of(plan), **by_hand(plan, "dp_shard", share=share))
+    assert_same(pools, payload, "by_hand:by_hand_steps")
+
+
+GPT = {
+    # FSDP2 asks for one dtype in a unit, so norms are units of their own.
+    "norms of float64": (
+        changed("gpt", args={"twice": None}),
+        [
+            *([f"layers.{i}.{norm}"] for i in range(3) for norm in ("attention_norm", "mlp_norm")),
+            ["norm"],
+            *([f"layers.{i}"] for i in range(3)),
+        ],
+    ),
+    # A unit called twice is reduced twice, and the averages added; capture reads a parameter once, as FSDP2's root does.
+    "a layer called twice": (changed("gpt", args={"norm_dtype": "float32"}), [["layers.0"], ["layers.2"]]),
+}
+
+
+@pytest.mark.parametrize(("plan", "units"), GPT.values(), ids=GPT.keys())
+def test_what_real_models_have_is_as_fully_shard_has_it(plan: Plan, units: list[list[str]], pools: Pools) -> None:
+    step = step_of(plan)
+    assert any(parameter.local_shape[0] % 3 for parameter in step.parameters), "uneven shards"
+    assert any(parameter.aliases for parameter in step.parameters), "tied"
+    frozen = [parameter.fqn for parameter in step.parameters if not parameter.trainable]
+    assert frozen
+    assert not {value.fqn for value in step.outputs["joint"]}.intersection(frozen)
+    payload = payload_of(plan, step, units=units)
+    assert_same(pools, payload, "by_torch:fsdp2_steps")
+
+
+MOE = {
+    "moe": PLANS["moe"],
+    "float32": changed("moe", param_dtype=None, reduce_dtype=None),
+    "one rank for each expert": changed("moe", ep=4),
+}
+
+
+def experts_by_hand(plan: Plan) -> dict[str, object]:
+    """Further keys of ``by_hand_steps`` for a mixture of experts on 4 ranks."""
+    ep = plan.parallel.ep
+    here = torch.arange(4).view(-1, ep)
+    return by_hand(plan, "dp_shard", share=(0, 4, range(4))) | {
+        "experts": ["layers.0.experts", "layers.1.experts"],
+        "expert_ranks": here.tolist(),
+        "expert_averages": [here.T.tolist()],
+        "expert_share": (0, 4 // ep, [rank // ep for rank in range(4)]),
     }
 
 
-def differing(ours: Any, eager: Any) -> list[str]:
-    """Names of what is not equal, shape, dtype and bits."""
-    if list(ours) != list(eager):
-        return [f"names {list(ours)} and {list(eager)}"]
-    return [name for name in ours if ours[name].dtype != eager[name].dtype or not _same_bits(ours[name], eager[name])]
+@pytest.mark.parametrize("plan", MOE.values(), ids=MOE.keys())
+def test_experts_that_tokens_travel_to_are_those_of_all_to_all_by_hand(plan: Plan, pools: Pools) -> None:
+    payload = payload_of(plan, step_of(plan), **experts_by_hand(plan))
+    assert_same(pools, payload, "by_hand:by_hand_steps")
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
+def test_parting_experts_changes_in_the_first_step_the_rounding_of_their_gradients_and_nothing_else(pools: Pools) -> None:
+    """With ep = 2 one product sums over the tokens of two ranks; without, each rank sums its own and the reduction adds them.
 
-
-@pytest.mark.parametrize("plan", CASES.values(), ids=CASES.keys())
-def test_the_traced_step_is_the_step_that_fully_shard_takes(plan: Plan, pools: Pools) -> None:
-    payload = payload_of(plan, World(plan, RANKS, "manual", lambda _: None).step(0))
-    pool = pools.get(RANKS)
-    ours = pool.run("parity_jobs:graph_steps", [payload] * RANKS, timeout_s=60, paths=[str(HERE), str(ROOT)])
-    eager: list[Any] = pool.run("fixtures.reference:fsdp2_steps", [payload] * RANKS, timeout_s=60, paths=[str(ROOT)])
-    for rank, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
-        for step in range(STEPS):
-            a, b = mine["steps"][step], theirs["steps"][step]
-            assert differing({"loss": a["loss"]}, {"loss": b["loss"]}) == [], f"loss of rank {rank} in step {step}"
-            assert differing(a["gradients"], b["gradients"]) == [], f"gradients of rank {rank} in step {step}"
-        assert differing(mine["parameters"], theirs["parameters"]) == [], f"parameters of rank {rank}"
+    So bits part at the experts' gradients of step 0, and everywhere from the first update on.
+    """
+    plan, whole = MOE["float32"], changed("moe", param_dtype=None, reduce_dtype=None, ep=1, ep_plan=())
+    parted = run(pools, "parity_jobs:graph_steps", payload_of(plan, step_of(plan)))
+    torchs = run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload_of(whole, step_of(whole)))
+    for rank, (mine, theirs) in enumerate(zip(parted, torchs, strict=True)):
+        a, b = mine["steps"][0], theirs["steps"][0]
+        assert differing({"loss": a["loss"]}, {"loss": b["loss"]}) == []
+        expert = rank % 2 * 2 + rank // 2  # of which this rank has the row; without ep it is rank's
+        experts = {name: torchs[expert]["steps"][0]["gradients"][name] for name in b["gradients"] if "experts" in name}
+        assert differing(a["gradients"], b["gradients"] | experts) == list(experts)
 
 
 def test_every_model_of_the_fixtures_is_compared() -> None:
     models = {f"fixtures.models.{path.stem}" for path in (ROOT / "fixtures" / "models").glob("*.py")}
-    compared = {plan.model.factory.partition(":")[0] for plan in CASES.values() if plan.model is not None}
+    plans = [*FSDP2.values(), *(plan for plan, _ in GPT.values()), *MOE.values()]
+    compared = {plan.model.factory.partition(":")[0] for plan in plans if plan.model is not None}
     assert models - {"fixtures.models.__init__", "fixtures.models.traced"} == compared

@@ -16,15 +16,18 @@ import torch
 from steps import captured, plan_of
 from torch import nn
 
+from pytest_fxbucket.capture.forwards import Forwards
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.joint import trace_joint
+from pytest_fxbucket.capture.mesh import shard_mesh
+from pytest_fxbucket.capture.parts import Parts
 from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.capture.shard import ShardPolicy
-from pytest_fxbucket.capture.step import capture_step
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.portable import digest, encode_module
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Parallel
 from pytest_fxbucket.ranks.pools import Pools
 
 HERE = Path(__file__).resolve().parent
@@ -105,8 +108,8 @@ def classes_of(model: nn.Module) -> list[type]:
 
 
 def capture_given(model: nn.Module, mode: FakeTensorMode, loss: Any = capture_models.loss) -> None:
-    policy = ShardPolicy(4, "0", None, None)
-    capture_step(model, capture_models.batch(0, 0), loss, policy, mode, rank=0, reshard_after_forward=True)
+    parts = Parts.of(Parallel(dp_shard=4), shard_mesh(4))
+    trace_joint(model, capture_models.batch(0, 0), loss, parts, Forwards({}, {}, ()), mode)
 
 
 @pytest.mark.parametrize("factory", ["residual", "asks_a_value", "raises_in_forward"])
@@ -156,10 +159,11 @@ _DIGEST = """
 import sys
 from pathlib import Path
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.graph.portable import digest, encode_module
 from pytest_fxbucket.plan.load import load_plans
 plan = load_plans(Path("fixtures/plans/llama_tied.toml"))[0]
-step = capture_plan(plan, 4, 2)
+step = capture_plan(plan, shard_mesh(4), 2)
 print(digest(encode_module(step.graphs["joint"])), step.inputs, step.modules)
 """
 
@@ -169,12 +173,12 @@ def test_the_hash_seed_does_not_change_the_graph() -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
     command = [sys.executable, "-c", _DIGEST]
     there = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=True).stdout
-    step = capture_plan(load_plans(ROOT / "fixtures" / "plans" / "llama_tied.toml")[0], 4, 0)
+    step = capture_plan(load_plans(ROOT / "fixtures" / "plans" / "llama_tied.toml")[0], shard_mesh(4), 0)
     assert there.strip() == f"{digest(encode_module(step.graphs['joint']))} {step.inputs} {step.modules}"
 
 
 def test_the_seed_does_not_change_the_graph() -> None:
     plan = plan_of("residual")
     other = replace(plan, run=replace(plan.run, seed=7))
-    one, two = (digest(encode_module(capture_plan(p, 4, 0).graphs["joint"])) for p in (plan, other))
+    one, two = (digest(encode_module(capture_plan(p, shard_mesh(4), 0).graphs["joint"])) for p in (plan, other))
     assert one == two

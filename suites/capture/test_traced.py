@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fixtures.models import traced
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.traced import TracedStep, take_step
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.compat.fake_group import fake_world
@@ -74,13 +75,13 @@ def test_a_bare_graph_is_bucketed_by_the_modules_of_its_nodes(pools: Pools, tmp_
 
 
 def test_each_rank_gives_inputs_of_its_own(pools: Pools) -> None:
-    first, last = (capture_plan(PLAN, RANKS, rank).example_inputs["joint"] for rank in (0, RANKS - 1))
+    first, last = (capture_plan(PLAN, shard_mesh(RANKS), rank).example_inputs["joint"] for rank in (0, RANKS - 1))
     assert all(a.shape == b.shape and not a.equal(b) for a, b in zip(first, last, strict=True))
     assert all(isinstance(tensor, Tensor) and type(tensor) is Tensor for tensor in first)
 
 
 def test_the_fixtures_gradients_are_those_of_autograd(pools: Pools) -> None:
-    steps = [capture_plan(PLAN, RANKS, rank) for rank in range(RANKS)]
+    steps = [capture_plan(PLAN, shard_mesh(RANKS), rank) for rank in range(RANKS)]
     tasks = [(encode_module(step.graphs["joint"]), step.example_inputs["joint"]) for step in steps]
     results: list[Any] = pools.get(RANKS).run("parity_jobs:graph_once", tasks, timeout_s=60, paths=[str(HERE), str(ROOT)])
     inputs = [step.example_inputs["joint"] for step in steps]
@@ -99,14 +100,14 @@ def test_the_fixtures_gradients_are_those_of_autograd(pools: Pools) -> None:
 
 
 def test_a_traced_step_knows_its_parameters() -> None:
-    step = capture_plan(PLAN, RANKS, 0)
+    step = capture_plan(PLAN, shard_mesh(RANKS), 0)
     assert step.has_roles
     assert [(p.fqn, p.shape, p.shard_shape, p.trainable) for p in step.parameters[:2]] == [
         ("layers.0.weight", (8, 8), (2, 8), True),
         ("layers.0.bias", (8,), (2,), True),
     ]
     assert step.modules == ("", "layers", "layers.0", "layers.1", "layers.2")
-    assert not capture_plan(BARE, RANKS, 0).has_roles
+    assert not capture_plan(BARE, shard_mesh(RANKS), 0).has_roles
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def step() -> TracedStep:
 
 def refused(given: Any) -> str:
     with pytest.raises(CaptureError) as caught:
-        take_step(given, PLAN, RANKS, 0)
+        take_step(given, PLAN, shard_mesh(RANKS), 0)
     said = str(caught.value)
     assert said.startswith("[graph] factory fixtures.models.traced:step")
     assert "\n" not in said
@@ -169,7 +170,7 @@ def test_roles_and_names_of_another_length_are_refused(step: TracedStep) -> None
 
 def test_an_unknown_role_is_refused_with_the_known_ones(step: TracedStep) -> None:
     said = refused(with_roles(step, "inputs", lambda roles: ["parm", *roles[1:]]))
-    assert said == "joint inputs have the unknown role 'parm'; known are param, buffer, batch, loss, grad, value"
+    assert said == "joint inputs have the unknown role 'parm'; known are param, buffer, state, hyper, batch, loss, grad, value"
 
 
 def test_a_parameter_given_twice_is_refused(step: TracedStep) -> None:
@@ -194,4 +195,4 @@ def test_a_factory_that_raises_is_told_with_its_name() -> None:
     with pytest.raises(
         CaptureError, match=r"^\[graph\] factory capture_models:raises failed at capture_models\.py:\d+ in raises"
     ):
-        capture_plan(plan, RANKS, 0)
+        capture_plan(plan, shard_mesh(RANKS), 0)

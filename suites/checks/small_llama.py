@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.golden.store import render
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
@@ -51,7 +52,7 @@ class SmallLlama:
     @classmethod
     def make(cls, folder: Path, pools: Pools) -> SmallLlama:
         plan = load_plans(make_project(folder))[0]
-        made = cls(plan, pools, World(plan, 4, "manual", print))
+        made = cls(plan, pools, World(plan, shard_mesh(4), "manual", print))
         made.captured.reading(0)
         return made
 
@@ -59,7 +60,7 @@ class SmallLlama:
         folder = self.plan.path.parent
         settings = RunSettings(folder, folder / "golden", folder / "artifacts", pass_name, accept=accept)
         run = PlanRun(self.plan, settings, self.pools, accept_golden=write_golden)
-        world = World(self.plan, 4, pass_name, print, _steps=self.captured._steps, _sent=self.captured._sent)
+        world = World(self.plan, shard_mesh(4), pass_name, print, _steps=self.captured._steps, _sent=self.captured._sent)
         world.__dict__["_read"] = self.captured._read
         run.__dict__["_mesh_world"] = world
         return run

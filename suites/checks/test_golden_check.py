@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.golden.text import text_of
 from pytest_fxbucket.plan.factories import first_on_path
@@ -79,7 +80,7 @@ def test_a_group_whose_ranks_nobody_knows_has_no_golden(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(
         '[graph]\nfactory = "halves_of_a_mesh:step"\n[parallel]\ndp_shard = 4\n[bucket]\nplan = ["a"]\n'
     )
-    world = World(load_plans(tmp_path / "p.toml")[0], 4, "manual", lambda _: None)
+    world = World(load_plans(tmp_path / "p.toml")[0], shard_mesh(4), "manual", lambda _: None)
     with (
         first_on_path([tmp_path]),
         pytest.raises(GoldenError, match=r"all_gather .* runs on process group"),

@@ -14,6 +14,7 @@ from ordering import FAKE, added, directly, ordered, stays_before
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan import load_plans
@@ -211,7 +212,7 @@ def test_attributes_that_hold_one_tensor_are_one_storage() -> None:
 
 def test_an_ordinary_step_gets_no_order_beyond_its_edges_and_the_same_every_time() -> None:
     plan = load_plans(Path("fixtures/plans/llama.toml"))[0]
-    graph = capture_plan(plan, plan.world_size, 0).graphs["joint"].graph
+    graph = capture_plan(plan, mesh_of(plan), 0).graphs["joint"].graph
     order = order_of(graph)
     assert (added(order), order.barriers) == ([], ())
     again = order_of(graph)

@@ -13,6 +13,7 @@ from handmade import GROUP, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.errors import PassError
@@ -51,7 +52,7 @@ suite = torch.ops.suite
 def llama() -> StepGraph:
     args = {"layers": 2, "dim": 32, "heads": 2, "kv_heads": 1}
     model = Model("fixtures.models.llama:build", "fixtures.models.llama:batch", args, "fixtures.models.llama:loss")
-    return capture_plan(Plan(Path("plan.toml"), model=model, parallel=Parallel(dp_shard=4)), 4, 0)
+    return capture_plan(Plan(Path("plan.toml"), model=model, parallel=Parallel(dp_shard=4)), shard_mesh(4), 0)
 
 
 def copied(step: StepGraph) -> fx.GraphModule:

@@ -16,6 +16,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.plan.load import load_plans
 
@@ -142,4 +143,4 @@ def cached_aot() -> tuple[fx.GraphModule, fx.GraphModule]:
 @functools.cache
 def captured() -> StepGraph:
     """The step of fixtures/plans/llama.toml as this package captures it; read it only."""
-    return capture_plan(load_plans(PLANS / "llama.toml")[0], 4, 0)
+    return capture_plan(load_plans(PLANS / "llama.toml")[0], shard_mesh(4), 0)

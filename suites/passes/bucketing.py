@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.reading import Bucket as Launched
@@ -75,7 +76,7 @@ def _taken(table: type[Any], options: dict[str, Any]) -> dict[str, Any]:
 def world_of(case: str, **options: Any) -> World:
     """``case`` through our pass; the step is traced once for all options of [bucket] and [overlap]."""
     plan = plan_of(case, **options)
-    world = World(plan, plan.world_size, "manual", lambda _: None)
+    world = World(plan, mesh_of(plan), "manual", lambda _: None)
     parallel = {key: value for key, value in options.items() if key in Parallel.__dataclass_fields__}
     world._steps[0] = _traced(case, tuple(sorted(parallel.items())))
     return world
@@ -96,7 +97,7 @@ _PASSED: dict[str, Outcome] = {}
 @cache
 def _traced(case: str, parallel: tuple[tuple[str, Any], ...]) -> StepGraph:
     plan = plan_of(case, **dict(parallel))
-    return capture_plan(plan, plan.world_size, 0)
+    return capture_plan(plan, mesh_of(plan), 0)
 
 
 def entry_of(outcome: Outcome, launched: Launched) -> str:

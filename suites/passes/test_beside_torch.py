@@ -105,7 +105,7 @@ def digest_on(function: Any, parting: Parting, before: fx.GraphModule, rank: int
 @pytest.mark.parametrize("case", ["llama", "tied", "linears", "normed", "uneven", "late", "twice"])
 def test_where_both_are_right_buckets_and_order_are_the_same(case: str) -> None:
     ours = world_of(case, reshard_after_forward=False)  # otherwise torch's merges both directions
-    torchs = World(ours.plan, ours.size, "torch", ours.say)
+    torchs = World(ours.plan, ours.mesh, "torch", ours.say)
     torchs._steps.update(ours._steps)
     schedules = [schedule(world.passed(0)["joint"].reading) for world in (ours, torchs)]
 

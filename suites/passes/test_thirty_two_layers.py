@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import gathered_lives, peak_bytes
@@ -18,7 +19,7 @@ PLAN = Path(__file__).resolve().parents[2] / "fixtures/plans/llama32.toml"
 @pytest.fixture(scope="module")
 def world() -> World:
     plan = load_plans(PLAN)[0]
-    return World(plan, plan.run_world, "manual", lambda _: None)
+    return World(plan, mesh_of(plan, run=True), "manual", lambda _: None)
 
 
 def test_at_most_one_node_in_twenty_that_is_no_collective_is_displaced(world: World) -> None:

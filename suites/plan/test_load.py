@@ -156,7 +156,11 @@ def test_a_key_outside_any_table_is_shown_its_table() -> None:
         ({"parallel": "dp_shard = 4.0"}, "[parallel] dp_shard must be a whole number of at least 1, not 4.0"),
         ({"parallel": 'dp_shard = "4"'}, '[parallel] dp_shard must be a whole number of at least 1, not "4"'),
         ({"parallel": "dp_shard = 0"}, "[parallel] dp_shard must be a whole number of at least 1, not 0"),
-        ({"parallel": "dp_shard = 4\nmode = 3"}, '[parallel] mode must be "fully_shard", not 3'),
+        (
+            {"parallel": "dp_shard = 4\nmode = 3"},
+            '[parallel] mode must be "fully_shard", "replicate", "hybrid_shard" or "module:callable", not 3',
+        ),
+        ({"parallel": 'dp_shard = 4\nmode = "hybrid"'}, 'not "hybrid"; did you mean "hybrid_shard"?'),
         ({"bucket": "enabled = 1"}, "[bucket] enabled must be true or false, not 1"),
         ({"bucket": 'plan = "layers"'}, '[bucket] plan must be a list of entries such as ["embed",'),
         ({"bucket": "plan = [1]"}, "[bucket] plan has 1 as an entry"),
@@ -201,16 +205,8 @@ def test_a_table_written_as_a_value_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        (
-            {"parallel": 'dp_shard = 4\nmode = "hybrid_shard"'},
-            'mode = "hybrid_shard" is not built yet; use "fully_shard"',
-        ),
-        ({"parallel": "dp_shard = 4\ndp_replicate = 2"}, "dp_replicate = 2 is not built yet; use 1"),
-        ({"parallel": "dp_shard = 4\ntp = 2"}, "tp = 2 is not built yet; use 1"),
         ({"parallel": "dp_shard = 4\npp = 2"}, "pp = 2 is not built yet; use 1"),
-        ({"parallel": 'dp_shard = 4\nreduce_order = "replicate_first"'}, "reduce_order ="),
-        ({"optimizer": 'factory = "torch.optim:AdamW"'}, "[optimizer] is not built yet; leave it out"),
-        ({"run": "world = { tp = 2 }"}, "world.tp = 2 is not built yet; use dp_shard alone"),
+        ({"run": "world = { pp = 2 }"}, "world.pp = 2 is not built yet; use the other dimensions"),
         ({"checks": "benchmark = true"}, "benchmark = true is not built yet; use false"),
     ],
 )

@@ -81,10 +81,17 @@ def test_a_row_is_no_trace_in_the_next_row() -> None:
             '[[matrix]]\nid = "x"\nrun.steps = 0\n',
             '[[matrix]] "x": [run] steps must be a whole number of at least 1, not 0',
         ),
-        ('[[matrix]]\nid = "x"\nparallel.tp = 2\n', '[[matrix]] "x": [parallel] tp = 2 is not built yet'),
+        ('[[matrix]]\nid = "x"\nparallel.pp = 2\n', '[[matrix]] "x": [parallel] pp = 2 is not built yet'),
         ('[[matrix]]\nid = "x"\nparallel.dp_shard = 1\n', '"x": [parallel] dp_shard = 1 leaves nothing to shard'),
         ('[[matrix]]\nid = "x"\ngraph.factory = "t:s"\n', '"x": [model] and [graph] are both there'),
-        ('[[matrix]]\nid = "x"\noptimizer.factory = "t:s"\n', '"x": [optimizer] is not built yet'),
+        ('[[matrix]]\nid = "x"\noptimizer.args = { lr = 1 }\n', '"x": [optimizer] factory is missing'),
+        (
+            '[[matrix]]\nid = "x"\noptimizer = "t:s"\n',
+            '"x": optimizer must be followed by one of its keys, as in optimizer.factory = ..., not "t:s"',
+        ),
+        ('[[matrix]]\nid = "x"\noptimizer = [{ factory = "t:s" }, 3]\n', '"x": [[optimizer]] 2 must be a table, not 3'),
+        ('[[matrix]]\nid = "x"\noptimizer = [{ factori = "t:s" }]\n', '"x": [[optimizer]] 1 has no key "factori"; did'),
+        ('[[matrix]]\nid = "x"\nparallel = [{ dp_shard = 4 }]\n', '"x": parallel must be followed by one of its keys'),
         ("[matrix]\nid = 1\n", "[[matrix]] must be tables, each under [[matrix]], not a table"),
     ],
 )
@@ -100,3 +107,35 @@ def test_a_bad_row_is_named_with_its_id_and_key(rows: str, says: str) -> None:
 @pytest.mark.parametrize("name", ["x", "con", "a..b", "fp32_2-4.x", "_", "x" * 100])
 def test_an_id_that_can_be_part_of_a_file_name_is_taken(name: str) -> None:
     assert plans(f'[[matrix]]\nid = "{name}"\nrun.steps = 1\n')[1].matrix_id == name
+
+
+SGD, ADAM = '{ factory = "torch.optim:SGD", args = { lr = 0.1 } }', '{ factory = "torch.optim:Adam", params = ["a"] }'
+
+
+def optimizers_of(base: str, row: str) -> list[tuple[str, object]]:
+    """Factory and args of each optimizer in the plan of a row."""
+    plan = plans(f'{base}\n[[matrix]]\nid = "x"\n{row}\n')[1]
+    return [(one.factory.removeprefix("torch.optim:"), one.args) for one in plan.optimizer]
+
+
+def test_a_row_sets_keys_of_the_one_optimizer_that_there_is() -> None:
+    for base in ('[optimizer]\nfactory = "torch.optim:SGD"', '[[optimizer]]\nfactory = "torch.optim:SGD"'):
+        assert optimizers_of(base, "optimizer.args = { lr = 0.5 }") == [("SGD", {"lr": 0.5})]
+    assert optimizers_of("", 'optimizer.factory = "torch.optim:SGD"') == [("SGD", {})]
+
+
+def test_a_row_with_a_list_of_optimizers_has_those_and_no_other() -> None:
+    base = '[optimizer]\nfactory = "torch.optim:AdamW"'
+    assert optimizers_of(base, f"optimizer = [{SGD}, {ADAM}]") == [("SGD", {"lr": 0.1}), ("Adam", {})]
+    assert optimizers_of(base, '[[matrix.optimizer]]\nfactory = "torch.optim:SGD"') == [("SGD", {})]
+    assert optimizers_of(base, "optimizer = []") == []
+
+
+def test_a_key_of_one_of_several_optimizers_is_refused_with_how_to_write_all() -> None:
+    two = '[[optimizer]]\nfactory = "torch.optim:SGD"\n[[optimizer]]\nfactory = "torch.optim:Adam"\nparams = ["a"]'
+    with pytest.raises(PlanError) as caught:
+        optimizers_of(two, "optimizer.args = { lr = 0.5 }")
+    assert str(caught.value) == (
+        'p.toml: [[matrix]] "x": optimizer.args could be of any of 2 [[optimizer]]; write all that the row has, '
+        "as in optimizer = [{ factory = ... }]"
+    )

@@ -17,12 +17,21 @@ SECOND: dict[tuple[str, str], str] = {
     ("model", "args"): "{ layers = 2 }",
     ("model", "loss"): '"n:loss"',
     ("graph", "factory"): '"n:step"',
+    ("parallel", "mode"): '"hybrid_shard"',
     ("parallel", "dp_shard"): "8",
     ("parallel", "dp_replicate"): "2",
     ("parallel", "tp"): "2",
+    ("parallel", "tp_plan"): '{ "a" = "colwise" }',
+    ("parallel", "ep"): "2",
+    ("parallel", "ep_plan"): '["a"]',
     ("parallel", "pp"): "2",
     ("optimizer", "factory"): '"torch.optim:SGD"',
     ("optimizer", "args"): "{ lr = 0.1 }",
+    ("optimizer", "params"): '["a"]',
+    ("optimizer", "groups"): '"entry"',
+    ("step", "microbatches"): "2",
+    ("step", "checkpoint"): '["a"]',
+    ("step", "clip_norm"): "0.5",
     ("bucket", "plan"): '["b"]',
     ("bucket", "cap_mb"): "25",
     ("bucket", "packer"): '"backend:pack"',
@@ -34,15 +43,30 @@ SECOND: dict[tuple[str, str], str] = {
     ("run", "seed"): "1",
     ("run", "timeout_s"): "7",
 }
-# What has to stand beside it: by size there are no entries, and must be caps.
-BESIDE: dict[tuple[str, str], dict[str, str]] = {("bucket", "by"): {"plan": "[]", "cap_mb": "25"}}
+HYBRID = {"parallel.mode": '"hybrid_shard"', "parallel.dp_replicate": "2"}
+SGD = {"optimizer.factory": '"torch.optim:SGD"'}
+# What has to stand beside it, or it would have no meaning.
+BESIDE: dict[tuple[str, str], dict[str, str]] = {
+    ("parallel", "mode"): HYBRID,
+    ("parallel", "dp_replicate"): HYBRID,
+    ("parallel", "reduce_order"): HYBRID,
+    ("parallel", "tp"): {"parallel.tp_plan": '{ "a" = "colwise" }'},
+    ("parallel", "tp_plan"): {"parallel.tp": "2"},
+    ("parallel", "ep"): {"parallel.ep_plan": '["a"]'},
+    ("parallel", "ep_plan"): {"parallel.ep": "2"},
+    ("step", "clip_norm"): SGD,
+    **{("optimizer", key): SGD for key in ("args", "params", "groups")},
+    ("overlap", "updates"): SGD,
+    ("bucket", "by"): {"bucket.plan": "[]", "bucket.cap_mb": "25"},
+}
 KEYS = list(schema.keys())
 
 
 def source(table: str, key: str, value: str) -> str:
     subject = {"graph": {"factory": '"m:step"'}} if table == "graph" else {"model": {"factory": '"m:b"', "batch": '"m:x"'}}
     tables: dict[str, dict[str, str]] = {**subject, "parallel": {"dp_shard": "4"}, "bucket": {"plan": '["a", "b"]'}}
-    tables.setdefault(table, {}).update({key: value, **BESIDE.get((table, key), {})})
+    for name, beside in {**BESIDE.get((table, key), {}), f"{table}.{key}": value}.items():
+        tables.setdefault(name.partition(".")[0], {})[name.partition(".")[2]] = beside
     body = (f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in pairs.items()) for name, pairs in tables.items())
     return "".join(body)
 
@@ -65,7 +89,8 @@ def is_taken(key: schema.Key, value: str) -> bool:
     except PlanError as error:
         refusal = str(error)
     else:
-        assert getattr(getattr(plan, key.table), key.key) != key.default
+        read = getattr(plan, key.table)
+        assert getattr(read[0] if schema.may_be_several(key.table) else read, key.key) != key.default
         return True
     assert f"[{key.table}]" in refusal
     assert "not built yet" in refusal
@@ -90,11 +115,12 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("model", key) for key in ("factory", "args", "batch", "loss")],
         ("graph", "factory"),
         *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
-        *[("parallel", key) for key in ("reshard_after_forward", "reduce_order")],
-        *[("optimizer", key) for key in ("factory", "args")],
+        *[("parallel", key) for key in ("reshard_after_forward", "reduce_order", "tp_plan", "ep", "ep_plan")],
+        *[("step", key) for key in ("microbatches", "checkpoint", "clip_norm", "reuse_layers")],
+        *[("optimizer", key) for key in ("factory", "args", "params", "groups")],
         *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "packer", "unplanned")],
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
-        *[("overlap", key) for key in ("launch_at", "wait_before")],
+        *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "benchmark")],
     }

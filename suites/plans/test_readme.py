@@ -1,4 +1,4 @@
-"""README's examples are tests, and its tables name every key and option."""
+"""README's examples are tests, its table of the plan file is the schema's, and its options are all there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from pytest_fxbucket.options import TABLE
 from pytest_fxbucket.plan.schema import keys
+from suites.plans.plan_reference import END, reference, replaced
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -24,15 +25,19 @@ def test_the_example_tests_of_readme_pass(pytester: pytest.Pytester, request: py
     pytester.runpytest_subprocess("--rootdir", str(pytester.path)).assert_outcomes(passed=2)
 
 
-def test_every_key_of_the_schema_is_in_readme() -> None:
-    table = README[README.index("| key | default |") : README.index("*Graphs of your own.*")]
-    # [optimizer] is refused as a whole
-    missing = [
-        f"{key.table}.{key.key}"
-        for key in keys()
-        if key.table != "optimizer" and not re.search(rf"`{key.table}\.[^|]*\b{key.key}`|`{key.table}\.{key.key}`", table)
-    ]
-    assert missing == []
+def test_the_table_of_the_plan_file_is_what_the_schema_says() -> None:
+    assert replaced(README) == README, "README's table is not the schema's: make reference, and review the diff"
+
+
+def test_every_key_has_one_row_and_no_cell_is_empty() -> None:
+    rows = [row.strip("| ").split(" | ") for row in reference().splitlines()[2:]]
+    assert [row[0] for row in rows] == [f"`{key.table}.{key.key}`" for key in keys()]
+    assert [row for row in rows if len(row) != 4 or not all(cell.strip() for cell in row)] == []
+
+
+def test_a_readme_without_the_marks_of_the_table_is_not_written_to() -> None:
+    with pytest.raises(ValueError, match="README has no table between"):
+        replaced(README.replace(END, ""))
 
 
 def test_every_option_is_in_readme() -> None:

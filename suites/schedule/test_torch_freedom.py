@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from torch import fx
 
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
@@ -32,7 +33,7 @@ class Saved:
     """The bucketed graph of a plan, to be saved, loaded, and changed as another torch might have made it."""
 
     def __init__(self, plan: str) -> None:
-        world = World(load_plans(ROOT / plan)[0], 4, "manual", lambda _: None)
+        world = World(load_plans(ROOT / plan)[0], shard_mesh(4), "manual", lambda _: None)
         self.step: StepGraph = world.step(0)
         self.entry_of = world.entry_of
         passed = world.passed(0)["joint"].bucketed

@@ -1,0 +1,182 @@
+"""Traces forward, loss and backward of a parted model into one joint graph; no GPU, no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.capture.blame import blamed
+from pytest_fxbucket.capture.forwards import Forwards, other_forwards
+from pytest_fxbucket.capture.microbatches import microbatches
+from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.parts import Parts, describe_parameters
+from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again, refuse_other_loss
+from pytest_fxbucket.capture.reshard import gather_again_in_backward
+from pytest_fxbucket.capture.roles import Parameter, Value
+from pytest_fxbucket.capture.unshard import Reader, Travel, read_by
+from pytest_fxbucket.compat import pytree, trace
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan.dtypes import dtype_named
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+
+LossFn = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Forward and backward of one step."""
+
+    graph: fx.GraphModule
+    """Inputs: parts of the parameters, buffers, tensors of the batch. Outputs: the loss, then the reduced gradients."""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    parameters: tuple[Parameter, ...]
+    """In registration order."""
+    reused: str = ""
+    """Which layers were repeated instead of traced, or why none; empty if nobody asked for it."""
+
+
+def trace_joint(
+    model: nn.Module,
+    batch: Any,
+    loss: LossFn,
+    parts: Parts,
+    forwards: Forwards,
+    fake_mode: FakeTensorMode,
+    count: int = 1,
+) -> Joint:
+    """Trace ``loss(model(batch), batch)`` and the gradient of every trainable parameter into one joint graph.
+
+    ``model`` was built under ``fake_mode``. ``batch`` is a tuple of positional or a dict of keyword inputs, real tensors, which
+    are cut into ``count`` microbatches on dimension 0; the loss is the mean of theirs. Raises :class:`CaptureError` for what
+    cannot be traced.
+    """
+    step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count)
+    with fake_mode, blamed(lambda: f"tracing {step.namer.where}"):
+        graph_module = trace.trace(step, step.inputs)
+    refuse_constants(graph_module, model)
+    refuse_drawing_again(graph_module, forwards.recomputed)
+    if parts.parallel.reshard_after_forward:
+        gather_again_in_backward(graph_module.graph)
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+    outputs = (Value("loss", "", (), None), *step.grad_values)
+    return Joint(graph_module, tuple(step.input_values), outputs, tuple(step.parameters))
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call ``model`` with a tuple of positional or a dict of keyword inputs."""
+    return model(**batch) if isinstance(batch, dict) else model(*batch)
+
+
+def cast_inputs(batch: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
+    """Floating tensors among ``batch`` cast to ``dtype``, as FSDP2's root does with its inputs; the rest as it is."""
+    return [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in batch]
+
+
+class _JointStep:
+    """Forward, loss and backward as one function of flat tensors: parts of parameters, then buffers, then the batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss: LossFn,
+        parts: Parts,
+        forwards: Forwards,
+        fake_mode: FakeTensorMode,
+        count: int,
+    ) -> None:
+        self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
+        self.namer = NodeNamer(model)
+        self.param_dtype = dtype_named(parts.parallel.param_dtype)
+        with fake_mode:
+            self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
+        self.travels = {p.fqn: self._travel(p) for p in self.parameters}
+        self.trainable = [p.fqn for p in self.parameters if p.trainable]
+        self.used: list[str] = []
+        paths, self.spec = pytree.tree_flatten_with_path(batch)
+        self.leaves = [leaf for _, leaf in paths]
+        self.tensors = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        self.buffers = dict(model.named_buffers())
+        with fake_mode:
+            shards = [torch.empty(p.shard_shape, dtype=p.dtype, requires_grad=p.trainable) for p in self.parameters]
+        fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
+        self.inputs = [*shards, *self.buffers.values(), *fakes]
+        names = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
+        names += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
+        self.input_values = [
+            Value(role, fqn, tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]
+            for (role, fqn), tensor in zip(names, self.inputs, strict=True)
+        ]
+
+    @property
+    def grad_values(self) -> list[Value]:
+        """The gradients among the outputs, in their order."""
+        by_fqn = {p.fqn: p for p in self.parameters}
+        return [Value("grad", fqn, by_fqn[fqn].shard_shape, by_fqn[fqn].dtype) for fqn in self.used]
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        shards = dict(zip((p.fqn for p in self.parameters), inputs, strict=False))
+        buffers = inputs[len(shards) : len(shards) + len(self.buffers)]
+        leaves = list(self.leaves)
+        for i, tensor in zip(self.tensors, inputs[len(shards) + len(buffers) :], strict=True):
+            leaves[i] = tensor
+        losses: list[torch.Tensor] = []
+        before: dict[str, torch.Tensor] = {}
+        for number, part in enumerate(microbatches(leaves, self.count)):
+            last = number == self.count - 1
+            reader = Reader(shards, self.travels, self.namer, before, last)
+            with ExitStack() as inside:
+                inside.enter_context(read_by(self.model, reader))
+                inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
+                inside.enter_context(self.namer.watching(self.model))
+                loss = self._forward(part)
+                self.namer.start_backward(loss)
+                if last:
+                    grads = torch.autograd.grad(loss, [shards[fqn] for fqn in self.trainable], allow_unused=True)
+                else:
+                    self._add(before, reader.whole, loss)
+                self.namer.end_backward()
+            losses.append(loss)
+        self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
+        return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None)]
+
+    def _add(self, before: dict[str, torch.Tensor], whole: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
+        """Add the gradients of one microbatch, not reduced, to ``before``."""
+        read = {fqn: tensor for fqn, tensor in whole.items() if tensor.requires_grad}
+        for fqn, grad in zip(read, torch.autograd.grad(loss, list(read.values()), allow_unused=True), strict=True):
+            if grad is not None:
+                before[fqn] = self.travels[fqn].unreduced(grad, before.get(fqn))
+
+    def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
+        batch = pytree.tree_unflatten(list(leaves), self.spec)
+        inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
+        output = call_model(self.model, inputs)
+        loss = self.loss(output, batch)
+        self._refuse_new_buffers()
+        refuse_other_loss(loss)
+        return loss / self.count if self.count > 1 else loss
+
+    def _refuse_new_buffers(self) -> None:
+        """A buffer that forward replaces would keep its old value in the graph."""
+        for fqn, buffer in self.model.named_buffers():
+            if buffer is not self.buffers.get(fqn):
+                raise CaptureError(f"buffer {fqn} is replaced in forward; write it in place, as with copy_")
+
+    def _travel(self, parameter: Parameter) -> Travel:
+        parallel = self.parts.parallel
+        return Travel(
+            self.parts.modes.of(parameter.is_expert),
+            torch.Size(parameter.local_shape),
+            self.param_dtype,
+            dtype_named(parallel.reduce_dtype),
+        )

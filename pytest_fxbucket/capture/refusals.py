@@ -1,0 +1,59 @@
+"""What a traced step cannot be: each refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat import trace
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.ops import overload
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+
+
+def refuse_other_loss(loss: Any) -> None:
+    """A loss is a scalar tensor that depends on a trainable parameter."""
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        gave = (
+            f"a tensor of shape {tuple(loss.shape)}"
+            if isinstance(loss, torch.Tensor)
+            else f"a value of type {type(loss).__name__}"
+        )
+        raise CaptureError(f"the loss must be a scalar tensor, but [model] loss gave {gave}")
+    if not loss.requires_grad:
+        raise CaptureError("the loss does not depend on any trainable parameter, so there is no step to check")
+
+
+def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
+    """A tensor that the model holds, but as no input of the step, has no value under tracing: the graph could not run."""
+    parameters = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    for node in graph_module.graph.nodes:
+        if node.op != "get_attr" or not trace.is_fake(getattr(graph_module, node.target)):
+            continue
+        fqn = parameters.get(id(getattr(graph_module, node.target)))
+        if fqn is not None:
+            raise CaptureError(f"{_where(node)} reads parameter {fqn} past its module's attribute, so it would not be gathered")
+        raise CaptureError(
+            f"{_where(node)} uses a tensor that is neither parameter, buffer nor input of the step; "
+            "register it with register_buffer"
+        )
+
+
+def refuse_drawing_again(graph_module: fx.GraphModule, recomputed: Sequence[str]) -> None:
+    """Random numbers that backward draws again would be others than forward's."""
+    for node in graph_module.graph.nodes if recomputed else ():
+        op = overload(node)
+        if op is not None and torch.Tag.nondeterministic_seeded in op.tags and node.meta.get("autograd_backward"):
+            raise CaptureError(
+                f"{_where(node)} draws random numbers ({op}) within what [step] checkpoint computes again, where they would be "
+                "others; leave the module out of it, or set its probability to 0"
+            )
+
+
+def _where(node: fx.Node) -> str:
+    stack = list(node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or [""])
+    return f"module {stack[-1]}" if stack[-1] else "the root module or the loss"

@@ -1,0 +1,89 @@
+"""Linears parted over tp (Megatron-LM, arXiv 1909.08053): by columns of the output, or by rows of what is summed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.capture.mesh import Group
+
+Forward = Callable[..., Any]
+_DIMS = {"colwise": {"weight": 0, "bias": 0}, "rowwise": {"weight": 1}}
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """How one linear is parted: ``colwise`` takes whole input and gives its part of the output, ``rowwise`` the reverse."""
+
+    style: str
+
+    def dim_of(self, name: str) -> int | None:
+        """Dimension of the parameter ``name`` that is parted; None if every rank has all of it."""
+        return _DIMS[self.style].get(name)
+
+    def forward_of(self, module: nn.Module, group: Group) -> Forward:
+        """What is to be called instead of ``module.forward``, which computes on the part of the weight."""
+        if self.style == "colwise":
+            whole = module.forward
+            return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
+
+        def rowwise(x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
+            bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
+            return out if bias is None else out + bias
+
+        return rowwise
+
+
+def parted_linears(model: nn.Module, styles: Mapping[str, str]) -> dict[str, Parted]:
+    """How each of the modules ``styles`` names is parted. Raises :class:`CaptureError` for one that is no plain linear."""
+    found = {}
+    for fqn, style in styles.items():
+        module = model.get_submodule(fqn)
+        if type(module).forward is not torch.nn.Linear.forward:
+            raise CaptureError(
+                f"tp_plan makes {fqn} {style}, but it is a {type(module).__name__}; only modules with the forward of "
+                'torch.nn.Linear can be parted, others need mode = "module:callable"'
+            )
+        found[fqn] = Parted(style)
+    return found
+
+
+class _CopyIn(torch.autograd.Function):
+    """Each rank computes with all of the input, so its gradient is the sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradient, ctx.group), None
+
+
+class _SumOut(torch.autograd.Function):
+    """Each rank has a part of the sum; the gradient of every part is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: Group) -> torch.Tensor:
+        return _summed(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def _summed(part: torch.Tensor, group: Group) -> torch.Tensor:
+    c10d = c10d_functional()
+    whole: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(part.contiguous(), "sum", group.name))
+    return whole

@@ -1,0 +1,54 @@
+"""README's table of the plan file, made from the schema: ``python -m suites.plans.plan_reference`` writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_fxbucket.cli.toml_text import to_toml
+from pytest_fxbucket.plan.schema import Key, keys, rule_of
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN = "<!-- Made from the schema: `make reference` writes it anew. -->"
+END = "<!-- End of what is made from the schema. -->"
+
+_TOML = re.compile(r'\{.*\}|\[".*"\]|"[^"]*"')
+
+
+def reference() -> str:
+    """Give the table as Markdown, a row for each key in the order of the schema."""
+    return "\n".join(["| key | it takes | default | what it means |", "|---|---|---|---|", *_rows()])
+
+
+def replaced(readme: str) -> str:
+    """Give the text of README with the table anew; raises ValueError where its two marks are not there."""
+    before, found, rest = readme.partition(BEGIN)
+    _, also_found, after = rest.partition(END)
+    if not (found and also_found):
+        raise ValueError(f"README has no table between {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+
+
+def _rows() -> Iterator[str]:
+    for key in keys():
+        rule = rule_of(key.table, key.key)
+        means = rule.doc if key.built else f"{rule.doc}; not built yet, so nothing but the default"
+        cells = [f"`{key.table}.{key.key}`", _TOML.sub(r"`\g<0>`", rule.expects), _default(key), means]
+        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _default(key: Key) -> str:
+    value = key.default
+    if value is dataclasses.MISSING:
+        return "must be given"
+    if value is None:
+        return "left out"
+    if isinstance(value, tuple):
+        value = value[0] if len(value) == 1 else list(value)
+    return f"`{to_toml(int(value) if isinstance(value, float) and value.is_integer() else value)}`"
+
+
+if __name__ == "__main__":
+    README.write_text(replaced(README.read_text(encoding="utf-8")), encoding="utf-8")
