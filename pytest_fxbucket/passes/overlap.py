@@ -90,6 +90,10 @@ class _Moves:
         self.after = readers(self.order)
         self.starts = Starts(self.order, buckets, computes)
         self.wishes = [float(index) for index in range(len(self.order.nodes))]
+        self.reductions_of: dict[str, list[Merged]] = {}
+        for bucket in self._reductions():
+            if bucket.first.entry:
+                self.reductions_of.setdefault(bucket.first.entry, []).append(bucket)
         self.by_hand: set[fx.Node] = set()
         """Launches and waits that the user placed."""
         self.left: list[LeftAlone] = []
@@ -216,8 +220,7 @@ class _Moves:
 
     def _chained(self, bucket: Merged) -> frozenset[fx.Node]:
         """Launches and waits that reduce further what ``bucket`` does: those of its entry and of higher levels."""
-        entry = bucket.first.entry
-        same = [b for b in self._reductions() if entry and b.first.entry == entry and b.level > bucket.level]
+        same = [b for b in self.reductions_of.get(bucket.first.entry, ()) if b.level > bucket.level]
         return frozenset(node for b in same for node in (b.launch, *b.waits) if node not in self.by_hand)
 
     def _communicates(self, index: int) -> bool:
