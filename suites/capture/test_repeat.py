@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,15 @@ from repeats import Case, assert_same, case_of
 from torch import nn
 
 from fixtures.models import hf_llama, llama, uneven
-from pytest_fxbucket.capture.from_plan import own_loss
+from pytest_fxbucket.capture.from_plan import capture_plan, own_loss
+from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.capture.repeat_confirm import refuse_other
 from pytest_fxbucket.capture.repeat_errors import NotAlike
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.portable import encode_module
+from pytest_fxbucket.plan.load import load_plans
 
+PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans"
 MIXED = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
 
 
@@ -165,3 +171,14 @@ def test_a_model_has_all_its_layers_and_its_own_forward_again(build: Callable[[i
 def test_what_cannot_be_traced_fails_as_the_full_trace_does() -> None:
     with pytest.raises(CaptureError, match=r"tracing module layers\.0 failed at repeat_models.py:\d+ in forward"):
         case_of(models.asks_a_value, 12).repeated()
+
+
+def test_a_plan_asks_for_it_and_the_step_says_which_layers() -> None:
+    plan = load_plans(PLANS / "uneven.toml")[0]
+    assert plan.model is not None
+    deep = replace(plan, model=replace(plan.model, args={"blocks": 8}))
+    asked = replace(deep, step=replace(deep.step, reuse_layers=True))
+    full, reusing = (capture_plan(p, mesh_of(p), 0) for p in (deep, asked))
+    assert (full.reused, reusing.reused) == ("", "blocks[0-7] repeated")
+    assert (reusing.inputs, reusing.outputs, reusing.parameters) == (full.inputs, full.outputs, full.parameters)
+    assert encode_module(reusing.graphs["joint"]).rows == encode_module(full.graphs["joint"]).rows
