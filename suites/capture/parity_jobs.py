@@ -19,7 +19,8 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     """Step ``graph`` on this rank.
 
     Keys of ``payload``: those of every reference; ``graph`` (portable), ``inputs`` and ``outputs`` (its values),
-    ``parameters``, ``capture_mesh`` and ``parallel`` (of the plan), ``by_rows`` (whether dimension 0 is sharded). Returns what a reference returns.
+    ``parameters``, ``capture_mesh`` and ``parallel`` (of the plan), ``by_rows`` (whether the mode shards dimension 0).
+    Returns what a reference returns.
     """
     make_groups(payload["capture_mesh"], rank)
     model, parts = built(payload), Parts.of(payload["parallel"], payload["capture_mesh"])

@@ -25,7 +25,7 @@ def of_two_layers(plan: Plan) -> Plan:
 
 
 def is_fsdp2(plan: Plan) -> bool:
-    """Whether torch's FSDP2, on the plan's mesh, is what the plan says; gpt.toml is compared below, in parts that FSDP2 takes."""
+    """Whether torch's FSDP2 on the plan's mesh is what the plan says; gpt.toml is compared below, in parts that FSDP2 takes."""
     sharded = plan.parallel.mode in ("fully_shard", "hybrid_shard", "fixtures.modes:predivided")
     return sharded and plan.parallel.reduce_order == "scatter_first" and plan.parallel.ep == 1 and plan.path.stem != "gpt"
 

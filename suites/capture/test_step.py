@@ -13,6 +13,7 @@ from typing import Any
 import capture_models
 import pytest
 import torch
+from parity import payload_of, run
 from steps import captured, plan_of
 from torch import nn
 
@@ -73,21 +74,8 @@ def test_floating_inputs_are_cast_for_the_model_and_not_for_the_loss() -> None:
 
 
 def test_batch_norm_statistics_are_written_on_ranks_as_eager_writes_them(pools: Pools) -> None:
-    step = captured("normalised")
-    payload = {
-        "factory": "capture_models:normalised",
-        "args": {},
-        "batch": "capture_models:batch",
-        "seed": 0,
-        "steps": 2,
-        "lr": 0.0,
-        "graph": encode_module(step.graphs["joint"]),
-        "inputs": step.inputs["joint"],
-        "outputs": step.outputs["joint"],
-        "shapes": {p.fqn: p.shape for p in step.parameters},
-    }
-    paths = [str(HERE), str(ROOT)]
-    results: list[Any] = pools.get(4).run("parity_jobs:graph_steps", [payload] * 4, timeout_s=60, paths=paths)
+    plan = plan_of("normalised")
+    results = run(pools, "parity_jobs:graph_steps", payload_of(plan, captured("normalised"), steps=2, lr=0.0))
     for rank, result in enumerate(results):
         torch.manual_seed(0)
         eager = capture_models.normalised()
