@@ -175,7 +175,7 @@ class PlanRun:
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
-        notes = "; ".join(world.resolution.notes)
+        notes = "; ".join(filter(None, (*world.resolution.notes, world.step(0).reused)))
         what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
         summary = f"{what} on {self._looked_at(world)}"
         return passed("audit", f"{summary} ({notes})" if notes else summary)
@@ -286,6 +286,7 @@ class PlanRun:
         outputs = [value for values in world.step(0).outputs.values() for value in values]
         gradients = sum(value.role == "grad" for value in outputs)
         what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
+        what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
         over = f"{choice.backend} ({choice.lacking})" if choice.lacking else choice.backend
         return f"{what} equal bit for bit on {world.size} ranks in {self.plan.run.steps} steps over {over}"
 
@@ -325,6 +326,7 @@ class PlanRun:
             mesh=world.mesh,
             parallel=plan.parallel,
             parameters=step.parameters,
+            optimizing=step.optimizing,
             backend=backend,
             localise_step=localise,
         )

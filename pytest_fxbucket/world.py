@@ -17,8 +17,8 @@ from pytest_fxbucket.graph.portable import PortableGraph, digest, encode, encode
 from pytest_fxbucket.graph.reading import Reading, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
-from pytest_fxbucket.plan.agree import agree_with_entries
-from pytest_fxbucket.plan.selector import Resolution, resolve
+from pytest_fxbucket.plan.resolved import entries_of
+from pytest_fxbucket.plan.selector import Resolution
 from pytest_fxbucket.schedule.dims import dims_text
 
 if TYPE_CHECKING:
@@ -73,20 +73,10 @@ class World:
     @cached_property
     def resolution(self) -> Resolution:
         """What the plan's entries mean. Raises PlanError for entries that match nothing or overlap."""
-        step, bucket = self.step(0), self.plan.bucket
-        if not step.has_roles or bucket.by == "size":
+        step = self.step(0)
+        if not step.has_roles:
             return Resolution((), (), ())
-        names = [parameter.fqn for parameter in step.parameters]
-        resolution = resolve(
-            bucket.plan,
-            names,
-            step.modules,
-            aliases=step.aliases,
-            unplanned=bucket.unplanned,
-            where=f"{self.plan.path}: [bucket]",
-        )
-        agree_with_entries(self.plan, [entry.name for entry in resolution.entries], str(self.plan.path))
-        return resolution
+        return entries_of(self.plan, [parameter.fqn for parameter in step.parameters], step.modules, step.aliases)
 
     @property
     def entry_of(self) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.blame import blamed
@@ -39,9 +38,13 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
 def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
     import torch
 
+    from pytest_fxbucket.capture.batches import first_batch
     from pytest_fxbucket.capture.forwards import forwards_of
+    from pytest_fxbucket.capture.join import join
     from pytest_fxbucket.capture.joint import trace_joint
+    from pytest_fxbucket.capture.optimizing import optimizing_of, update_of
     from pytest_fxbucket.capture.parts import Parts
+    from pytest_fxbucket.capture.reusing import trace_reusing
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
@@ -54,52 +57,25 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         raise CaptureError(
             f"[model] factory {model.factory} gave a value of type {type(built).__name__}, expected a torch.nn.Module"
         )
-    with blamed(lambda: f"[model] batch {model.batch}"):
-        data = batch(mesh.data_rank(rank), 0)
-    if not isinstance(data, (tuple, list, dict)):
-        raise CaptureError(
-            f"[model] batch {model.batch} gave a value of type {type(data).__name__}, expected a tuple or a dict of inputs"
-        )
-    with blamed(lambda: f"[model] batch {model.batch}"):
-        here, last = mesh.data_rank(rank), mesh.data_ranks - 1
-        _refuse_other_batch(model.batch, data, batch(last, 1), f"rank {here}, step 0", f"rank {last}, step 1")
+    data = first_batch(batch, model.batch, mesh, rank)
     parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
-    joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
+    traced = trace_reusing if plan.step.reuse_layers else trace_joint
+    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
+    graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
+    if plan.optimizer:
+        optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
+        graph, inputs, outputs = join(joint, update_of(joint, optimizing, parts, plan.step.clip_norm))
     return StepGraph(
-        graphs={"joint": joint.graph},
-        inputs={"joint": joint.inputs},
-        outputs={"joint": joint.outputs},
+        graphs={"joint": graph},
+        inputs={"joint": inputs},
+        outputs={"joint": outputs},
         parameters=joint.parameters,
         modules=tuple(fqn for fqn, _ in built.named_modules()),
         mesh=mesh.dims,
         rank=rank,
+        optimizing=optimizing,
+        reused=joint.reused,
     )
-
-
-def _refuse_other_batch(name: str, first: Any, other: Any, here: str, there: str) -> None:
-    """One graph serves every rank and step, so only the values of tensors may change from batch to batch."""
-    if (a := _described(first)) != (b := _described(other)):
-        changed = next((x, y) for x, y in zip_longest(a, b) if x != y)
-        was, became = (" ".join(map(str, leaf)) if leaf else "nothing" for leaf in changed)
-        raise CaptureError(
-            f"[model] batch {name} gave {was} for {here}, but {became} for {there}; "
-            "only the values of its tensors may change, since one graph serves all"
-        )
-
-
-def _described(batch: Any) -> list[tuple[object, ...]]:
-    """Path of each leaf of ``batch``, with shape and dtype of a tensor, or the value of a plain constant."""
-    import torch
-
-    from pytest_fxbucket.compat import pytree
-
-    found: list[tuple[object, ...]] = []
-    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
-        if isinstance(leaf, torch.Tensor):
-            found.append((pytree.keystr(path), tuple(leaf.shape), leaf.dtype))
-        else:
-            found.append((pytree.keystr(path), repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf)))
-    return found
 
 
 def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any], Any]]:

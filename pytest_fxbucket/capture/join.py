@@ -52,9 +52,7 @@ def _new(update: Update) -> list[tuple[fx.Node, Value]]:
     return [pair for pair in _placeholders(update.graph_module, update.inputs) if pair[1].role in ("state", "hyper")]
 
 
-def _ordered(
-    before: Sequence[tuple[fx.Node, Value]], new: Sequence[tuple[fx.Node, Value]]
-) -> Iterator[tuple[fx.Node, Value]]:
+def _ordered(before: Sequence[tuple[fx.Node, Value]], new: Sequence[tuple[fx.Node, Value]]) -> Iterator[tuple[fx.Node, Value]]:
     yield from (pair for pair in before if pair[1].role != "batch")
     yield from new
     yield from (pair for pair in before if pair[1].role == "batch")

@@ -40,6 +40,8 @@ class Joint:
     outputs: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
     """In registration order."""
+    reused: str = ""
+    """Which layers were repeated instead of traced, or why none; empty if nobody asked for it."""
 
 
 def trace_joint(

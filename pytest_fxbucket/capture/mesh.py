@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
 """Dimensions that a name stands for, as far as a mesh has them."""
-_GROUPED = ("dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
+GROUPED = ("dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
 """What groups are made along."""
 
 
@@ -82,7 +82,7 @@ class Mesh:
     def groups(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Ranks of every group but the default one that ``rank`` is in, by the group's name, in one order on all ranks."""
         found: dict[str, tuple[int, ...]] = {}
-        for name in _GROUPED:
+        for name in GROUPED:
             if 1 < self.degree(name) < self.size:
                 found[self.group(name).name] = self.ranks(rank, name)
         return found

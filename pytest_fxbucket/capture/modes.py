@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class Mode(Protocol):
     """A parallel mode. Its methods are traced, but for ``part``, and must be the same on every rank."""
 
+    @property
+    def along(self) -> str:
+        """Mesh dimension over which parameters are parted; empty if every rank has all of them."""
+
     def part(self, whole: torch.Tensor, mesh: Mesh, rank: int) -> torch.Tensor:
         """Rank's part of a parameter: a new contiguous tensor, of one shape on all ranks."""
 
@@ -67,8 +71,8 @@ def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> Mode:
     with blamed(lambda: f"mode {name}"):
         made = make(parallel, mesh)
     if not isinstance(made, Mode):
-        lacking = [method for method in ("part", "gather", "reduce") if not callable(getattr(made, method, None))]
+        lacking = [method for method in ("along", "part", "gather", "reduce") if not hasattr(made, method)]
         raise CaptureError(
-            f"mode {name} gave a value of type {type(made).__name__}, which has no {lacking[0]}(); expected a Mode"
+            f"mode {name} gave a value of type {type(made).__name__}, which has no {lacking[0]}; expected a Mode"
         )
     return made

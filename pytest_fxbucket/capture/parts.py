@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.capture.blame import blamed
+from pytest_fxbucket.capture.clip import Clip, NormDim
+from pytest_fxbucket.capture.mesh import GROUPED
 from pytest_fxbucket.capture.modes import Modes, modes_of
 from pytest_fxbucket.capture.roles import Parameter
 from pytest_fxbucket.capture.tensor_parallel import Parted
@@ -47,16 +49,25 @@ class Parts:
         local = self.local(whole, parameter.tp_dim, parameter.is_expert, rank)
         return self.modes.of(parameter.is_expert).part(local, self.mesh, rank)
 
+    def parted_along(self, parameter: Parameter) -> tuple[str, ...]:
+        """Mesh dimensions over which ``parameter`` is parted; along all others ranks hold the same."""
+        mode = self.modes.of(parameter.is_expert)
+        along = "dp_shard" if parameter.is_expert else mode.along
+        return tuple(name for name in (along, "tp" if parameter.tp_dim is not None else "") if name)
+
     def copies(self, parameter: Parameter) -> list[list[int]]:
-        """Sets of ranks that hold the same of ``parameter``; none if only the mode knows."""
-        if self.parallel.mode not in ("fully_shard", "hybrid_shard", "replicate"):
-            return []
-        dims = ["dp_shard"] if self.parallel.mode != "replicate" else []
-        dims += ["tp"] if parameter.tp_dim is not None else []
-        found: dict[tuple[int, ...], list[int]] = {}
+        """Sets of ranks that hold the same of ``parameter``."""
+        dims, found = self.parted_along(parameter), dict[tuple[int, ...], list[int]]()
         for rank in range(self.mesh.size):
             found.setdefault(tuple(self.mesh.at(rank, dim) for dim in dims), []).append(rank)
         return [ranks for ranks in found.values() if len(ranks) > 1]
+
+    def clip(self, max_norm: float, parameters: Sequence[Parameter]) -> Clip:
+        """Clipping of the gradients of ``parameters`` by the norm of all, over all ranks."""
+        sharded = {parameter.fqn: self.parted_along(parameter) for parameter in parameters}
+        names = dict.fromkeys(name for dims in sharded.values() for name in dims)
+        dims = [(name, self.mesh.group(name)) for name in sorted(names, key=GROUPED.index)]
+        return Clip(max_norm, tuple(NormDim(name, group.name, group.size) for name, group in dims), sharded)
 
 
 def describe_parameters(
@@ -119,5 +130,6 @@ def _refuse_indivisible(fqn: str, parameter: torch.Tensor, tp_dim: int | None, i
         if parameter.dim() <= dim or parameter.shape[dim] % degree:
             raise CaptureError(
                 f"{name} = {degree} does not divide dimension {dim} of parameter {fqn}, "
-                f"whose shape is {tuple(parameter.shape)}; use another {name}, or leave {fqn.rpartition('.')[0] or 'it'} out of {name}_plan"
+                f"whose shape is {tuple(parameter.shape)}; "
+                f"use another {name}, or leave {fqn.rpartition('.')[0] or 'it'} out of {name}_plan"
             )

@@ -7,7 +7,8 @@ input or computed, and a number taken from one stays live. In-place operators ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import getitem
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from pytest_fxbucket.capture.in_place import given_back
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode, value_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
@@ -23,16 +25,15 @@ from pytest_fxbucket.errors import CaptureError
 _ATEN = torch.ops.aten
 
 
-class Recorder(TorchDispatchMode):
-    """While entered, every operator on its tensors becomes a node of ``graph``."""
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """While recording, every operator becomes a node of ``graph``; it does not ask for gradients."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self._mode = fake_mode
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
-        self._items = _Items(self)
 
     def input(self, name: str, fake: torch.Tensor) -> torch.Tensor:
         """Make ``fake`` the next input of the graph."""
@@ -55,14 +56,11 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"it takes the value of a tensor of {tensor.numel()} elements and dtype {tensor.dtype}")
         return LiveNumber(self.graph.call_function(_ATEN._local_scalar_dense.default, (self.node(tensor),)))
 
-    def __enter__(self) -> Recorder:
-        self._items.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._items.__exit__(*error)
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the block."""
+        with self._mode, _Items(self), self, torch.no_grad():
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -72,7 +70,7 @@ class Recorder(TorchDispatchMode):
             return self._constant(args[0])
         if func is _ATEN._local_scalar_dense.default:
             raise CaptureError("it decides by the value of a tensor, which is known only when the step runs")
-        result = _written(func, args, kwargs)
+        result = given_back(func, args, kwargs)
         if result is None:
             with self._mode:
                 result = func(*_shown(args), **_shown(kwargs))
@@ -128,20 +126,6 @@ class _Items(TorchFunctionMode):
         if func is torch.Tensor.item:
             return self._recorder.number(args[0])
         return func(*args, **(kwargs or {}))
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operator that only writes its arguments gives: those; None for all others."""
-    if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
-        return None
-    if any(value.alias_info is None for value in func._schema.returns):
-        return None
-    written = [
-        args[place] if place < len(args) else kwargs.get(argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
 
 def _shown(value: Any) -> Any:

@@ -19,6 +19,11 @@ class Replicated:
 
     group: Group
 
+    @property
+    def along(self) -> str:
+        """Nothing is parted."""
+        return ""
+
     def part(self, whole: torch.Tensor, mesh: Mesh, rank: int) -> torch.Tensor:
         """All of it."""
         return whole.clone(memory_format=torch.contiguous_format)

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from pytest_fxbucket.capture.optimizing import Optimizing
+
 Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "value"]
 Phase = Literal["joint", "forward", "backward"]
 
@@ -68,6 +70,10 @@ class StepGraph:
     """FQN of every module, in registration order; the root is ''."""
     mesh: tuple[MeshDim, ...]
     rank: int
+    optimizing: Optimizing | None = None
+    """What makes the optimizers whose update the step has; None if it has none."""
+    reused: str = ""
+    """Which layers were repeated instead of traced, or why none, as one clause; empty if nobody asked for it."""
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Real inputs that came with a graph that somebody else traced."""
 

@@ -99,7 +99,8 @@ def _values(given: TracedStep, phase: Phase, side: str, where: str) -> tuple[Val
         )
     if unknown := [role for role in roles if role not in _ROLES]:
         raise CaptureError(f"{where}: {phase} {side} have the unknown role {unknown[0]!r}; known are {', '.join(_ROLES)}")
-    if repeated := [name for role, name in zip(roles, names, strict=True) if role == "param" and names.count(name) > 1]:
+    parameters = [name for role, name in zip(roles, names, strict=True) if role == "param"]
+    if repeated := [name for name in parameters if parameters.count(name) > 1]:
         raise CaptureError(f"{where}: {phase} {side} have the parameter {repeated[0]!r} more than once")
     return tuple(
         Value(role, name, tuple(getattr(t, "shape", ())), getattr(t, "dtype", None))  # type: ignore[arg-type]

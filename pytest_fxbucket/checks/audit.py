@@ -2,7 +2,8 @@
 
 Entries: each is one launch for each direction, kind, group and dtype, with exactly its parameters in the layout asked for.
 Schedule: prefetch depth, deferred reduction waits, overlap with compute. Numbers: dtypes, and nothing squeezed on the way.
-Around it: compute reads what it read before the pass, and there is no launch that the graph before did not have.
+Around it: compute reads what it read before the pass, and there is no launch that the graph before did not have. The optimizer:
+updates stand where they should, and are made of what they were made of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name, of_k
 from pytest_fxbucket.checks.promised_launches import alignment, launch_problems
 from pytest_fxbucket.checks.promised_memory import memory_problems
 from pytest_fxbucket.checks.promised_overlap import overlap_problems
+from pytest_fxbucket.checks.promised_updates import update_problems
 from pytest_fxbucket.compat.groups import twin_name, untwinned
 from pytest_fxbucket.graph.contents import EXACT
 from pytest_fxbucket.graph.displaced import displaced
@@ -43,9 +45,10 @@ def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
     found += _sizes(captured, passed)
     found += overlap_problems(promise, captured, passed)
     found += memory_problems(promise, captured, passed)
+    found += update_problems(promise, captured, passed)
     if not passed.problems:
         found += _readers(captured, passed)
-    found += _moved(captured, passed)
+    found += _moved(promise, captured, passed)
     return list(dict.fromkeys(found))
 
 
@@ -146,17 +149,22 @@ def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
         for fqn in sorted({*before, *after}):
             if before[fqn] != after[fqn]:
                 yield f"{direction} compute uses {fqn} {times(after[fqn])}, {times(before[fqn])} before the pass"
-        if before == after and old != new:
+        if before == after and old != new and direction != "optimizer":  # what updates read is told by what they make
             was, now = next((x, y) for x, y in zip(old, new, strict=True) if x != y)
             yield (
                 f"{direction} compute uses {now} where it used {was} before the pass: two members are swapped, or compute moved"
             )
 
 
-def _moved(captured: Reading, passed: Reading) -> Iterator[str]:
-    """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told."""
-    moved, counted = displaced(captured.names, passed.names)
-    if counted > len(captured.names) // 2 and moved > max(counted * MOST_DISPLACED, 4):
+def _moved(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told.
+
+    Updates that are to stand where they are ready must move.
+    """
+    free = captured.updating_names if promise.updates == "ready" else frozenset[str]()
+    before, after = ([name for name in one.names if name not in free] for one in (captured, passed))
+    moved, counted = displaced(before, after)
+    if counted > len(before) // 2 and moved > max(counted * MOST_DISPLACED, 4):
         most = f"at most {MOST_DISPLACED:.0%} may"
         yield f"{moved} of {counted} compute nodes stand in another order than before the pass; {most}"
 

@@ -26,6 +26,7 @@ from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.gpus.nccl import record
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.capture.optimizing import Optimizing
     from pytest_fxbucket.capture.roles import Parameter, Value
     from pytest_fxbucket.plan.schema import Model, Parallel
 
@@ -51,6 +52,7 @@ class Task:
     mesh: Mesh
     parallel: Parallel
     parameters: tuple[Parameter, ...]
+    optimizing: Optimizing | None
     backend: str = "gloo"
     """What its ranks run on; says which settings are to be recorded."""
     localise_step: int | None = None
@@ -164,9 +166,12 @@ def state_and_batches(
     if built is not None:
         built.update({fqn: _bits_digest([tensor]) for fqn, tensor in whole.items()})
     parts = Parts.of(task.parallel, task.mesh)
-    kept = dict(model.named_buffers())
-    kept |= {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in task.parameters}
-    state = [kept[value.fqn] for value in task.inputs if value.role in KEPT]
+    own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in task.parameters}
+    kept = {("param", fqn): part for fqn, part in own.items()}
+    kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
+    if task.optimizing is not None:
+        kept |= task.optimizing.state(own, {value.fqn for value in task.outputs if value.role == "grad"})
+    state = [kept[value.role, value.fqn] for value in task.inputs if value.role in KEPT]
 
     def tensors(step: int) -> list[torch.Tensor]:
         leaves = pytree.tree_leaves(batch(task.mesh.data_rank(rank), step))

@@ -170,7 +170,8 @@ def _other_readers(before: Mapping[_Reader, set[str]], after: Mapping[_Reader, s
     for reader, was in before.items():
         now = after.get(reader, was)
         if was != now:
-            yield f"compute {reader[0]} reads or makes {some(sorted(now))}, {some(sorted(was))} before the pass"
+            gained, lost = now - was or now, was - now or was
+            yield f"compute {reader[0]} reads or makes {some(sorted(gained))}, {some(sorted(lost))} before the pass"
             return
 
 

@@ -44,6 +44,8 @@ class Promise:
     entries: tuple[str, ...] = ()
     """In the plan's order."""
     own_gather_group: bool = False
+    updates: str = "last"
+    """last, or ready: each update stands right behind the wait for the last reduction that it needs."""
     launch_at: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wait_before: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ranks_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -81,6 +83,7 @@ def promise_of(
         caps=plan.bucket.cap_mb,
         entries=tuple(entry.name for entry in resolution.entries),
         own_gather_group=plan.overlap.gather_group == "own",
+        updates=plan.overlap.updates,
         launch_at=plan.overlap.launch_at,
         wait_before=plan.overlap.wait_before,
         ranks_of=ranks_of or {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -132,7 +132,8 @@ def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
 
 def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
     """Reductions that follow each other, as in hybrid sharding, are levels: each level's stages are deferred by themselves."""
-    bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, captured, b) for fqn in b.fqns}
+    at = {bucket.launch: bucket for bucket in captured.buckets}
+    bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, at, b) for fqn in b.fqns}
     levels: dict[int, list[Bucket]] = {}
     for bucket in passed.buckets:
         if bucket.kind in ("reduce_scatter", "all_reduce") and bucket.direction == "backward":
@@ -153,11 +154,18 @@ def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator
                     yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
 
 
-def _is_bound(promise: Promise, captured: Reading, bucket: Bucket) -> bool:
-    """Whether a launch needs what ``bucket`` brings, other than the next reduction of the same, which can be late too."""
+def _is_bound(promise: Promise, at: Mapping[int, Bucket], bucket: Bucket) -> bool:
+    """Whether a launch (by position in ``at``) needs what ``bucket`` brings, other than a further reduction of the same entry.
+
+    That one can be late too.
+    """
     if bucket.needed is None:
         return False
-    following = next(other for other in captured.buckets if other.launch == bucket.needed)
-    entries = {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
-    chained = following.level > bucket.level and {promise.entry_of.get(fqn, fqn) for fqn in following.fqns} == entries
-    return not chained or _is_bound(promise, captured, following)
+    following = at.get(bucket.needed)
+    if following is None or following.level <= bucket.level or _entries(promise, following) != _entries(promise, bucket):
+        return True
+    return _is_bound(promise, at, following)
+
+
+def _entries(promise: Promise, bucket: Bucket) -> set[str]:
+    return {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_round
+from pytest_fxbucket.graph.microbatches import in_rounds
+from pytest_fxbucket.graph.microbatches import of_round as places_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Direction, Reading
@@ -35,15 +37,10 @@ def _is_of(promise: Promise, fqns: tuple[str, ...], entry: str) -> bool:
 
 
 def _starts(promise: Promise, passed: Reading, direction: Direction, entry: str, number: int | None) -> list[int]:
-    """Where ``entry`` computes, in the round ``number`` or its last: in all of it, unless it is gathered in several."""
-    gathers = [b for b in passed.buckets if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
-    own = [b for b in gathers if b.direction == direction] or gathers
-    last = max((b.round for b in own), default=0)
-    if not last:
-        return [where for where, of, fqn in passed.computes if of == direction and promise.entry_of.get(fqn) == entry]
-    same = [b for b in own if b.round == (last if number is None else number)]
-    uses = [b.first_use if b.direction == direction else b.backward_use for b in same]
-    return [where for where in uses if where is not None]
+    """Where ``entry`` computes in ``direction``, in the round ``number``; None: the last."""
+    own = [where for where, of, fqn in passed.computes if of == direction and promise.entry_of.get(fqn) == entry]
+    opposite = "backward" if direction == "forward" else "forward"
+    return places_of(in_rounds(own, [where for where, of, _ in passed.computes if of == opposite]), number)
 
 
 def _misplaced(

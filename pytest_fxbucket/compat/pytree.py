@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 
-__all__ = ["keystr", "tree_flatten_with_path", "tree_leaves", "tree_map", "tree_unflatten"]
+__all__ = ["keystr", "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map", "tree_unflatten"]

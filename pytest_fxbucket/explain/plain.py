@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,4 +18,5 @@ def graph_as_data(graph: Graph) -> dict[str, Any]:
         plain["label"] = graph.labels[bucket.launch]
         plain["group"] = graph.dims.get(bucket.group, "unknown group")
         plain["offsets"] = [member.offset for member in read] if known else None
+    data["updates"] = [asdict(one) for one in graph.fed]
     return data

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.readiness import readiness, updates_between
 from pytest_fxbucket.passes.overlapped import overlapped
+from pytest_fxbucket.passes.ready import REDUCTIONS
 from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def report_of_reading(
     spans = [(nodes[bucket.launch], [nodes[bucket.wait or 0]]) for bucket in planned]
     behind = overlapped(graph, spans, labels)
     counts = _launches_before(before, planned)
+    updates = _updates(after, planned, entry_of)
     return PassReport(
         len(before.buckets),
         len(after.buckets),
@@ -51,8 +54,9 @@ def report_of_reading(
                 launches_before=count,
                 overlap_nodes=hidden.nodes,
                 overlaps=hidden.of,
+                updates=between if bucket.kind in REDUCTIONS else (),
             )
-            for bucket, count, hidden in zip(planned, counts, behind, strict=True)
+            for bucket, count, hidden, between in zip(planned, counts, behind, updates, strict=True)
         ),
         tuple(_left_alone(bucket) for bucket in left),
         *displaced(*([node.name for node in one.nodes if not _communicates(node)] for one in graphs)),
@@ -60,6 +64,18 @@ def report_of_reading(
         peak_bytes(gathered_lives(after)),
         order_of(graph).barriers,
     )
+
+
+def _updates(after: Reading, planned: Sequence[Bucket], entry_of: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Of each bucket the other entries of which an update stands between its launch and its wait."""
+    names = [" & ".join(_entries(bucket, entry_of)) or bucket.node for bucket in planned]
+    if after.order is None or not after.updating:
+        return [() for _ in planned]
+    waits = {
+        where: name for bucket, name in zip(planned, names, strict=True) if bucket.kind in REDUCTIONS for where in bucket.waits
+    }
+    found = readiness(after.order, after.updating, waits)
+    return updates_between(found, [(b.launch, b.wait or 0, name) for b, name in zip(planned, names, strict=True)])
 
 
 def _communicates(node: fx.Node) -> bool:

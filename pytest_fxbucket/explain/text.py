@@ -69,6 +69,7 @@ def graph_lines(graph: Graph) -> Iterator[str]:
         yield from _table(own, graph)
     yield from _members(graph)
     yield from _apart(graph)
+    yield from _updates(graph)
     yield from _rest(graph)
 
 
@@ -93,6 +94,8 @@ def _row(bucket: BucketReport, graph: Graph) -> Row:
     if bucket.overlap_nodes:
         of = f" of {some(bucket.overlaps)}" if bucket.overlaps else ""
         overlap = f"{counted(bucket.overlap_nodes, 'node')}{of}"
+    if bucket.updates:
+        overlap += f"; {counted(len(bucket.updates), 'update')}: {some(bucket.updates)}"
     cells = (
         f"{bucket.launches_before} -> {bucket.launches_after}",
         str(len(bucket.members)),
@@ -143,6 +146,19 @@ def _apart(graph: Graph) -> Iterator[str]:
         yield from wrapped(why, "  ", "  ")
         for kind, entries in places.items():
             yield from wrapped(f"{kind} of {', '.join(entries)}", "    ", "  ")
+
+
+def _updates(graph: Graph) -> Iterator[str]:
+    """Which reductions feed the updates of each entry."""
+    rows = []
+    for one in graph.fed:
+        states = f" and {counted(one.states, 'state')}" if one.states else ""
+        reductions = some(one.reductions) or "no reduction"
+        rows.append(Row(one.entry, (f"{counted(len(one.parameters), 'parameter')}{states} of {reductions}",)))
+    if rows:
+        yield from ("", "updates, and the reductions that they are made of")
+    for row in fold(rows):
+        yield from wrapped(f"{row.entry}: {row.cells[0]}", "  ", "  ")
 
 
 def _rest(graph: Graph) -> Iterator[str]:

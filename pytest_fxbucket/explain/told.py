@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.explain.fed import Fed, fed
 from pytest_fxbucket.explain.labels import labels
 from pytest_fxbucket.explain.read_off import report_of_reading
 from pytest_fxbucket.passes.report import PassReport
@@ -31,6 +32,8 @@ class Graph:
     """Of each launch by the name of its node, in byte order, as they were read off the graph."""
     labels: Mapping[str, str]
     """What to call each bucket, by the name of its launch."""
+    fed: tuple[Fed, ...] = ()
+    """Which reductions feed the updates of each entry; empty without an optimizer."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def _graph(world: World, phase: str, passed: Passed) -> Graph:
         reading = next(reading for name, reading in world.reading(0).items() if name == phase)
         report = report_of_reading(reading, passed.reading, (before.graph, passed.bucketed.graph), world.entry_of)
     registered = [parameter.fqn for parameter in world.step(0).parameters]
-    return Graph(phase, report, dims, members, labels(report.buckets, registered))
+    names = labels(report.buckets, registered)
+    return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names))
 
 
 def _parameters(world: World, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:

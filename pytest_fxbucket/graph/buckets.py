@@ -10,7 +10,9 @@ import torch
 from pytest_fxbucket.graph import collectives
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.graph.feeds import Update
     from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.graph.overwritten import Read
 
 Direction = Literal["forward", "backward", "optimizer"]
 
@@ -106,7 +108,16 @@ class Reading:
     """(position, direction, FQN): products of activations alone, as in attention, by the last parameter read on the way."""
     names: tuple[str, ...] = ()
     """Names of all nodes that neither communicate nor move data, in order."""
-    direct: tuple[tuple[int, Direction, str], ...] = ()
-    """Those of ``computes`` that read a parameter which no launch brought."""
+    updating: frozenset[int] = frozenset()
+    """Positions of the nodes that update parameters, and of what is computed for that alone."""
+    updates: tuple[Update, ...] = ()
+    """What each updated parameter, and state of it, is made of."""
+    overwritten: tuple[Read, ...] = ()
+    """Who reads what of inputs that are written in place."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""
+
+    @property
+    def updating_names(self) -> frozenset[str]:
+        """Names of the nodes that update parameters."""
+        return frozenset(self.order.nodes[where].name for where in self.updating) if self.order is not None else frozenset()

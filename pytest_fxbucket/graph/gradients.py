@@ -31,7 +31,8 @@ class Gradients:
 
     Compute between the reduction and the output, a scaling say, is passed through. A gradient may be the sum of several
     pieces, as that of a layer used twice is; one that is made of parts of pieces is a problem. What a reduction sends of
-    another one's result (reduce-scatter, then all-reduce) has the name of what became of it.
+    another one's result (reduce-scatter, then all-reduce) has the name of what became of it. Of a gradient that is written in
+    place, by clipping say, that counts which was first read.
     """
 
     def __init__(self, found: Followed, output: fx.Node, outputs: Sequence[Value], role: Mapping[fx.Node, Role]) -> None:
@@ -41,8 +42,14 @@ class Gradients:
             self.read_by.setdefault(use.reader, []).append(use)
         self.names: dict[int, str] = {}
         """FQN of the parameter, by the number of the reduced source."""
+        self.before: dict[int, int] = {}
+        """Of a reduced source that of an earlier reduction which it was made of, as in hybrid sharding; both by number."""
+        self.behind: set[fx.Node] = set()
+        """Compute on reduced pieces alone, as they are scaled: it goes where the waits for them go."""
         self.problems: list[str] = []
         whole = {use.value: use.content for use in self.read_by.get(output, ())}
+        first = {use.value: use.content for use in reversed(found.uses) if use.value in whole}
+        whole = {node: runs if any(self._is_reduced(r.source) for r in runs) else first[node] for node, runs in whole.items()}
         for node, value in zip(returned(output), outputs, strict=True):
             if value.role == "grad" and hasattr(node, "all_input_nodes"):
                 self._name(node, value.fqn, [whole[node]] if node in whole else self._reduced_before(node))
@@ -74,13 +81,26 @@ class Gradients:
             fresh = [source for source in current.all_input_nodes if source not in seen and source not in read]
             seen.update(fresh)
             queue.extend(fresh)
+        self.behind.update(queue)
         return found
 
     def _name_all(self, number: int, fqn: str) -> None:
-        """Name a piece, and the pieces of earlier reductions that it was made of."""
+        """Name a piece, and the pieces of earlier reductions that it was made of, as they came or scaled."""
         while self._is_reduced(number):
             self.names[number] = fqn
-            number = self.found.table.known(number).sent
+            source = self.found.table.known(number)
+            earlier = source.sent if self._is_reduced(source.sent) else self._scaled(source.node)
+            if earlier < 0:
+                return
+            self.before[number] = earlier
+            number = earlier
+
+    def _scaled(self, node: fx.Node) -> int:
+        """Number of the one whole piece that ``node`` scales; -1 if it is made of anything else."""
+        contents = self._reduced_before(node)
+        pieces = {one.source for runs in contents for one in runs if self._is_reduced(one.source)}
+        whole = len(pieces) == 1 and all(self._is_whole(runs) for runs in contents)
+        return pieces.pop() if whole and self._adds(node, list(pieces)) else -1
 
     def _adds(self, node: fx.Node, pieces: Sequence[int]) -> bool:
         """Whether ``node`` can be the sum of ``pieces``: all are as large, and whatever lies between adds or scales."""

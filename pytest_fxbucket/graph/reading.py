@@ -17,11 +17,13 @@ from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
 from pytest_fxbucket.graph.contributions import contributions
 from pytest_fxbucket.graph.direct import direct_reads
+from pytest_fxbucket.graph.feeds import updates_of
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.overwritten import reads_of_written
 from pytest_fxbucket.graph.sending import Piece
 from pytest_fxbucket.graph.updates import ancestors, update_nodes
 
@@ -46,6 +48,7 @@ class _Reader:
         self.found: Followed = follow(graph)
         self.forward = _forward_nodes(graph, outputs)
         self.update = update_nodes(graph, inputs, outputs)
+        self.graph, self.inputs, self.outputs = graph, inputs, outputs
         self.forward_positions = {self.position[node] for node in self.forward}
         self.forward_order = sorted(self.position[node] for node in self.forward if computes(node))
         placeholders = [node for node in self.position if node.op == "placeholder"]
@@ -62,12 +65,12 @@ class _Reader:
         self.order = order_of(graph)
         self.needs = needs_of(self.order, list(self.found.sent))
         gradients = Gradients(self.found, self.output, outputs, self.role)
-        self.names = gradients.names
+        self.names, self.reduced_before, self.behind = gradients.names, gradients.before, gradients.behind
         self.problems += gradients.problems
         for use in self.found.uses:
             self._note(use)
-        self.direct = {(self.position[node], self._direction(node), fqn) for node, fqn in direct_reads(self.parameter)}
-        self.computes |= self.direct
+        for node, fqn in direct_reads(self.parameter):
+            self.computes.add((self.position[node], self._direction(node), fqn))
         for node, sent in self.found.sent.items():
             for piece in sent.content:
                 self._note_sent(node, piece)
@@ -81,10 +84,22 @@ class _Reader:
             last=self.position[self.output],
             seen_as=tuple(sorted(self.seen_as)),
             products=tuple(self._products()),
-            names=tuple(node.name for node in self.position if computes(node)),
+            names=tuple(node.name for node in self.position if computes(node) and node not in self.behind),
+            updating=frozenset(self.position[node] for node in self.update),
+            updates=tuple(updates_of(self.graph, self.update, self.inputs, self.outputs, self._given_to_updates())),
+            overwritten=tuple(reads_of_written(self.order, self.inputs, buckets)),
             order=self.order,
-            direct=tuple(sorted(self.direct)),
         )
+
+    def _given_to_updates(self) -> dict[tuple[fx.Node, fx.Node], list[str]]:
+        """By (reader, value) the gradients that the optimizer finds in what reductions brought."""
+        return {
+            (use.reader, use.value): [
+                self.names[n] for n in dict.fromkeys(one.source for one in use.content) if n in self.names
+            ]
+            for use in self.found.uses
+            if use.reader in self.update
+        }
 
     def _products(self) -> Iterator[tuple[int, Direction, str]]:
         """Products that no parameter is read for, with the parameter of the last compute on the way to them that has one."""
@@ -136,10 +151,16 @@ class _Reader:
                 runs = tuple(one for one in use.content if one.source == number)
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
-                    made = contributions(source.node, self.position, self.forward_order)
+                    made = contributions(self._maker(number), self.position, self.forward_order)
                     self.computes.update((self.position[node], "backward", fqn) for node in made)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
+
+    def _maker(self, number: int) -> fx.Node:
+        """What made the gradient that a reduction, or the first of several that follow each other, brought as ``number``."""
+        while number in self.reduced_before:
+            number = self.reduced_before[number]
+        return self.found.table.known(number).node
 
     def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
         self.uses[launch].setdefault(number, []).append(where)
@@ -205,12 +226,11 @@ class _Reader:
         )
 
     def _level(self, piece: Piece) -> int:
-        """How many launches brought what ``piece`` is made of, one after the other."""
-        level, source = -1, self.found.sources[piece.source]
-        while source is not None and source.launch is not None:
-            level += 1
-            source = self.found.sources[source.sent] if source.sent >= 0 else None
-        return max(level, 0)
+        """Through how many reductions ``piece`` went before."""
+        level, number = 0, piece.source
+        while number in self.reduced_before:
+            level, number = level + 1, self.reduced_before[number]
+        return level
 
     def _round(self, sent: Sent, direction: Direction, members: Sequence[Member]) -> int:
         """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.graph.collectives import launch_kind, waits_of
 from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
@@ -14,24 +15,28 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.roles import Value
 
+UPDATED = ("param", "state")
+"""Roles of what an optimizer makes anew, or writes in place."""
+
 
 def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[fx.Node]:
-    """What writes a parameter in place or returns it anew, and what is computed for that alone.
+    """What writes a parameter or an optimizer's state in place or returns it anew, and what is computed for that alone.
 
-    Not the loss, nor what a collective of more than one element needs: reducing a norm to clip by is part of the update.
+    Not the loss, nor what a collective needs that brings gradients: reducing norms to clip by is part of the update.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    parameters = {node for node, value in zip(placeholders, inputs, strict=True) if value.role == "param"}
-    results = [(node, value.role) for node, value in zip(returned(graph.output_node()), outputs, strict=True)]
-    made = [node for node, role in results if role == "param" and node not in parameters]
-    made += [user for node in parameters for user in node.users if node in written_arguments(user)]
+    held = {node for node, value in zip(placeholders, inputs, strict=True) if value.role in UPDATED}
+    results = [(n, v.role) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
+    made = [node for node, role in results if role in UPDATED and node not in held]
+    writers = _writers(graph)
+    made += [node for storage in held for node in writers.get(storage, ())]
     if not made:
         return set()
-    needed = [node for node, role in results if role in ("loss", "grad") and hasattr(node, "all_input_nodes")]
-    needed += [node for node in graph.nodes if launch_kind(node) is not None and not _is_scalar(node)]
-    before = ancestors(needed)
-    waits = {user for node in before if launch_kind(node) is not None for user in node.users}
-    return ancestors(made) - before - waits - set(placeholders)
+    needed = [node for node, role in results if role in ("loss", "grad")]
+    needed += _bringing_gradients(graph, {node for node, role in results if role == "grad"})
+    before = _made_of(needed, writers)
+    waits = {user for node in before if launch_kind(node) is not None for user in (*node.users, *waits_of(node))}
+    return _made_of(made, writers) - before - waits - set(placeholders)
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -43,6 +48,39 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         found.update(fresh)
         queue.extend(fresh)
     return found
+
+
+def _writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """By storage those that write it in place, in order."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for storage in dict.fromkeys(base(target) for target in written_arguments(node)):
+            found.setdefault(storage, []).append(node)
+    return found
+
+
+def _made_of(nodes: Iterable[fx.Node], writers: Mapping[fx.Node, Sequence[fx.Node]]) -> set[fx.Node]:
+    """``nodes`` and everything that they are made of, through what was written in place before it was read too."""
+    if not writers:
+        return ancestors(nodes)
+    found = set(nodes)
+    queue = list(found)
+    for node in queue:
+        written = [w for source in node.all_input_nodes for w in writers.get(base(source), ()) if w < node]
+        fresh = dict.fromkeys(source for source in (*node.all_input_nodes, *written) if source not in found)
+        found.update(fresh)
+        queue.extend(fresh)
+    return found
+
+
+def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node]) -> Iterator[fx.Node]:
+    """Launches but for those of one element, and those that are made of ``gradients``, which the graph returns: of norms."""
+    behind: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not behind.isdisjoint(node.all_input_nodes) or not gradients.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+        if launch_kind(node) is not None and node not in behind and not _is_scalar(node):
+            yield node
 
 
 def _is_scalar(launch: fx.Node) -> bool:

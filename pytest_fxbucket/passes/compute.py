@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.microbatches import in_rounds, of_round
 from pytest_fxbucket.graph.modules import direction_of
 
 if TYPE_CHECKING:
@@ -19,41 +20,49 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.targets import Target
 
 
-Direct = Mapping[tuple["Direction", str], Sequence["fx.Node"]]
-"""By direction and entry: compute that reads a parameter which no launch brought."""
+Computes = Sequence[tuple["fx.Node", "Direction", str]]
+"""Compute with its direction and entry."""
 
 
 class Starts:
-    """First compute of each entry, by direction."""
+    """First compute of each entry, by direction; ``computes`` is in order, empty if nobody knows."""
 
-    def __init__(self, order: Order, buckets: Sequence[Merged], direct: Direct) -> None:
-        self.order, self.buckets, self.direct = order, buckets, direct
+    def __init__(self, order: Order, buckets: Sequence[Merged], computes: Computes) -> None:
+        self.order, self.buckets = order, buckets
+        self.places: dict[str, list[int]] = {}
+        self.of_entry: dict[tuple[str, str], list[int]] = {}
+        for place, direction, entry in sorted((order.index[node], direction, entry) for node, direction, entry in computes):
+            self.places.setdefault(direction, []).append(place)
+            self.of_entry.setdefault((direction, entry), []).append(place)
 
-    def of(self, direction: Direction, entry: str, where: str, round: int | None = None) -> int:
-        """Index of the node where compute of ``entry`` starts, in its round number ``round``; None: in the last that it has.
+    def of(self, direction: Direction, entry: str, where: str, number: int | None = None) -> int:
+        """Index of the node where compute of ``entry`` starts, in its round (microbatch) ``number``; None: in its last.
 
         Raises :class:`PlanError`, naming ``where``, if none does.
         """
         own = [bucket for bucket in self.buckets if bucket.first.entry == entry]
-        if round is None:
-            round = max((bucket.first.round for bucket in own if bucket.first.kind == "all_gather"), default=0)
         if not own:
             known = ", ".join(dict.fromkeys(bucket.first.entry for bucket in self.buckets)) or "none"
             raise PlanError(f"{where} names no bucket: entry {entry!r} has none; entries that have one: {known}")
-        here = [bucket for bucket in own if bucket.first.direction == direction]
-        reductions = [bucket.launch for bucket in here if bucket.first.kind != "all_gather"]
-        gathers = [bucket for bucket in own if bucket.first.kind == "all_gather" and bucket.first.round == round]
-        fresh = [bucket for bucket in gathers if bucket in here]
-        places = [self.order.index[node] for bucket in fresh for node in readers_of(bucket.results)]
-        places += [self.order.index[node] for launch in reductions for node in makers_of([launch])]
-        if not fresh:
-            kept = [node for bucket in gathers for node in readers_of(bucket.results)]
-            places += [self.order.index[node] for node in kept if direction_of(node) == direction]
-        if round == 0:
-            places += [self.order.index[node] for node in self.direct.get((direction, entry), ())]
+        places = self._known(direction, entry, number) if self.places else self._told_by(own, direction)
         if not places:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
         return min(places)
+
+    def _known(self, direction: Direction, entry: str, number: int | None) -> list[int]:
+        others = self.places.get("backward" if direction == "forward" else "forward", [])
+        return of_round(in_rounds(self.of_entry.get((direction, entry), []), others), number)
+
+    def _told_by(self, own: Sequence[Merged], direction: Direction) -> list[int]:
+        """Compute that reads what the buckets ``own`` gather, or makes what they reduce; all rounds as one."""
+        here = [bucket for bucket in own if bucket.first.direction == direction]
+        gathers = [bucket for bucket in here if bucket.first.kind == "all_gather"]
+        places = [self.order.index[node] for bucket in gathers for node in readers_of(bucket.results)]
+        places += [self.order.index[n] for bucket in here if bucket not in gathers for n in makers_of([bucket.launch])]
+        if not gathers:
+            kept = [node for bucket in own if bucket.first.kind == "all_gather" for node in readers_of(bucket.results)]
+            places += [self.order.index[node] for node in kept if direction_of(node) == direction]
+        return places
 
 
 def gathered_lives(graph: fx.Graph, gathers: Iterable[tuple[fx.Node, Sequence[fx.Node], Sequence[Target]]]) -> Lives:

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_fxbucket.capture.bare import bare_values
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.passes.grouping import BUCKETED, Rules, grouping_of
 from pytest_fxbucket.passes.keep_order import Pair, keep_order
 from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
 from pytest_fxbucket.passes.own_group import on_own_group
 from pytest_fxbucket.passes.provenance import shared_meta
+from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import LeftAlone, PassReport
 from pytest_fxbucket.passes.reporting import Before, Done, report_of
 
@@ -51,6 +54,8 @@ class ManualPass:
     """By direction: launch the key's all-gather when the value's compute starts."""
     wait_before: Places = field(default_factory=dict)
     """By direction: wait for the key's reduction before the value's compute starts."""
+    updates: Literal["last", "ready"] = "last"
+    """Leave the optimizer's updates where they were, or let each start when the last reduction that it needs has ended."""
     insert_overlap_deps: bool = False
     """Keep the order through later compilers."""
     own_gather_group: bool = False
@@ -67,21 +72,26 @@ class ManualPass:
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
-        sharing = Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
-        grouping = grouping_of(targets.order, targets.planned, sharing, targets.entries)
+        ends = targets.ends or (bare_values(graph) if self.updates == "ready" else None)
+        grouping = grouping_of(targets.order, targets.planned, self._rules(), targets.entries)
         buckets = merge(graph, targets.order, grouping.groups, self.packer)
         if self.merging:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
-        rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before)
-        moved = reorder(graph, buckets, rules, targets.direct)
+        updating = update_nodes(graph, *ends) if ends is not None else set()
+        rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before, self.updates)
+        moved = reorder(graph, buckets, rules, targets.computes, updating)
         left = moved.left
+        behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.own_gather_group:
             on_own_group(bucket.launch for bucket in buckets)
         if self.insert_overlap_deps:
             left += _not_kept(keep_order(graph, moved.kept, _meta_of(buckets)))
         _refuse_broken(graph)
-        return Done(tuple(buckets), grouping.splits, left)
+        return Done(tuple(buckets), grouping.splits, left, tuple(behind))
+
+    def _rules(self) -> Rules:
+        return Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
 
 
 def _not_kept(pairs: Sequence[Pair]) -> tuple[LeftAlone, ...]:

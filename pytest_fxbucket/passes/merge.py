@@ -35,6 +35,11 @@ class Merged:
         """Any member: they agree in entry, direction, kind, group and op."""
         return self.members[0]
 
+    @property
+    def level(self) -> int:
+        """Through how many reductions its members went before: the most of any."""
+        return max(member.level for member in self.members)
+
 
 def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = "default") -> list[Merged]:
     """Merge each of ``groups`` that has several launches. ``order`` is of ``graph`` as it is; members must be independent.

@@ -3,7 +3,7 @@
 All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
 ahead of it is waited for. Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its
 buckets are needed together; by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands
-there instead.
+there instead. Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
-from pytest_fxbucket.passes.compute import Direct, Starts
+from pytest_fxbucket.passes.compute import Computes, Starts
+from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
 from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Overlap:
     """Launch the key's all-gather when the value's compute starts."""
     wait_before: Places = field(default_factory=dict)
     """Wait for the key's reduction before the value's compute starts."""
+    updates: Literal["last", "ready"] = "last"
+    """Leave updates where they were, or let each start when the last reduction that it needs has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,15 @@ class Reordered:
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
 
 
-def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> Reordered:
+def reorder(
+    graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = (), updating: Iterable[fx.Node] = ()
+) -> Reordered:
     """Move launches and waits of ``buckets`` in ``graph``, with what they need and who reads them.
 
-    ``direct`` is compute that reads parameters which no launch brought. Raises :class:`PlanError` for a place by hand that
-    names no bucket, or that cannot be had.
+    ``computes`` is compute by direction and entry, as far as that is known; ``updating`` are the optimizer's nodes, which move
+    if the rules say so. Raises :class:`PlanError` for a place by hand that names no bucket, or that cannot be had.
     """
-    moves = _Moves(graph, buckets, rules, direct)
+    moves = _Moves(graph, buckets, rules, computes)
     for direction in DIRECTIONS:
         moves.place_gathers(direction)
         moves.place_reductions(direction)
@@ -69,6 +74,8 @@ def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: 
         moves.prefetch(direction)
     if rules.defer_reduce:
         moves.defer()
+    if rules.updates == "ready":
+        moves.update_when_ready(updating)
     if moves.wishes != list(map(float, range(len(moves.order.nodes)))):
         edges = dict(enumerate(moves.order.before))
         relink(graph, [moves.order.nodes[index] for index in arranged(edges, moves.wishes)])
@@ -78,11 +85,15 @@ def reorder(graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: 
 class _Moves:
     """Wishes of all nodes, from one look at the graph before anything moves."""
 
-    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, direct: Direct) -> None:
+    def __init__(self, graph: fx.Graph, buckets: Sequence[Merged], rules: Overlap, computes: Computes = ()) -> None:
         self.order, self.buckets, self.rules = order_of(graph), buckets, rules
         self.after = readers(self.order)
-        self.starts = Starts(self.order, buckets, direct)
+        self.starts = Starts(self.order, buckets, computes)
         self.wishes = [float(index) for index in range(len(self.order.nodes))]
+        self.reductions_of: dict[str, list[Merged]] = {}
+        for bucket in self._reductions():
+            if bucket.first.entry:
+                self.reductions_of.setdefault(bucket.first.entry, []).append(bucket)
         self.by_hand: set[fx.Node] = set()
         """Launches and waits that the user placed."""
         self.left: list[LeftAlone] = []
@@ -109,15 +120,23 @@ class _Moves:
         """Wait for each stage's reductions behind the next stage's launches, level by level of those that follow each other."""
         levels: dict[int, list[Merged]] = {}
         for bucket in self._reductions():
-            levels.setdefault(bucket.first.level, []).append(bucket)
+            levels.setdefault(bucket.level, []).append(bucket)
         for level in sorted(levels):
-            stages = self._stages(levels[level], lambda stage: max(self.order.index[bucket.launch] for bucket in stage))
+            stages = self._stages(levels[level], lambda stage: max(self._place(bucket) for bucket in stage))
             for stage, following in pairwise(stages):
-                anchor = max((self.order.index[b.launch] for b in following), key=lambda index: (self.wishes[index], index))
+                anchor = max(self._place(bucket) for bucket in following)[1]
                 for bucket in stage:
                     for wait in bucket.waits:
                         if wait not in self.by_hand and self._sink(bucket, wait, anchor):
                             self.kept.append((self.order.nodes[anchor], wait))
+
+    def update_when_ready(self, nodes: Iterable[fx.Node]) -> None:
+        """Let what ``nodes`` update start behind the waits as they stand by now."""
+        updating = {self.order.index[node] for node in nodes}
+        waits = waits_of(self.order, self.buckets)
+        moved = hoist_updates(self.order, self.wishes, updating, waits)
+        self.kept += kept_pairs(self.order, self.wishes, moved, waits.keys())
+        self.left += why_late(self.order, updating, waits)
 
     def place_gathers(self, direction: Direction) -> None:
         """``launch_at``: at the start of another entry's compute."""
@@ -141,8 +160,8 @@ class _Moves:
         for entry, other in sorted(self.rules.wait_before.get(direction, {}).items()):
             where = f"wait_before.{direction}: {entry!r} before {other!r}"
             buckets = self._named([b for b in self._reductions() if b.first.direction == direction], entry, where, "reduction")
-            last = max(bucket.first.level for bucket in buckets)
-            buckets = [bucket for bucket in buckets if bucket.first.level == last]
+            last = max(bucket.level for bucket in buckets)
+            buckets = [bucket for bucket in buckets if bucket.level == last]
             at = self.starts.of(direction, other, where)
             for bucket in buckets:
                 for wait in bucket.waits:
@@ -184,7 +203,7 @@ class _Moves:
         needing = readers_before(self.after, index, anchor + 1)
         blocked = self._waiting(index, anchor + 1, bucket, chained)
         if blocked is None:
-            place = self.wishes[anchor] + 0.5 ** (bucket.first.level + 1)
+            place = self.wishes[anchor] + 0.5 ** (bucket.level + 1)
             for moved in [index, *(i for i in needing if self.order.nodes[i] in chained)]:
                 self.wishes[moved] = max(self.wishes[moved], place)
             return True
@@ -201,8 +220,7 @@ class _Moves:
 
     def _chained(self, bucket: Merged) -> frozenset[fx.Node]:
         """Launches and waits that reduce further what ``bucket`` does: those of its entry and of higher levels."""
-        first = bucket.first
-        same = [b for b in self._reductions() if first.entry and b.first.entry == first.entry and b.first.level > first.level]
+        same = [b for b in self.reductions_of.get(bucket.first.entry, ()) if b.level > bucket.level]
         return frozenset(node for b in same for node in (b.launch, *b.waits) if node not in self.by_hand)
 
     def _communicates(self, index: int) -> bool:
@@ -218,7 +236,12 @@ class _Moves:
     def _first_wait(self, stage: Iterable[Merged]) -> int:
         return min(self.order.index[wait] for bucket in stage for wait in bucket.waits)
 
-    def _stages(self, buckets: Sequence[Merged], key: Callable[[Stage], int]) -> list[Stage]:
+    def _place(self, bucket: Merged) -> tuple[float, int]:
+        """Where the launch of ``bucket`` wishes to stand, and where it stands."""
+        index = self.order.index[bucket.launch]
+        return self.wishes[index], index
+
+    def _stages(self, buckets: Sequence[Merged], key: Callable[[Stage], Any]) -> list[Stage]:
         """Buckets by entry, or each alone if they have none, sorted."""
         stages: dict[object, Stage] = {}
         for bucket in buckets:

@@ -108,15 +108,15 @@ def _run_manual(graph: fx.Graph, job: Job) -> PassReport:
 
 
 def _targets(graph: fx.Graph, job: Job) -> Targets:
-    plan = job.plan
+    plan, inputs, outputs = job.plan, job.step.inputs[job.phase], job.step.outputs[job.phase]
     if plan.bucket.by == "size" and not job.step.has_roles:
         return by_size(graph)
     if plan.bucket.by == "size":
         entry_of = {parameter.fqn: "" for parameter in job.step.parameters}
-        return by_parameter(graph, job.reading, job.step.inputs[job.phase], entry_of)
+        return by_parameter(graph, job.reading, inputs, entry_of, outputs=outputs)
     if job.step.has_roles:
         entry_of = {fqn: entry.name for entry in job.entries for fqn in entry.parameters}
-        return by_parameter(graph, job.reading, job.step.inputs[job.phase], entry_of, [entry.name for entry in job.entries])
+        return by_parameter(graph, job.reading, inputs, entry_of, [entry.name for entry in job.entries], outputs)
     plans = [(entry.name, entry.selectors) for entry in plan.bucket.plan]
     targets = by_module(graph, plans, where=f"{plan.path}: [bucket]", unplanned=plan.bucket.unplanned)
     agree_with_entries(plan, targets.entries, str(plan.path))
@@ -137,6 +137,7 @@ def manual_pass(plan: Plan) -> ManualPass:
         defer_reduce=overlap.defer_reduce,
         launch_at=overlap.launch_at,
         wait_before=overlap.wait_before,
+        updates="ready" if overlap.updates == "ready" else "last",
         insert_overlap_deps=overlap.insert_overlap_deps,
         own_gather_group=overlap.gather_group == "own",
     )

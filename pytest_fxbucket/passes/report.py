@@ -35,6 +35,8 @@ class BucketReport:
     """Nodes that compute between its launch and its first wait; 0: it is exposed."""
     overlaps: tuple[str, ...] = ()
     """Entries (modules, where the plan names none) whose compute that is, in order. Of some nodes none is known."""
+    updates: tuple[str, ...] = ()
+    """Of a reduction: other entries of which an update stands between its launch and its first wait, in order."""
 
 
 @dataclass(frozen=True, slots=True)

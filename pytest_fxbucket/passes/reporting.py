@@ -10,6 +10,7 @@ from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import Lives, peak_bytes
 from pytest_fxbucket.passes.compute import gathered_lives
 from pytest_fxbucket.passes.overlapped import Labels, Overlapped, labels_of, overlapped
+from pytest_fxbucket.passes.ready import REDUCTIONS
 from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Done:
     """Of each bucket what parted it from others."""
     left: tuple[LeftAlone, ...]
     """What could not be moved."""
+    updates: tuple[tuple[str, ...], ...]
+    """Of each bucket other entries of which an update stands behind it."""
 
 
 def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> PassReport:
@@ -65,11 +68,11 @@ def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:
     """In order of launch."""
     behind = overlapped(graph, [(bucket.launch, bucket.waits) for bucket in done.buckets], labels)
-    found = zip(done.buckets, done.splits, behind, strict=True)
+    found = zip(done.buckets, done.splits, behind, done.updates, strict=True)
     return tuple(_report(*one) for one in sorted(found, key=lambda one: one[0].launch))
 
 
-def _report(bucket: Merged, splits: tuple[Split, ...], behind: Overlapped) -> BucketReport:
+def _report(bucket: Merged, splits: tuple[Split, ...], behind: Overlapped, updates: tuple[str, ...]) -> BucketReport:
     first = bucket.first
     dtypes = dict.fromkeys(
         str(part.input.meta["val"].dtype).removeprefix("torch.") for member in bucket.members for part in member.parts
@@ -88,4 +91,5 @@ def _report(bucket: Merged, splits: tuple[Split, ...], behind: Overlapped) -> Bu
         splits=splits,
         overlap_nodes=behind.nodes,
         overlaps=behind.of,
+        updates=updates if first.kind in REDUCTIONS else (),
     )

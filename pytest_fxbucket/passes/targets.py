@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.graph import collectives
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Value
     from pytest_fxbucket.graph.reading import Direction, Reading
 
+Ends = tuple[Sequence["Value"], Sequence["Value"]]
 _NO_ENTRY = "no entry names its module"
 
 
@@ -69,10 +70,12 @@ class Targets:
     """Of the graph; it holds until the graph changes."""
     entries: tuple[str, ...] = ()
     """In the plan's order; empty if launches are bucketed by size."""
+    ends: Ends | None = None
+    """Roles of the graph's inputs and outputs; None if nobody said them."""
     launching: tuple[str, ...] = ()
     """Modules that launch collectives, as entries see their names; empty if nobody asked for them."""
-    direct: Mapping[tuple[Direction, str], tuple[fx.Node, ...]] = field(default_factory=dict)
-    """By direction and entry: compute that reads a parameter which no launch brought; as far as that is known."""
+    computes: tuple[tuple[fx.Node, Direction, str], ...] = ()
+    """Compute with its direction and entry (empty: none), as far as that is known."""
 
 
 class _Name(NamedTuple):
@@ -89,9 +92,16 @@ class _Name(NamedTuple):
 
 
 def by_parameter(
-    graph: fx.Graph, reading: Reading, inputs: Sequence[Value], entry_of: Mapping[str, str], entries: Sequence[str] = ()
+    graph: fx.Graph,
+    reading: Reading,
+    inputs: Sequence[Value],
+    entry_of: Mapping[str, str],
+    entries: Sequence[str] = (),
+    outputs: Sequence[Value] | None = None,
 ) -> Targets:
     """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries.
+
+    Without ``outputs``, of which the graph returns one each, nothing is said of the optimizer.
 
     ``reading`` is of ``graph``, or of the graph it was copied from: nodes are found by name.
     """
@@ -113,18 +123,16 @@ def by_parameter(
             name = _Name(entry, known, first, bucket.direction, reason, bucket.round, bucket.level)
         names[nodes[bucket.node]] = name
     found = _sort(graph, names, tuple(entries) or tuple(dict.fromkeys(entry_of.values())))
-    return replace(found, direct=_direct(nodes, reading, entry_of))
+    return replace(found, computes=_computes(nodes, reading, entry_of), ends=None if outputs is None else (inputs, outputs))
 
 
-def _direct(
+def _computes(
     nodes: Mapping[str, fx.Node], reading: Reading, entry_of: Mapping[str, str]
-) -> dict[tuple[Direction, str], tuple[fx.Node, ...]]:
-    found: dict[tuple[Direction, str], tuple[fx.Node, ...]] = {}
-    names = [node.name for node in reading.order.nodes] if reading.order is not None else []
-    for where, direction, fqn in reading.direct if names else ():
-        if entry := entry_of.get(fqn):
-            found[direction, entry] = (*found.get((direction, entry), ()), nodes[names[where]])
-    return found
+) -> tuple[tuple[fx.Node, Direction, str], ...]:
+    if reading.order is None:
+        return ()
+    at = reading.order.nodes
+    return tuple((nodes[at[where].name], direction, entry_of.get(fqn, "")) for where, direction, fqn in reading.computes)
 
 
 def by_module(
@@ -184,7 +192,7 @@ def _sort(
             left.append(LeftAlone(_describe(node, name), launch, name.direction, kind, name.fqns))
         else:
             planned.append(_target(launch, name))
-    return Targets(tuple(planned), tuple(left), len(names), order, entries, launching)
+    return Targets(tuple(planned), tuple(left), len(names), order, entries, launching=launching)
 
 
 def _target(launch: launches.Launch, name: _Name) -> Target:

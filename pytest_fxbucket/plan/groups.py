@@ -14,7 +14,7 @@ _WORDS = ("one", "entry")
 def parameter_groups(doc: str) -> Metadata:
     """Take "one", "entry", or a list of tables with params and the group's own arguments, as a tuple of dicts.
 
-    In each dict ``params`` is a tuple of entries.
+    In each dict ``params`` is a tuple of entries; one without has what no other has.
     """
     expects = '"one", "entry" or a list of tables such as { params = ["norm"], weight_decay = 0.0 }'
 
@@ -32,10 +32,14 @@ def parameter_groups(doc: str) -> Metadata:
 
 def _group(raw: object, where: str) -> dict[str, object]:
     if not isinstance(raw, Mapping):
-        raise wrong(where, "a table with params", raw)
-    if raw.get("params", []) == []:
-        raise PlanError(f"{where} has no params; name the modules or parameters of the group")
+        raise wrong(where, 'a table such as { params = ["norm"], weight_decay = 0.0 }', raw)
+    if raw.get("params") == []:
+        raise PlanError(
+            f"{where} has an empty params; name the modules or parameters of the group, or leave it out for the rest"
+        )
     for name in raw:
         if not str(name).isidentifier():
             raise PlanError(f"{where} has {show(name)}, which is no name of an argument")
+    if "params" not in raw:
+        return dict(raw)
     return {**raw, "params": parse_entries(raw["params"], f"{where} params")}

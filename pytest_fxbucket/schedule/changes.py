@@ -1,15 +1,17 @@
-"""What changed between two goldens, in words: first the mesh and the graphs, then buckets, then launches and waits."""
+"""What changed between two goldens, in words: first the mesh and the graphs, then buckets, then launches, waits and updates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pytest_fxbucket.schedule.alike import fold_alike
 from pytest_fxbucket.schedule.bucket_changes import bucket_sentences
+from pytest_fxbucket.schedule.crossings import crossings
 from pytest_fxbucket.schedule.event_changes import event_sentences
 from pytest_fxbucket.schedule.pairs import paired
 from pytest_fxbucket.schedule.read_back import ReadGraph, read_back
 from pytest_fxbucket.schedule.sections import in_order
+from pytest_fxbucket.schedule.within import PART
 
 
 def changes(old: str, new: str) -> list[str]:
@@ -42,5 +44,15 @@ def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
     yield from said
     if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
         yield "the entries stand in another order"
-    for section in in_order((*old.events, *new.events)):
-        yield from event_sentences(section, old.events.get(section, []), new.events.get(section, []), pairs)
+    crossed, sentences = crossings(old.events, new.events)
+    yield from sentences
+    before, after = (_without(graph, crossed) for graph in (old, new))
+    for section in in_order((*before, *after)):
+        yield from event_sentences(section, before.get(section, []), after.get(section, []), pairs)
+
+
+def _without(graph: ReadGraph, updates: Collection[str]) -> dict[str, list[str]]:
+    """Events by section, without ``updates``, of which enough is said."""
+    return {
+        section: [event for event in events if PART.sub("", event) not in updates] for section, events in graph.events.items()
+    }

@@ -1,10 +1,11 @@
-"""What became of launches and waits, in words: gone, new, moved past what, swapped, no longer hidden by compute."""
+"""What became of launches, waits and updates, in words: gone, new, moved past what, swapped, no longer hidden by compute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_fxbucket.schedule.events import COMPUTING
 from pytest_fxbucket.schedule.kept import kept
 from pytest_fxbucket.schedule.pairs import Paired
 from pytest_fxbucket.schedule.read_back import ReadBucket
@@ -31,7 +32,7 @@ def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired
     for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
         lone = [event for event in events if event not in others]
         known = {plain(event) for event in (after if what == "gone" else before)}
-        lone = [event for event in lone if not _is_compute(event) or plain(event) not in known]
+        lone = [event for event in lone if not _computes(event) or plain(event) not in known]
         yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
     unhidden = _unhidden(before, after)
@@ -48,7 +49,7 @@ def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired
 def _without(events: Sequence[str], direction: str, told: Sequence[ReadBucket]) -> list[str]:
     """``events`` without those of the buckets ``told``, of which enough is said: another may have the name now."""
     labels = {one.label for one in told if one.direction == direction}
-    return [event for event in events if _is_compute(event) or event.partition(" ")[2] not in labels]
+    return [event for event in events if _computes(event) or event.partition(" ")[2] not in labels]
 
 
 def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:
@@ -57,16 +58,17 @@ def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:
     out = []
     for event in events:
         what, _, label = event.partition(" ")
-        name = f"{what} {names.get(label, label)}" if what != "compute" else PART.sub("", event)
+        name = PART.sub("", event) if what in COMPUTING else f"{what} {names.get(label, label)}"
         seen[name] = seen.get(name, 0) + 1
         out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return out
 
 
 def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
-    """Launches and waits that have moved among the others; compute stands, since what it hides is what matters."""
+    """Launches, waits and updates that have moved among the others; compute stands, since what it hides is what matters."""
     place = {event: at for at, event in enumerate(old)}
-    weights = [len(new) if _is_compute(event) else 1 for event in new]
+    # an update moves rather than a launch or a wait
+    weights = [2 * len(new) if _is_compute(event) else 1 if _computes(event) else 2 for event in new]
     still = kept([place[event] for event in new], weights)
     stood = [event for at, event in enumerate(new) if at in still]
     new_place = {event: at for at, event in enumerate(new)}
@@ -108,7 +110,7 @@ def _hidden(events: Sequence[str]) -> dict[str, int]:
             launched[label] = computed
         elif what == "wait" and label in launched:
             found[label] = computed - launched[label]
-        computed += what == "compute"
+        computed += what in COMPUTING
     return found
 
 
@@ -116,6 +118,10 @@ def _lost(label: str, unhidden: Sequence[str]) -> str:
     if label not in unhidden:
         return ""
     return f"; {'prefetch' if label.startswith('all_gather ') else 'overlap'} lost, no compute hides it now"
+
+
+def _computes(event: str) -> bool:
+    return event.partition(" ")[0] in COMPUTING
 
 
 def _is_compute(event: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GoldenError
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = "activations"
 """What carries no parameter and no parameter's gradient."""
+
+COMPUTING = ("compute", "update")
+"""What happens and is no communication: of the model, and of the optimizer."""
 
 PADDING = "(padding)"
 """Bytes between members, or after the last, that carry nothing."""
@@ -29,7 +32,7 @@ class Event:
     section: str
     """forward, backward or optimizer; of the second microbatch ``forward #2``."""
     what: str
-    """launch, wait or compute."""
+    """launch, wait, compute; update of the optimizer's compute."""
     label: str
     """Kind and entry of the bucket; of compute the entry, and how much of it if not all: ``layers.0 (2 of 10)``."""
 
@@ -128,19 +131,24 @@ def _placed(what: str, label: str, direction: Direction, where: int, sections: S
 
 def _computes(reading: Reading, entry_of: Mapping[str, str], sections: Sections) -> Iterator[tuple[int, int, Event, str]]:
     """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
-    for where, direction, fqn in reading.computes:
-        yield where, 2, Event(sections.computing(where, direction), "compute", _computing(fqn, entry_of)), fqn
-    for where, direction, fqn in reading.products:
-        yield where, 2, Event(sections.computing(where, direction), "compute", _computing(fqn, entry_of)), ""
+    for named, found in ((True, reading.computes), (False, reading.products)):
+        for where, direction, fqn in found:
+            what = "update" if direction == "optimizer" else "compute"
+            event = Event(sections.computing(where, direction), what, _computing(fqn, entry_of))
+            yield where, 2, event, fqn if named else ""
 
 
 def _of_entry(timeline: Iterable[tuple[int, int, Event, str]]) -> dict[Event, set[str]]:
-    """What compute of each section and entry has to do with."""
+    """What compute of each section and entry has to do with, and an entry's updates wherever they stand."""
     found: dict[Event, set[str]] = {}
     for _, _, event, what in timeline:
-        if event.what == "compute":
-            found.setdefault(event, set()).add(what)
+        if event.what in COMPUTING:
+            found.setdefault(_anywhere(event), set()).add(what)
     return found
+
+
+def _anywhere(event: Event) -> Event:
+    return event if event.what == "compute" else replace(event, section="optimizer")
 
 
 def _computing(fqn: str, entry_of: Mapping[str, str]) -> str:
@@ -152,7 +160,7 @@ def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event
     """Compute between two launches or waits is one event for each entry: in which order it stands there hides nothing."""
     run: dict[Event, set[str]] = {}
     for _, _, event, fqn in timeline:
-        if event.what == "compute":
+        if event.what in COMPUTING:
             run.setdefault(event, set()).add(fqn)
             continue
         yield from _parts(run, of_entry)
@@ -163,7 +171,7 @@ def _merged(timeline: list[tuple[int, int, Event, str]], of_entry: Mapping[Event
 
 def _parts(run: Mapping[Event, set[str]], of_entry: Mapping[Event, set[str]]) -> Iterator[Event]:
     for event, fqns in run.items():
-        count = len(of_entry[event])
+        count = len(of_entry[_anywhere(event)])
         part = f" ({len(fqns)} of {count})" if len(fqns) < count else ""
         yield Event(event.section, event.what, event.label + part)
 

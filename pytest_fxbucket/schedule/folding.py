@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 INDEX = re.compile(
     # in a name (layers.0, layer_0, block0), a whole name (where it is launched or computed), or a name's first part (0.weight)
-    r"(?:(?<=[._A-Za-z])|(?<=gather |catter |reduce |ompute |to_all |adcast )|^|(?<=[ +])(?=[0-9]+\.))"
+    r"(?:(?<=[._A-Za-z])|(?<=gather |catter |reduce |ompute |update |pdate  |to_all |adcast )|^|(?<=[ +])(?=[0-9]+\.))"
     r"(0|[1-9][0-9]*)(?=[.:+;,)\s]|$)"
 )
 """A number that may count layers."""

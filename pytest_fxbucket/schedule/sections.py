@@ -1,6 +1,7 @@
 """In which section of a schedule each event stands: forward, backward, optimizer; with microbatches forward #2 and so on.
 
-A section is where its direction computes; another round of them begins with forward compute behind that of backward.
+A section is where its direction computes; another round of them begins with forward compute behind that of backward. What an
+optimizer does before all gradients are reduced stands in the backward.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ class Sections:
 
     def __init__(self, reading: Reading) -> None:
         self._found = list(_sections((where, of) for where, of, _ in sorted((*reading.computes, *reading.products))))
+        backward = [bucket for bucket in reading.buckets if bucket.direction == "backward"]
+        self._reduced = max((where for bucket in backward for where in (bucket.launch, *bucket.waits)), default=-1)
 
     def computing(self, where: int, direction: Direction) -> str:
-        """The section of ``direction`` that computes at ``where``."""
+        """The section of ``direction`` that computes at ``where``; of an update that in which it stands."""
+        if direction == "optimizer":
+            return self._of_update(where)
         return next((one.name for one in self._found if one.direction == direction and where <= one.last), direction)
 
     def of(self, where: int, direction: Direction) -> str:
@@ -38,6 +43,8 @@ class Sections:
 
         Mostly one of its direction's own; a launch for backward in the midst of forward is one of forward's.
         """
+        if direction == "optimizer":
+            return self._of_update(where)
         here = next((i for i, one in enumerate(self._found) if where < one.last), len(self._found))
         own = [i for i, one in enumerate(self._found) if one.direction == direction]
         if not own:
@@ -47,6 +54,13 @@ class Sections:
             here -= 1
         mine = next((i for i in own if i >= here), own[-1])
         return self._found[min(here, mine)].name
+
+    def _of_update(self, where: int) -> str:
+        """The last of the backward as long as anything of it goes on, be it a wait."""
+        last = next((one for one in reversed(self._found) if one.direction == "backward"), None)
+        if last is None or where > max(last.last, self._reduced):
+            return "optimizer"
+        return last.name
 
 
 def _sections(computes: Iterable[tuple[int, Direction]]) -> Iterable[_Section]:

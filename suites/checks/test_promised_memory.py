@@ -81,3 +81,19 @@ def test_what_the_user_launches_by_hand_is_allowed() -> None:
     assert list(memory_problems(asked(0), graph(), deep)) != []
     places = {"forward": {"c": "a", "d": "a"}}
     assert list(memory_problems(asked(0, launch_at=places), graph(), deep)) == []
+
+
+def two_rounds(early: Mapping[str, int]) -> Reading:
+    """The graph twice over, the second round from 110 on; ``early`` has launches of the second."""
+    uses = {fqn: 10 * (i + 1) for i, fqn in enumerate(FQNS)}
+    buckets = [lives(fqn, use - 2, use) for fqn, use in uses.items()]
+    buckets += [lives(fqn, early.get(fqn, use + 98), use + 100, round=1) for fqn, use in uses.items()]
+    computes: Sequence[Any] = [(use + later, "forward", fqn) for later in (0, 100) for fqn, use in uses.items()]
+    return Reading(tuple(buckets), tuple(computes), (), 150)
+
+
+def test_a_round_that_has_not_begun_allows_nothing() -> None:
+    assert list(memory_problems(asked(0), two_rounds({}), two_rounds({"a.u": 1}))) == []
+    assert list(memory_problems(asked(0), two_rounds({}), two_rounds({"a.u": 1, "b.u": 2}))) == [
+        f"forward compute of a has {3 * SIZE} gathered bytes alive, {SIZE} before the pass: prefetch = 0 allows {SIZE} more"
+    ]

@@ -42,6 +42,42 @@ dp_shard = 4
 [bucket]
 plan = ["layers.[0-2]"]
 """
+HYBRID = MODEL.replace("dp_shard = 2", 'mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 2')
+REPLICATE = MODEL.replace("dp_shard = 2", 'mode = "replicate"\ndp_replicate = 2')
+SGD = MODEL + '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n'
+TENSOR = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 1, dim = 16 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+tp = 2
+
+[parallel.tp_plan]
+"layers.*.feed_forward.w1" = "colwise"
+"layers.*.feed_forward.w3" = "colwise"
+"layers.*.feed_forward.w2" = "rowwise"
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+"""
+EXPERTS = """
+[model]
+factory = "fixtures.models.moe:build"
+batch = "fixtures.models.moe:batch"
+loss = "fixtures.models.moe:loss"
+
+[parallel]
+dp_shard = 4
+ep = 2
+ep_plan = ["layers.0.experts"]
+
+[bucket]
+plan = ["embed", "layers.*", "norm+output"]
+"""
 
 
 class Case(NamedTuple):
@@ -49,7 +85,7 @@ class Case(NamedTuple):
 
     value: str
     sees: str
-    """error, unbucketed (graph), passed (graph), schedule, items, audit, bitwise (verdicts)."""
+    """error, unbucketed (graph), passed (graph), schedule, items, audit, bitwise (verdicts); same: no graph may change."""
     words: str = ""
     """What the error or the verdict says."""
     also: str = ""
@@ -64,17 +100,26 @@ CASES: dict[tuple[str, str], Case] = {
     ("model", "batch"): Case('"bitwise_models:equal_batch"', "bitwise", "all ranks got the same batch"),
     ("model", "loss"): Case('"bitwise_models:other_loss"', "unbucketed"),
     ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=GRAPH),
-    ("parallel", "mode"): Case('"replicate"', "error", NOT_BUILT),
+    ("parallel", "mode"): Case('"replicate"\nparallel.dp_shard = 1\nparallel.dp_replicate = 2', "unbucketed"),
     ("parallel", "dp_shard"): Case("4", "unbucketed"),
-    ("parallel", "dp_replicate"): Case("2", "error", NOT_BUILT),
-    ("parallel", "tp"): Case("2", "error", NOT_BUILT),
+    ("parallel", "dp_replicate"): Case("4", "unbucketed", base=REPLICATE),
+    ("parallel", "tp"): Case("4", "unbucketed", base=TENSOR),
+    ("parallel", "tp_plan"): Case('{ "output" = "rowwise" }', "unbucketed", base=TENSOR),
+    ("parallel", "ep"): Case("4", "unbucketed", base=EXPERTS),
+    ("parallel", "ep_plan"): Case('["layers.*.experts"]', "unbucketed", base=EXPERTS),
     ("parallel", "pp"): Case("2", "error", NOT_BUILT),
     ("parallel", "param_dtype"): Case('"bfloat16"', "unbucketed"),
     ("parallel", "reduce_dtype"): Case('"float64"', "unbucketed"),
     ("parallel", "reshard_after_forward"): Case("false", "unbucketed"),
-    ("parallel", "reduce_order"): Case('"replicate_first"', "error", NOT_BUILT),
-    ("optimizer", "factory"): Case('"torch.optim:SGD"', "error", NOT_BUILT),
-    ("optimizer", "args"): Case("{ lr = 0.1 }", "error", NOT_BUILT),
+    ("parallel", "reduce_order"): Case('"replicate_first"', "unbucketed", base=HYBRID),
+    ("step", "microbatches"): Case("3", "unbucketed"),
+    ("step", "checkpoint"): Case('["up"]', "unbucketed", also='model.factory = "bitwise_models:build_deeper"'),
+    ("step", "clip_norm"): Case("0.5", "unbucketed", base=SGD),
+    ("step", "reuse_layers"): Case("true", "same"),
+    ("optimizer", "factory"): Case('"torch.optim:Adam"', "unbucketed", base=SGD),
+    ("optimizer", "args"): Case("{ lr = 0.1, momentum = 0.9 }", "unbucketed", base=SGD),
+    ("optimizer", "params"): Case('["up"]', "unbucketed", base=SGD),
+    ("optimizer", "groups"): Case('"entry"', "unbucketed", base=SGD),
     ("bucket", "enabled"): Case("false", "schedule"),
     ("bucket", "plan"): Case('["scale", "up", "down"]', "schedule"),
     ("bucket", "by"): Case('"size"\nbucket.plan = []', "schedule", also="bucket.cap_mb = 25"),
@@ -87,6 +132,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("bucket", "unplanned"): Case('"root"', "audit", "3 entries as planned", also='bucket.plan = ["up", "down"]'),
     ("overlap", "prefetch"): Case("0", "schedule"),
     ("overlap", "defer_reduce"): Case("false", "schedule"),
+    ("overlap", "updates"): Case('"ready"', "schedule", also='optimizer.groups = "entry"', base=SGD),
     ("overlap", "insert_overlap_deps"): Case("true", "passed"),
     ("overlap", "gather_group"): Case('"own"', "passed"),
     ("overlap", "launch_at"): Case('{ forward = { "down" = "scale+up" } }', "schedule"),
@@ -104,6 +150,15 @@ CASES: dict[tuple[str, str], Case] = {
     ("checks", "bitwise"): Case("false", "items"),
     ("checks", "benchmark"): Case("true", "error", NOT_BUILT),
 }
+# Take a key out once capture reads it; its test is red then.
+UNREAD = {
+    *[("parallel", key) for key in ("mode", "tp_plan", "ep", "ep_plan", "reduce_order")],
+    *[("step", key) for key in ("microbatches", "checkpoint", "clip_norm")],
+    *[("optimizer", key) for key in ("factory", "args", "params", "groups")],
+    ("overlap", "updates"),
+}
+unread = pytest.mark.xfail(strict=True, reason="capture does not read this key yet")
+PARAMETERS = [pytest.param(*key, id="-".join(key), marks=[unread] if key in UNREAD else []) for key in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +173,7 @@ def test_every_key_of_the_schema_has_a_case() -> None:
     assert set(CASES) == {(key.table, key.key) for key in keys()}
 
 
-@pytest.mark.parametrize(("table", "key"), CASES)
+@pytest.mark.parametrize(("table", "key"), PARAMETERS)
 def test_a_second_value_is_seen(table: str, key: str, tmp_path: Path, pools: Pools) -> None:
     case = CASES[table, key]
     path = tmp_path / "plan.toml"
@@ -131,6 +186,9 @@ def test_a_second_value_is_seen(table: str, key: str, tmp_path: Path, pools: Poo
         assert table in str(caught.value)
         return
     _, first, second = load_plans(path)
+    if case.sees == "same":
+        assert seen(first, "unbucketed", pools, tmp_path) == seen(second, "unbucketed", pools, tmp_path)
+        return
     one, two = (seen(plan, case.sees, pools, tmp_path) for plan in (first, second))
     assert one != two
     assert case.words in two

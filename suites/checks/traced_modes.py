@@ -6,7 +6,7 @@ A model of equal layers, relu(x @ weight + bias), sharded by hand: what a captur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,10 +60,12 @@ class Step:
     recompute: bool = False
     """Every layer's forward runs again in backward."""
     reshard: bool = True
-    ways: Mapping[str, Way] = field(default_factory=dict)
+    ways: tuple[tuple[str, Way], ...] = ()
     """Of parameters that travel another way."""
     activations: str = ""
     """Process group on which each layer's output is summed, as tensor parallelism does."""
+    scaled: bool = False
+    """What each reduction brought is divided by two."""
 
     @property
     def groups(self) -> Groups:
@@ -78,7 +80,7 @@ class Step:
         return [fqn for fqn in self.shapes if fqn not in self.frozen]
 
     def way_of(self, fqn: str) -> Way:
-        return self.ways.get(fqn, self.way)
+        return dict(self.ways).get(fqn, self.way)
 
     def ranks(self, group: str) -> int:
         return len(self.groups[group][0]) if group in self.groups else self.world
@@ -132,6 +134,7 @@ class _Run:
             return None
         for kind, op, group in self.step.way_of(fqn).reductions:
             total = self._reduced(total, kind, op, group)
+            total = total / 2 if self.step.scaled else total
         return total
 
     def _reduced(self, tensor: Tensor, kind: str, op: str, group: str) -> Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from handmade import Handmade
 
-from pytest_fxbucket.checks.audit import _readers
+from pytest_fxbucket.checks.promise import Promise
+from pytest_fxbucket.checks.promised_updates import update_problems
 from pytest_fxbucket.graph.reading import Reading
 from pytest_fxbucket.schedule.events import schedule_of
 from pytest_fxbucket.schedule.text import schedule_lines
+from suites.graph.whole_steps import Kind, WholeStep
 
 aten = torch.ops.aten
+NAMES = ("a.w", "b.w")
+PROMISE = Promise(dict(zip(NAMES, "ab", strict=True)), NAMES, {}, None, None, True, "registration", 1, True, True)
 
 
 def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> Reading:
@@ -50,7 +55,7 @@ REDUCED = ["launch reduce_scatter a", "wait reduce_scatter a"]
 def test_an_update_in_place_and_one_that_is_returned_are_the_optimizer() -> None:
     for in_place in (True, False):
         found = sections(step(in_place=in_place, clips=False))
-        assert found["optimizer"] == ["compute a"]
+        assert found["optimizer"] == ["update a"]
         assert found["backward"][-2:] == REDUCED
 
 
@@ -101,6 +106,50 @@ def test_gradients_that_the_optimizer_reads_are_compared_by_the_audit() -> None:
         made.call(aten.add_.Tensor, shards[1], gradients[second])
         return made.read()
 
-    assert list(_readers(swapped(0, 1), swapped(0, 1))) == []
-    (told,) = _readers(swapped(0, 1), swapped(1, 0))
-    assert told.startswith("optimizer compute uses b.w where it used a.w before the pass")
+    assert list(update_problems(PROMISE, swapped(0, 1), swapped(0, 1))) == []
+    assert list(update_problems(PROMISE, swapped(0, 1), swapped(1, 0))) == [
+        "the update of param a.w reads the gradient of b.w, before the pass the gradient of a.w",
+        "the update of param b.w reads the gradient of a.w, before the pass the gradient of b.w",
+    ]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_gradient_that_the_update_writes_in_place_is_known_by_what_its_reduction_brought(clips: bool) -> None:
+    """A fused optimizer says that it writes gradients; clipping does."""
+    reading = WholeStep(kind="in_place", clips=clips).read()
+    assert reading.problems == ()
+    named = [bucket.fqns for bucket in reading.buckets if bucket.kind == "reduce_scatter"]
+    assert named == [("c.b",), ("c.w",), ("b.b",), ("b.w",), ("a.b",), ("a.w",)]
+    norms = [bucket.direction for bucket in reading.buckets if bucket.kind == "all_reduce"]
+    assert norms == ["optimizer"] * clips
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach", "plain", "in_place"])
+@pytest.mark.parametrize("clips", [False, True])
+def test_each_parameter_and_state_is_made_of_its_own_gradient_or_of_all_that_are_clipped(kind: Kind, clips: bool) -> None:
+    step = WholeStep(kind=kind, by_entry=False, clips=clips)
+    every = frozenset(one.fqn for one in step.held)
+    found = {(one.role, one.fqn): one for one in step.read().updates}
+    for one in step.held:
+        for role, fqn in (("param", one.fqn), *(("state", f"{one.fqn}.{key}") for key in one.state if key != "step")):
+            assert found[role, fqn].gradients == (every if clips else {one.fqn})
+            own = {*(f"{one.fqn}.{key}" for key in one.state), one.fqn, step.inputs[len(step.inputs) - 2].fqn}
+            assert found[role, fqn].inputs <= own
+    counts = [one for one in found.values() if one.fqn.endswith(".step")]
+    assert all(one.gradients == frozenset() and one.inputs == {one.fqn} for one in counts)
+
+
+def test_a_norm_of_each_gradient_that_is_reduced_in_one_launch_is_the_optimizers() -> None:
+    """Several elements: as many as there are gradients."""
+    made = Handmade()
+    shards, x = [made.param(f"{name}.w", 4) for name in "ab"], made.batch(8)
+    full = [made.gathered(shard) for shard in shards]
+    made.loss(*full)
+    gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
+    for gradient, name in zip(gradients, "ab", strict=True):
+        made.returns(gradient, "grad", f"{name}.w")
+    norms = made.call(aten.stack.default, [made.call(aten.linalg_vector_norm.default, one) for one in gradients])
+    total = made.call(aten.sum.default, made.summed(norms))
+    for shard, gradient, name in zip(shards, gradients, "ab", strict=True):
+        made.returns(made.call(aten.add.Tensor, shard, made.call(aten.div.Tensor, gradient, total)), "param", f"{name}.w")
+    assert [b.direction for b in made.read().buckets if b.kind == "all_reduce"] == ["optimizer"]

@@ -20,13 +20,13 @@ def bucket(entry: str, *members: str, kind: str = "ag", direction: str = "forwar
 
 
 def events(text: str, direction: str = "forward") -> tuple[Event, ...]:
-    """``L ag a, W ag a, C a``: a launch, a wait, compute."""
-    what = {"L": "launch", "W": "wait", "C": "compute"}
+    """``L ag a, W ag a, C a, U a``: a launch, a wait, compute, an update."""
+    what = {"L": "launch", "W": "wait", "C": "compute", "U": "update"}
     found = []
     for one in filter(None, map(str.strip, text.split(","))):
         letter, _, label = one.partition(" ")
         kind, _, entry = label.partition(" ")
-        name = f"{KINDS[kind]} {entry}" if letter != "C" else label
+        name = f"{KINDS[kind]} {entry}" if letter in "LW" else label
         found.append(Event(cast("Direction", direction), what[letter], name))
     return tuple(found)
 

@@ -21,7 +21,14 @@ def schedule(*buckets: NamedBucket, forward: str = FORWARD, backward: str = BACK
     return Schedule((*events(forward), *events(backward, "backward")), buckets or (A, B, C, RA, RB))
 
 
+def updated(backward: str, optimizer: str) -> Schedule:
+    whole = schedule(backward=backward)
+    return replace(whole, events=(*whole.events, *events(optimizer, "optimizer")))
+
+
 GOOD = schedule()
+LOST = "backward: reduce_scatter a; overlap lost, no compute hides it now"
+READY = updated("C b, L rs b, C a, L rs a, W rs b, U b, W rs a", "U a")
 
 
 @dataclass(frozen=True)
@@ -269,6 +276,66 @@ WAYS = {
         ("forward: launch all_gather a and launch all_gather b swapped: all_gather b is launched first now",),
     ),
     "a wait gone": Way(schedule(forward=FORWARD.replace("W ag b, ", "")), ("forward: wait all_gather b is gone",)),
+    "updates that come when they are ready": Way(
+        updated("C b, L rs b, C a, L rs a, W rs b, U b, W rs a", "U a"),
+        ("update b moved from optimizer to backward, behind wait reduce_scatter b",),
+        before=updated(BACKWARD, "U b, U a"),
+    ),
+    "updates that come last": Way(
+        updated(BACKWARD, "U b, U a"),
+        ("update b moved from backward to optimizer",),
+        before=updated("C b, L rs b, C a, L rs a, W rs b, U b, W rs a", "U a"),
+    ),
+    "an update before a wait": Way(
+        updated("C b, L rs b, C a, L rs a, U b, W rs b, W rs a", "U a"),
+        ("backward: update b moved earlier past wait reduce_scatter b",),
+        before=READY,
+    ),
+    "an update behind a wait": Way(
+        updated("C b, L rs b, C a, L rs a, W rs b, W rs a, U b", "U a"),
+        (
+            "backward: update b moved later past wait reduce_scatter a",
+            LOST,
+        ),
+        before=READY,
+    ),
+    "an update before a launch": Way(
+        updated("C b, L rs b, W rs b, U b, C a, L rs a, W rs a", "U a"),
+        (
+            "backward: wait reduce_scatter b moved earlier past compute a and launch reduce_scatter a; "
+            "overlap lost, no compute hides it now",
+            "backward: update b moved earlier past compute a and launch reduce_scatter a",
+            LOST,
+        ),
+        before=READY,
+    ),
+    "an update of another entry": Way(
+        updated("C b, L rs b, C a, L rs a, W rs b, U a, W rs a", "U b"),
+        (
+            "update a moved from optimizer to backward, behind wait reduce_scatter b",
+            "update b moved from backward to optimizer",
+        ),
+        before=READY,
+    ),
+    "an update gone": Way(
+        updated("C b, L rs b, C a, L rs a, W rs b, W rs a", "U a"), ("backward: update b is gone", LOST), before=READY
+    ),
+    "an update new": Way(
+        updated("C b, L rs b, C a, L rs a, W rs b, U b, W rs a", "U a, U c"), ("optimizer: update c is new",), before=READY
+    ),
+    "half of an update ready": Way(
+        updated("C b, L rs b, C a, L rs a, W rs b, U b (1 of 2), W rs a", "U b (1 of 2), U a"),
+        ("optimizer: update b is new",),
+        before=READY,
+    ),
+    "the update that hid a reduction gone": Way(
+        updated("C b, L rs b, C a, W rs b, L rs a, W rs a, U b", "U a"),
+        (
+            "backward: update b moved later past wait reduce_scatter a",
+            LOST,
+        ),
+        before=updated("C b, L rs b, C a, W rs b, L rs a, U b, W rs a", "U a"),
+    ),
     "a launch new": Way(
         schedule(), ("forward: launch all_gather b is new",), before=schedule(forward=FORWARD.replace("L ag b, ", ""))
     ),
@@ -368,4 +435,4 @@ def test_the_text_gives_all_that_the_schedule_had() -> None:
     (graph,) = read_back(body(GOOD)).graphs.values()
     read = {one.name: (one.dtype, one.bytes, one.dims, one.op, one.members) for one in graph.buckets}
     assert read == {f"{b.direction} {b.label}": (b.dtype, b.bytes, b.dims, b.op, b.members) for b in GOOD.buckets}
-    assert graph.events["forward"] == [f"{e.what} {e.label}" for e in GOOD.events if e.direction == "forward"]
+    assert graph.events["forward"] == [f"{e.what} {e.label}" for e in GOOD.events if e.section == "forward"]

@@ -92,7 +92,7 @@ def test_a_launch_that_stands_among_the_compute_of_forward_is_listed_there() -> 
     for bucket, section, label in ((late, "backward", "all_gather a"), (early, "forward", "all_gather a of backward")):
         first = schedule_of(Reading((bucket,), computes, (), 99), ENTRIES, {"0": "dp"}).events  # type: ignore[arg-type]
         found = next(event for event in first if event.what == "launch")
-        assert (found.direction, found.label) == (section, label)
+        assert (found.section, found.label) == (section, label)
 
 
 def test_products_of_activations_are_compute_of_the_entry_that_they_come_from() -> None:

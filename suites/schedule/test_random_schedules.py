@@ -20,6 +20,7 @@ def drawn(draw: random.Random) -> Schedule:
     name, count = draw.choice(NAMES), draw.randint(1, 9)
     kinds = draw.sample(sorted(KINDS), draw.randint(1, 2))
     numbers = draw.randint(1, 3)
+    updates = draw.random() < 0.3
     buckets: list[NamedBucket] = []
     forward: list[str] = []
     for i in range(count):
@@ -31,7 +32,7 @@ def drawn(draw: random.Random) -> Schedule:
                 buckets.append(bucket(entry, *members, kind=kind, number=number))
                 label = f"{kind} {entry}" + (f" #{number}" if number > 1 else "")
                 forward += [f"L {label}", *([f"C {entry} (1 of 2)"] if odd else []), f"W {label}"]
-        forward += [f"C {entry}"]
+        forward += [f"C {entry}", *([f"U {entry}"] if updates else [])]
     return Schedule(events(", ".join(forward)), tuple(buckets))
 
 

@@ -1,0 +1,112 @@
+"""Pictures of Python values: plain data that is equal exactly if two values cannot be told apart by what they hold."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
+_SINGLE = (torch.Tensor, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_DEEP = 8
+_MANY = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Very:
+    """The very object, kept alive: equal to itself alone."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Very) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Pictures:
+    """Pictures taken at one moment: an object that many hold is looked at once."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[object, object]] = {}
+
+    def of(self, value: Any, depth: int = 0) -> object:
+        """Picture of ``value``: tensors, modules and functions are themselves alone, other objects what they hold."""
+        if isinstance(value, _PLAIN):
+            return (type(value), value)
+        if isinstance(value, (float, complex)):
+            return (type(value), repr(value))  # nan is like nan
+        if isinstance(value, _SINGLE) or depth > _DEEP:
+            return _Very(value)
+        if id(value) not in self._of:
+            self._of[id(value)] = (value, "a part of itself")
+            self._of[id(value)] = (value, self._inside(value, depth + 1))
+        return self._of[id(value)][1]
+
+    def _inside(self, value: Any, depth: int) -> object:
+        if isinstance(value, (list, tuple)):
+            return (type(value), tuple(self.of(item, depth) for item in value))
+        if isinstance(value, dict):
+            return (type(value), tuple((self.of(key, depth), self.of(item, depth)) for key, item in value.items()))
+        if isinstance(value, (set, frozenset)):
+            return (type(value), tuple(sorted(repr(self.of(item, depth)) for item in value)))
+        if isinstance(value, partial):
+            return (partial, self.of(value.func, depth), self.of(value.args, depth), self.of(value.keywords, depth))
+        held = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)} | getattr(value, "__dict__", {})
+        if not held:
+            return _Very(value)
+        return (type(value), tuple((name, self.of(item, depth)) for name, item in held.items()))
+
+
+def _slots(value: object) -> Iterator[str]:
+    for cls in type(value).__mro__:
+        names = cls.__dict__.get("__slots__", ())
+        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """What ``module`` holds besides parameters, buffers, children and hooks."""
+    registered = {"_parameters", "_buffers", "_modules"}
+    return {name: value for name, value in vars(module).items() if name not in registered and not is_hooks(name)}
+
+
+def is_hooks(name: str) -> bool:
+    """Whether ``name`` is an attribute in which torch keeps hooks by numbers that no two modules share."""
+    return name.startswith("_") and "_hooks" in name
+
+
+def state_of(model: nn.Module) -> dict[str, object]:
+    """Picture of all Python state that forward might change, by where it lies.
+
+    Attributes of the modules; attributes of their classes and variables of those classes' Python modules, as far as they are
+    plain values or small collections; the state of Python's random generator.
+    """
+    pictures = Pictures()
+    state: dict[str, object] = {"Python's random generator": random.getstate()}
+    for fqn, module in model.named_modules():
+        for name, value in own_attributes(module).items():
+            state[f"attribute {name} of {f'module {fqn}' if fqn else 'the root module'}"] = pictures.of(value)
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if not _is_library(cls.__module__)}
+    for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):
+        state.update((f"class attribute {cls.__name__}.{name}", pictures.of(v)) for name, v in vars(cls).items() if _small(v))
+    for name in sorted({cls.__module__ for cls in classes}):
+        variables = vars(sys.modules[name]).items() if name in sys.modules else ()
+        state.update((f"variable {key} of {name}", pictures.of(v)) for key, v in variables if _small(v))
+    return state
+
+
+def _is_library(name: str) -> bool:
+    return name.partition(".")[0] in ("torch", "builtins", "typing", "abc")
+
+
+def _small(value: object) -> bool:
+    return isinstance(value, (int, float, str, bool)) or (isinstance(value, (list, dict, set)) and len(value) <= _MANY)

@@ -1,0 +1,186 @@
+"""What each updated parameter, and each state of an optimizer, is made of: which reduced gradients, and which inputs.
+
+Operators on lists (foreach, fused) are told apart by place: the third result is made of what stands third in each list. Sets
+are bits of one number: with a norm over all gradients every parameter is made of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.hazards import base
+from pytest_fxbucket.graph.ops import operator_name, written_arguments
+from pytest_fxbucket.graph.updates import UPDATED
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.capture.roles import Value
+
+_INPUTS = (*UPDATED, "hyper")
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+Bits = int | list[int]
+"""What a value is made of; of a list each of its items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A parameter, or a state of its, that the step makes anew or writes in place."""
+
+    role: str
+    """param or state."""
+    fqn: str
+    gradients: frozenset[str]
+    """FQNs of the parameters of whose gradients it is made."""
+    inputs: frozenset[str]
+    """Parameters, states and learning rates that it is made of, by FQN."""
+
+
+def updates_of(
+    graph: fx.Graph,
+    updating: Set[fx.Node],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    reduced: Mapping[tuple[fx.Node, fx.Node], Iterable[str]],
+) -> Iterator[Update]:
+    """Every parameter and state that ``updating`` nodes update, in order of the outputs, then of the inputs.
+
+    ``reduced`` names, by (reader, value), the gradients that a reader finds in a value.
+    """
+    if not updating:
+        return
+    placeholders = graph.find_nodes(op="placeholder")
+    roles = dict(zip(placeholders, inputs, strict=True))
+    results = [(n, v) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
+    walk = _Walk(roles, {node: value.fqn for node, value in results if value.role == "grad"}, reduced)
+    for node in graph.nodes:
+        if node in updating:
+            walk.visit(node)
+    done = {(value.role, value.fqn) for _, value in results}
+    written = [(node, value) for node, value in roles.items() if node in walk.written and (value.role, value.fqn) not in done]
+    for node, value in [*results, *written]:
+        is_new = node in updating or node in walk.written
+        if value.role in UPDATED and is_new:
+            yield Update(value.role, value.fqn, *walk.named(walk.total(node)))
+
+
+class _Walk:
+    def __init__(
+        self,
+        roles: Mapping[fx.Node, Value],
+        gradients: Mapping[fx.Node, str],
+        reduced: Mapping[tuple[fx.Node, fx.Node], Iterable[str]],
+    ) -> None:
+        self.roles, self.gradients, self.reduced = roles, gradients, reduced
+        self.known: dict[fx.Node, Bits] = {}
+        self.written: dict[fx.Node, int] = {}
+        """By the node whose storage it is."""
+        self.bit: dict[tuple[bool, str], int] = {}
+        """Of each (is a gradient, FQN)."""
+        self.labels: list[str] = []
+        """FQN of each bit."""
+        self.gradient_bits = 0
+        self.sets: dict[int, frozenset[str]] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        if node.target is getitem:
+            self.known[node] = self._item(node)
+            return
+        lists = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, (list, tuple)) and _has_nodes(arg)]
+        if lists and operator_name(node).startswith(_ON_LISTS):
+            self._visit_lists(node, lists)
+            return
+        bits = self._of(node, node.all_input_nodes)
+        self.known[node] = bits
+        for target in written_arguments(node):
+            self._write(target, bits)
+
+    def total(self, node: fx.Node) -> int:
+        """All that ``node``'s value is made of by now."""
+        bits = self.known.get(node, 0)
+        bits = bits if isinstance(bits, int) else _union(bits)
+        return bits | self.written.get(base(node), 0) if self.written else bits
+
+    def named(self, bits: int) -> tuple[frozenset[str], frozenset[str]]:
+        """(gradients, inputs) that ``bits`` stand for; equal sets are the same object, for with clipping they are large."""
+        gradients = bits & self.gradient_bits
+        return self._set(gradients), self._set(bits ^ gradients)
+
+    def _set(self, bits: int) -> frozenset[str]:
+        if bits not in self.sets:
+            self.sets[bits] = frozenset(self.labels[at] for at in _ones(bits))
+        return self.sets[bits]
+
+    def _visit_lists(self, node: fx.Node, lists: Sequence[Sequence[Any]]) -> None:
+        length = max(map(len, lists))
+        lists = [one for one in lists if len(one) == length]
+        in_lists = {item for one in lists for item in one}
+        whole = self._of(node, [source for source in node.all_input_nodes if source not in in_lists])
+        lanes = [whole | self._of(node, [n for n in items if hasattr(n, "users")]) for items in zip(*lists, strict=True)]
+        self.known[node] = lanes
+        targets = set(written_arguments(node))
+        for items, bits in zip(zip(*lists, strict=True), lanes, strict=True):
+            for target in targets.intersection(items):
+                self._write(target, bits)
+
+    def _item(self, node: fx.Node) -> Bits:
+        source, index = node.args
+        assert isinstance(source, torch.fx.Node)
+        bits = self.known.get(source, 0)
+        is_one = isinstance(node.meta.get("val"), torch.Tensor)
+        return bits[index] if isinstance(bits, list) and is_one and isinstance(index, int) else bits
+
+    def _of(self, reader: fx.Node, sources: Iterable[fx.Node]) -> int:
+        bits = 0
+        for source in sources:
+            bits |= self.total(source) if source in self.known else self._given(reader, source)
+        return bits
+
+    def _given(self, reader: fx.Node, source: fx.Node) -> int:
+        """Bits of what the update is given: an input, or a gradient."""
+        bits = self.written.get(base(source), 0) if self.written else 0
+        value = self.roles.get(source)
+        if value is not None:
+            return bits | self._bit(False, value.fqn) if value.role in _INPUTS else bits
+        if source in self.gradients:
+            return bits | self._bit(True, self.gradients[source])
+        for fqn in self.reduced.get((reader, source), ()):
+            bits |= self._bit(True, fqn)
+        return bits
+
+    def _bit(self, is_gradient: bool, fqn: str) -> int:
+        known = self.bit.get((is_gradient, fqn))
+        if known is None:
+            known = self.bit[is_gradient, fqn] = 1 << len(self.labels)
+            self.labels.append(fqn)
+            self.gradient_bits |= known if is_gradient else 0
+        return known
+
+    def _write(self, target: fx.Node, bits: int) -> None:
+        storage = base(target)
+        self.written[storage] = self.written.get(storage, 0) | bits
+
+
+def _has_nodes(items: Sequence[Any]) -> bool:
+    return bool(items) and all(isinstance(item, torch.fx.Node) for item in items)
+
+
+def _union(bits: Iterable[int]) -> int:
+    total = 0
+    for one in bits:
+        total |= one
+    return total
+
+
+def _ones(bits: int) -> Iterator[int]:
+    """Places of the ones in ``bits``, ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
