@@ -295,11 +295,13 @@ def repeated() -> nn.Module:
 class LastDimension:
     """A parallel mode: parameters sharded on their last dimension."""
 
+    along = "dp_shard"
+
     def __init__(self, group: Group) -> None:
         self.size, self.name = group.size, group.name
 
     def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
-        return whole.chunk(self.size, -1)[mesh.at(rank, "dp_shard")].clone(memory_format=torch.contiguous_format)
+        return whole.chunk(self.size, -1)[mesh.at(rank, self.along)].clone(memory_format=torch.contiguous_format)
 
     def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
         c10d = torch.ops._c10d_functional
@@ -365,8 +367,16 @@ def drops() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
 
 
+def two_blocks() -> nn.Module:
+    """Blocks of two linears."""
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+    return nn.Sequential(*blocks)
+
+
 def half_a_mode(parallel: Parallel, mesh: Mesh) -> object:
     class HalfAMode:
+        along = "dp_shard"
+
         def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
             return whole
 

@@ -77,7 +77,7 @@ FIT = {
     ),
     "half a mode": (
         {"mode": "capture_models:half_a_mode"},
-        "mode capture_models:half_a_mode gave a value of type HalfAMode, which has no gather(); expected a Mode",
+        "mode capture_models:half_a_mode gave a value of type HalfAMode, which has no gather; expected a Mode",
     ),
     "no mode": (
         {"mode": "capture_models:last_dimensions"},
