@@ -72,6 +72,7 @@ def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:
         "data_rank": [rank // plan.parallel.tp for rank in range(plan.world_size)],
         "mesh": mesh,
         "tp_plan": {fqn: style for of, style in plan.parallel.tp_plan.items() for fqn in _named(of, step)},
+        "biases_last": [],
         "checkpoint": [fqn for entry in plan.step.checkpoint for of in entry.selectors for fqn in _named(of, step)],
         "units": [[fqn for fqn in entry.selectors if fqn in step.modules] for entry in plan.bucket.plan],
         "param_dtype": plan.parallel.param_dtype,

@@ -65,6 +65,25 @@ def test_the_traced_step_is_the_step_that_fully_shard_takes(plan: Plan, pools: P
     assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:fsdp2_steps")
 
 
+WITH_BIASES = changed(
+    "gpt",
+    args={"norm_dtype": "float32", "twice": None, "frozen": [], "counts": False},
+    dp_shard=2,
+    tp=2,
+    tp_plan={
+        **{f"layers.*.attention.{name}": "colwise" for name in ("query", "key", "value")},
+        **{"layers.*.attention.out": "rowwise", "layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"},
+    },
+)
+
+
+def test_biases_of_rowwise_linears_are_added_once_the_ranks_parts_are_summed(pools: Pools) -> None:
+    """As in Megatron-LM. RowwiseParallel adds them to a part, and so rounds otherwise: its bits part at the first gradients."""
+    step = step_of(WITH_BIASES)
+    rowwise = [f"layers.{layer}.{name}" for layer in range(3) for name in ("attention.out", "mlp.down")]
+    assert_same(pools, payload_of(WITH_BIASES, step, biases_last=rowwise), "by_torch:fsdp2_steps")
+
+
 REPLICATED = {"replicate": PLANS["replicate"], "2 microbatches": changed("replicate", microbatches=2)}
 
 
@@ -131,19 +150,23 @@ def test_what_real_models_have_is_as_fully_shard_has_it(plan: Plan, units: list[
 MOE = {
     "moe": PLANS["moe"],
     "float32": changed("moe", param_dtype=None, reduce_dtype=None),
-    "one rank for each expert": changed("moe", ep=4),
+    "one rank for each expert": PLANS["moe.one_each"],
+    "copies": changed("moe", mode="hybrid_shard", dp_replicate=2, dp_shard=2),
 }
 
 
 def experts_by_hand(plan: Plan) -> dict[str, object]:
     """Further keys of ``by_hand_steps`` for a mixture of experts on 4 ranks."""
-    ep = plan.parallel.ep
-    here = torch.arange(4).view(-1, ep)
-    return by_hand(plan, "dp_shard", share=(0, 4, range(4))) | {
+    parallel = plan.parallel
+    shards = parallel.dp_shard // parallel.ep  # of one expert, beside each other in the last but one dimension
+    ranks = torch.arange(4).view(parallel.dp_replicate, shards, parallel.ep)
+    averages = ["dp_shard", "dp_replicate"][: 1 + (parallel.dp_replicate > 1)]
+    share = (0, parallel.dp_shard, [rank % parallel.dp_shard for rank in range(4)])
+    return by_hand(plan, *averages, share=share) | {
         "experts": ["layers.0.experts", "layers.1.experts"],
-        "expert_ranks": here.tolist(),
-        "expert_averages": [here.T.tolist()],
-        "expert_share": (0, 4 // ep, [rank // ep for rank in range(4)]),
+        "expert_ranks": ranks.flatten(0, 1).tolist(),
+        "expert_averages": [ranks.transpose(1, 2).flatten(0, 1).tolist(), ranks.flatten(1).T.tolist()],
+        "expert_share": (0, shards, [rank // parallel.ep % shards for rank in range(4)]),
     }
 
 
