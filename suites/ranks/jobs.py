@@ -197,3 +197,14 @@ def make_groups(rank, world, payload):
 def holdings(rank, world, payload):
     """How many descriptors and threads this rank has."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def summed_by_dtensor(rank: int, world: int, groups_before: int) -> float:
+    """A sum over the second dimension of a mesh that is made after ``groups_before`` other groups."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    for _ in range(groups_before):
+        dist.new_group([0, 1])
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("first", "second"))["second"]
+    parts = DTensor.from_local(torch.full((3,), float(rank)), mesh, [Partial()])
+    return float((parts * 2.0).redistribute(placements=[Replicate()]).to_local()[0])

@@ -134,3 +134,8 @@ def test_process_groups_of_one_job_are_gone_in_the_next(ranks):
     for _ in range(3):
         ranks.run(JOBS + "make_groups", [None] * 4, timeout_s=60)
     assert ranks.run(JOBS + "holdings", [None] * 4, timeout_s=60) == before
+
+
+def test_dtensor_takes_no_process_group_of_a_job_before(ranks):
+    for groups_before in (0, 2, 0):
+        assert ranks.run(JOBS + "summed_by_dtensor", [groups_before] * 4, timeout_s=30) == [2.0, 2.0, 10.0, 10.0]
