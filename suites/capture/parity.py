@@ -27,7 +27,7 @@ PLANS = {
     plan.path.stem + (f".{plan.matrix_id}" if plan.matrix_id else ""): plan
     for path in sorted((ROOT / "fixtures" / "plans").glob("*.toml"))
     for plan in load_plans(path)
-    # A plan on a smaller mesh than its own is one of the others with more layers; updates of optimizers have tests of their own.
+    # A plan on a smaller mesh than its own is one of the others with more layers; optimizers have tests of their own.
     if plan.model is not None and plan.run_world == plan.world_size and not plan.optimizer
 }
 BY_ROWS = ("fully_shard", "hybrid_shard", "fixtures.modes:predivided")
