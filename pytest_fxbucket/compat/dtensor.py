@@ -15,6 +15,6 @@ def forget_meshes() -> None:
     import torch
     from torch.distributed.tensor import DTensor, _redistribute
 
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
     torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
