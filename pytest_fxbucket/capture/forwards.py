@@ -86,7 +86,7 @@ def other_forwards(model: nn.Module, forwards: Forwards, mesh: Mesh, namer: Node
 
     try:
         for fqn, parted in forwards.parted.items():
-            change(fqn, lambda module, parted=parted: parted.forward_of(module, mesh.group("tp")))  # type: ignore[misc]
+            change(fqn, lambda module, fqn=fqn, parted=parted: parted.forward_of(fqn, module, mesh.group("tp")))  # type: ignore[misc]
         for fqn, count in forwards.experts.items():
             change(fqn, lambda module, fqn=fqn, count=count: experts_forward(fqn, module, count, mesh.group("ep")))  # type: ignore[misc]
         for fqn in forwards.recomputed:

@@ -58,7 +58,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
             f"[model] factory {model.factory} gave a value of type {type(built).__name__}, expected a torch.nn.Module"
         )
     data = first_batch(batch, model.batch, mesh, rank)
-    parts, forwards = Parts.of(plan.parallel, mesh), forwards_of(built, plan)
+    parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
     traced = trace_reusing if plan.step.reuse_layers else trace_joint
     joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
     graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None

@@ -22,7 +22,7 @@ def microbatches(leaves: Sequence[Any], count: int) -> Iterator[list[Any]]:
         if isinstance(leaf, torch.Tensor) and (leaf.dim() == 0 or leaf.shape[0] % count):
             raise CaptureError(
                 f"[step] microbatches = {count} does not divide dimension 0 of a tensor of the batch, "
-                f"whose shape is {tuple(leaf.shape)}"
+                f"whose shape is {tuple(leaf.shape)}; use a number that does, or give the batch more rows"
             )
     for number in range(count):
         yield [_rows(leaf, number, count) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.mesh import GROUPED
 from pytest_fxbucket.capture.modes import Modes, modes_of
@@ -31,9 +32,9 @@ class Parts:
     modes: Modes
 
     @classmethod
-    def of(cls, parallel: Parallel, mesh: Mesh) -> Parts:
-        """Parts of parameters that travel as ``parallel`` says."""
-        return cls(mesh, parallel, modes_of(parallel, mesh))
+    def of(cls, parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> Parts:
+        """Parts of parameters that travel as ``parallel`` says; ``where`` begins what is said of a mode of the user's own."""
+        return cls(mesh, parallel, modes_of(parallel, mesh, where))
 
     def local(self, whole: torch.Tensor, tp_dim: int | None, is_expert: bool, rank: int) -> torch.Tensor:
         """What ranks of the data-parallel groups of ``rank`` hold together: a view of ``whole``."""
@@ -89,7 +90,8 @@ def describe_parameters(
         _refuse_unequal(dims)
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
-        part = parts.modes.of(fqn in experts).part(local, parts.mesh, 0)
+        with blamed(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
+            part = parts.modes.of(fqn in experts).part(local, parts.mesh, 0)
         described.append(
             Parameter(
                 fqn,
@@ -127,5 +129,7 @@ def _refuse_indivisible(fqn: str, parameter: torch.Tensor, tp_dim: int | None, i
             continue
         if parameter.dim() <= dim or parameter.shape[dim] % degree:
             raise CaptureError(
-                f"{name} = {degree} does not divide dimension {dim} of parameter {fqn}, whose shape is {tuple(parameter.shape)}"
+                f"{name} = {degree} does not divide dimension {dim} of parameter {fqn}, "
+                f"whose shape is {tuple(parameter.shape)}; "
+                f"use another {name}, or leave {fqn.rpartition('.')[0] or 'it'} out of {name}_plan"
             )

@@ -30,13 +30,14 @@ class Parted:
         """Dimension of the parameter ``name`` that is parted; None if every rank has all of it."""
         return _DIMS[self.style].get(name)
 
-    def forward_of(self, module: nn.Module, group: Group) -> Forward:
-        """What is to be called instead of ``module.forward``, which computes on the part of the weight."""
+    def forward_of(self, fqn: str, module: nn.Module, group: Group) -> Forward:
+        """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight."""
         if self.style == "colwise":
             whole = module.forward
             return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
 
         def rowwise(x: torch.Tensor) -> torch.Tensor:
+            _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type]
             out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
             bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
             return out if bias is None else out + bias
@@ -56,6 +57,14 @@ def parted_linears(model: nn.Module, styles: Mapping[str, str]) -> dict[str, Par
             )
         found[fqn] = Parted(style)
     return found
+
+
+def _refuse_whole(fqn: str, width: int, part: int, ranks: int) -> None:
+    if width == part * ranks:
+        raise CaptureError(
+            f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
+            "make the linears that its input is made by colwise"
+        )
 
 
 class _CopyIn(torch.autograd.Function):

@@ -313,3 +313,79 @@ class LastDimension:
 
 def last_dimension(parallel: Parallel, mesh: Mesh) -> LastDimension:
     return LastDimension(mesh.group("dp_shard"))
+
+
+class Heads(nn.Module):
+    """Two heads side by side, each of a third of the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 6)
+        self.out = nn.Linear(6, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.inner(x)
+        heads = inner.view(x.shape[0], 2, 3)
+        return self.out(torch.tanh(heads).flatten(1))
+
+
+def two_heads() -> nn.Module:
+    return Heads()
+
+
+class Rows(nn.Module):
+    """Experts: one row of each parameter for each."""
+
+    def __init__(self, experts: int, biases: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(experts, WIDTH, WIDTH))
+        self.bias = nn.Parameter(torch.zeros(biases, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x, self.weight) + self.bias
+
+
+class Routed(nn.Module):
+    """Gives its experts the batch once for each of ``seen``."""
+
+    def __init__(self, experts: int, biases: int, seen: int) -> None:
+        super().__init__()
+        self.seen = seen
+        self.experts = Rows(experts, biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x.expand(self.seen, *x.shape))
+
+
+def routed(experts: int = 4, biases: int = 4, seen: int = 4) -> nn.Module:
+    return Routed(experts, biases, seen)
+
+
+def drops() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
+
+
+def half_a_mode(parallel: Parallel, mesh: Mesh) -> object:
+    class HalfAMode:
+        def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
+            return whole
+
+    return HalfAMode()
+
+
+def raising_mode(parallel: Parallel, mesh: Mesh) -> object:
+    raise LookupError("no such mesh")
+
+
+class RaisingPart(LastDimension):
+    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
+        if whole.shape[-1] % self.size:
+            raise ValueError(f"{self.size} ranks do not divide {whole.shape[-1]}")
+        return super().part(whole, mesh, rank)
+
+    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+        raise RuntimeError("no way back")
+
+
+def raising_part(parallel: Parallel, mesh: Mesh) -> RaisingPart:
+    return RaisingPart(mesh.group("dp_shard"))

@@ -117,7 +117,8 @@ def run(pools: Pools, job: str, payload: Mapping[str, Any]) -> list[Any]:
 def assert_same(pools: Pools, payload: Mapping[str, Any], reference: str) -> None:
     """The graph and ``fixtures.reference``'s function give the same bits on every rank in every step."""
     ours, eager = run(pools, "parity_jobs:graph_steps", payload), run(pools, f"fixtures.reference.{reference}", payload)
-    assert list(differences(ours, eager)) == []
+    found = list(differences(ours, eager))
+    assert not found, "; ".join(found[:12])
 
 
 def differences(ours: Sequence[Any], eager: Sequence[Any]) -> Iterator[str]:

@@ -47,6 +47,12 @@ def build_by_seed(used: float = 1.0) -> Mlp:
     return model
 
 
+def build_by_rank() -> Mlp:
+    model = Mlp(1.0)
+    nn.init.constant_(model.scale.weight, 1.0 + torch.distributed.get_rank())
+    return model
+
+
 def build_deeper(used: float = 1.0) -> nn.Module:
     model = Mlp(used)
     model.up = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))

@@ -1,0 +1,116 @@
+"""Modes, tp, ep, checkpoint and microbatches that a model does not fit: one sentence that says what, where, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import capture_models
+import pytest
+from steps import plan_of
+from test_capture_errors import line_of
+
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Step
+
+
+def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -> str:
+    plan = replace(plan_of(factory, **rest), step=step or Step())
+    with pytest.raises(FxbucketError) as caught:
+        capture_plan(plan, mesh_of(plan), 0)
+    assert isinstance(caught.value, (CaptureError, PlanError))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+EXPERTS = {"ep": 2, "ep_plan": parse_entries(["experts"], "test")}
+FIT = {
+    "tp that does not divide": (
+        {"tp": 3, "tp_plan": {"layers.0": "colwise"}},
+        "tp = 3 does not divide dimension 0 of parameter layers.0.weight, whose shape is (8, 8); "
+        "use another tp, or leave layers.0 out of tp_plan",
+    ),
+    "no linear": (
+        {"factory": "normalised", "tp": 2, "tp_plan": {"1": "colwise"}},
+        "tp_plan makes 1 colwise, but it is a BatchNorm1d; only modules with the forward of torch.nn.Linear can be parted, "
+        'others need mode = "module:callable"',
+    ),
+    "rowwise of a whole input": (
+        {"factory": "two_heads", "tp": 3, "tp_plan": {"out": "rowwise"}},
+        "tp_plan makes out rowwise, so its input must be a rank's part, 2 of 6 wide, but it is whole; "
+        "make the linears that its input is made by colwise",
+    ),
+    "tied in two ways": (
+        {"factory": "tied", "tp": 2, "tp_plan": {"first": "colwise", "last": "rowwise"}},
+        "tp_plan parts first.weight and last.weight in two ways, but they are one tied parameter; give both one way",
+    ),
+    "a selector of nothing": (
+        {"tp": 2, "tp_plan": {"layers.9": "colwise"}},
+        'plan.toml: [parallel] tp_plan: entry "layers.9" matches nothing; "layers" has children 0..2',
+    ),
+    "ep that does not divide": (
+        {"factory": "routed", "args": {"experts": 3, "biases": 3, "seen": 3}, **EXPERTS},
+        "ep = 2 does not divide dimension 0 of parameter experts.weight, whose shape is (3, 8, 8); "
+        "use another ep, or leave experts out of ep_plan",
+    ),
+    "experts of other rows": (
+        {"factory": "routed", "args": {"biases": 1}, **EXPERTS},
+        "ep_plan parts experts by the first dimension of its parameters, one row an expert, but weight has 4 rows and bias 1",
+    ),
+    "input of other rows": (
+        {"factory": "routed", "args": {"seen": 1}, **EXPERTS},
+        "ep_plan parts experts, whose parameters have 4 rows, so its input must be (experts = 4, capacity, ...), "
+        "but has the shape (1, 4, 8)",
+    ),
+    "microbatches that do not divide": (
+        {"step": Step(microbatches=3)},
+        "[step] microbatches = 3 does not divide dimension 0 of a tensor of the batch, whose shape is (4, 8); "
+        "use a number that does, or give the batch more rows",
+    ),
+    "random numbers again": (
+        {"factory": "drops", "step": Step(checkpoint=parse_entries(["1"], "test"))},
+        "module 1.1 draws random numbers (aten.bernoulli_.float) within what [step] checkpoint computes again, where they "
+        "would be others; leave the module out of it, or set its probability to 0",
+    ),
+    "half a mode": (
+        {"mode": "capture_models:half_a_mode"},
+        "mode capture_models:half_a_mode gave a value of type HalfAMode, which has no gather(); expected a Mode",
+    ),
+    "no mode": (
+        {"mode": "capture_models:last_dimensions"},
+        'plan.toml: [parallel] mode: module "capture_models" has no "last_dimensions"; did you mean "last_dimension"?',
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "said"), FIT.values(), ids=FIT.keys())
+def test_what_does_not_fit_the_model_is_told_with_what_to_do(plan: dict[str, Any], said: str) -> None:
+    assert sentence(**plan) == said
+
+
+def test_heads_that_do_not_fit_are_told_at_the_users_own_line() -> None:
+    at = line_of(capture_models.Heads.forward, "heads =")
+    said = sentence("two_heads", tp=2, tp_plan={"inner": "colwise", "out": "rowwise"})
+    assert said.startswith(f"tracing the root module failed at {at}: RuntimeError: shape '[4, 2, 3]' is invalid")
+
+
+def test_a_mode_that_raises_is_told_at_its_own_line() -> None:
+    at = line_of(capture_models.raising_mode, "raise")
+    assert sentence(mode="capture_models:raising_mode") == (
+        f"mode capture_models:raising_mode failed at {at}: LookupError: no such mesh"
+    )
+
+
+def test_a_mode_that_cannot_part_a_parameter_is_told_with_the_parameter() -> None:
+    at = line_of(capture_models.RaisingPart.part, "raise")
+    said = sentence("uneven", mode="capture_models:raising_part")
+    assert said == f"mode capture_models:raising_part of parameter 0.bias failed at {at}: ValueError: 4 ranks do not divide 5"
+
+
+def test_a_mode_that_cannot_gather_is_told_with_the_module() -> None:
+    at = line_of(capture_models.RaisingPart.gather, "raise")
+    said = sentence(mode="capture_models:raising_part")
+    assert said == f"tracing module layers.0 failed at {at}: RuntimeError: no way back"
