@@ -60,7 +60,8 @@ class Model:
     factory: str = field(metadata=callable_name("`callable(**args) -> torch.nn.Module`, seeded, the same on every rank"))
     batch: str = field(
         metadata=callable_name(
-            "`callable(rank, step)` -> tuple of inputs, or dict of keyword inputs; differs by rank and step; ranks of one tp group get one batch, so `rank` counts those groups"
+            "`callable(rank, step)` -> tuple of inputs, or dict of keyword inputs; differs by rank and step; "
+            "ranks of one tp group get one batch, so `rank` counts those groups"
         )
     )
     args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))

@@ -105,7 +105,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("parallel", "dp_replicate"): Case("4", "unbucketed", base=REPLICATE),
     ("parallel", "tp"): Case("4", "unbucketed", base=TENSOR),
     ("parallel", "tp_plan"): Case(
-        '{ "layers.0.feed_forward.w1" = "colwise", "layers.0.feed_forward.w3" = "colwise", "layers.0.feed_forward.w2" = "rowwise",'
+        '{ "layers.*.feed_forward.w1" = "colwise", "layers.*.feed_forward.w3" = "colwise",'
+        ' "layers.*.feed_forward.w2" = "rowwise",'
         ' "layers.*.attention.wq" = "colwise", "layers.*.attention.wk" = "colwise", "layers.*.attention.wv" = "colwise",'
         ' "layers.*.attention.wo" = "rowwise" }',
         "unbucketed",
