@@ -1,8 +1,8 @@
 """Is no more gathered ahead than the plan says?
 
 At each compute, the bytes that are gathered and still to be read may exceed those of the schedule before the pass by the entry
-in use, which a bucket brings as a whole, and by the ``prefetch`` entries after it. An entry that is used again later keeps until
-then what it brought for that. What ``launch_at`` names is the user's own.
+in use, which a bucket brings as a whole, and by the ``prefetch`` entries after it. An entry that is used again later keeps
+until then what it brought for that. What ``launch_at`` names is the user's own.
 """
 
 from __future__ import annotations
