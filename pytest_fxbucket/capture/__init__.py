@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_fxbucket.capture.mesh import Mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.capture.traced import TracedStep
 
-__all__ = ["StepGraph", "TracedStep"]
+__all__ = ["Mesh", "StepGraph", "TracedStep"]

@@ -81,7 +81,8 @@ class Gradients:
             fresh = [source for source in current.all_input_nodes if source not in seen and source not in read]
             seen.update(fresh)
             queue.extend(fresh)
-        self.behind.update(queue)
+        if any(self._is_reduced(one.source) for runs in found for one in runs):
+            self.behind.update(queue)
         return found
 
     def _name_all(self, number: int, fqn: str) -> None:

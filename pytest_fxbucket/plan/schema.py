@@ -59,7 +59,10 @@ class Model:
 
     factory: str = field(metadata=callable_name("`callable(**args) -> torch.nn.Module`, seeded, the same on every rank"))
     batch: str = field(
-        metadata=callable_name("`callable(rank, step)` -> tuple of inputs, or dict of keyword inputs; differs by rank and step")
+        metadata=callable_name(
+            "`callable(rank, step)` -> tuple of inputs, or dict of keyword inputs; differs by rank and step; "
+            "ranks of one tp group get one batch, so `rank` counts those groups"
+        )
     )
     args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))
     loss: str | None = field(
@@ -88,7 +91,7 @@ class Parallel:
         metadata=callable_name(
             'what is sharded: `"fully_shard"`: parameters on dimension 0, gathered where a module first reads them; '
             '`"replicate"`: nothing, gradients are all-reduced, as DDP; `"hybrid_shard"`: sharded within, copied between; '
-            "a callable gives a mode of your own: `callable(mesh) -> Mode`",
+            "a callable gives a mode of your own: `callable(parallel, mesh) -> Mode`",
             "fully_shard",
             "replicate",
             "hybrid_shard",

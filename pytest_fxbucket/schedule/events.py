@@ -18,6 +18,9 @@ ACTIVATIONS = "activations"
 COMPUTING = ("compute", "update")
 """What happens and is no communication: of the model, and of the optimizer."""
 
+NORMS = "norms"
+"""What an optimizer sends that is no parameter: norms of gradients, to clip them."""
+
 PADDING = "(padding)"
 """Bytes between members, or after the last, that carry nothing."""
 
@@ -91,6 +94,8 @@ def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
     entries = list(dict.fromkeys(entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn))
     if len(entries) > 3:
         return f"{entries[0]} ... {entries[-1]} ({len(entries)})"
+    if not entries and bucket.direction == "optimizer":
+        return NORMS
     return " & ".join(entries) or (f"{ACTIVATIONS} of {bucket.module}" if bucket.module else ACTIVATIONS)
 
 

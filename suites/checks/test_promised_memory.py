@@ -97,3 +97,20 @@ def test_a_round_that_has_not_begun_allows_nothing() -> None:
     assert list(memory_problems(asked(0), two_rounds({}), two_rounds({"a.u": 1, "b.u": 2}))) == [
         f"forward compute of a has {3 * SIZE} gathered bytes alive, {SIZE} before the pass: prefetch = 0 allows {SIZE} more"
     ]
+
+
+def root(last: int) -> Reading:
+    """Entry ``a`` holds ``a.u``, used first, and ``d.u``, used last: one launch brings both."""
+    members = (Member("a.u", 0, 32, 23, F32, 10), Member("d.u", 128, 32, 23, F32, last))
+    merged = gather("a.u", 0, 2 * SIZE, launch=8, wait=9, first_use=10, members=members)
+    plain = graph()
+    return Reading((merged, *plain.buckets[1:3]), plain.computes, (), 50)
+
+
+def test_an_entry_that_is_used_again_keeps_what_it_brought_until_then_and_no_longer() -> None:
+    entry_of = {"a.u": "a", "d.u": "a", "b.u": "b", "c.u": "c"}
+    asks = promise(prefetch=0, entry_of=entry_of, registration=FQNS, entries=("a", "b", "c"))
+    assert list(memory_problems(asks, graph(), root(40))) == []
+    late = graph(last={"a.u": 10, "d.u": 40})
+    kept = Reading((root(40).buckets[0], *graph(last={"b.u": 40, "c.u": 40}).buckets[1:3]), late.computes, (), 50)
+    assert any("forward compute of" in problem for problem in memory_problems(asks, late, kept))
