@@ -1,7 +1,17 @@
-"""Seeing every operator that a process calls (``torch.utils._python_dispatch``, in torch 2.11 to 2.14)."""
+"""Seeing every operator that a process calls (``torch.utils._python_dispatch``, in torch 2.11 to 2.14), and not being seen."""
 
 from __future__ import annotations
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode"]
+__all__ = ["TorchDispatchMode", "unseen", "value_of"]
+
+unseen = torch._C._DisableTorchDispatch
+"""While entered, no mode sees what is called."""
+
+
+def value_of(tensor: torch.Tensor) -> float | int | bool:
+    """The value of a real tensor of one element, under fake mode too."""
+    with unseen():
+        return tensor.item()
