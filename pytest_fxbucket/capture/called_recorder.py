@@ -23,7 +23,7 @@ _GRAD, _DATA = _TENSOR.grad, _TENSOR.data
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-class StepRecorder(Recorder):
+class StepRecorder(Recorder):  # type: ignore[no-untyped-call]  # __init_subclass__
     """A recorder that names nodes as they come, leaves tensor subclasses to take themselves apart, and can be paused."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -38,10 +38,6 @@ class StepRecorder(Recorder):
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_before(first) if first is not None else nullcontext():
             self.input(name, fake)
-
-    def number(self, tensor: torch.Tensor) -> Any:
-        """The value of ``tensor`` as a number that the graph computes; while paused what is known of it."""
-        return tensor.item() if self.paused else super().number(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in _PLAIN for kind in types):
@@ -94,10 +90,8 @@ class StepFunctions(TorchFunctionMode):
         args, kwargs = self._twinned(args), self._twinned(kwargs or {})
         if self._recorder.paused:
             return func(*args, **kwargs)
-        if func is torch.Tensor.item and not self.in_optimizer:
-            raise CaptureError(
-                "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
-            )
+        if func is torch.Tensor.item:
+            return self._number(*args)
         if func == _DATA.__set__:
             raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")
         if func in (_GRAD.__set__, _GRAD.__delete__):
@@ -108,6 +102,11 @@ class StepFunctions(TorchFunctionMode):
         if func == _GRAD.__get__:
             self._gradients.read(args[0], result)
         return result
+
+    def _number(self, tensor: torch.Tensor) -> Any:
+        if self.in_optimizer:
+            return self._recorder.number(tensor)
+        raise CaptureError("it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor")
 
     def _twinned(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

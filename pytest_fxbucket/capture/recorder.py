@@ -7,7 +7,8 @@ input or computed, and a number taken from one stays live. In-place operators ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import getitem
 from typing import Any
 
@@ -23,16 +24,15 @@ from pytest_fxbucket.errors import CaptureError
 _ATEN = torch.ops.aten
 
 
-class Recorder(TorchDispatchMode):
-    """While entered, every operator on its tensors becomes a node of ``graph``."""
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """While recording, every operator becomes a node of ``graph``; it does not ask for gradients."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self._mode = fake_mode
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
-        self._items = _Items(self)
 
     def input(self, name: str, fake: torch.Tensor) -> torch.Tensor:
         """Make ``fake`` the next input of the graph."""
@@ -55,14 +55,11 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"it takes the value of a tensor of {tensor.numel()} elements and dtype {tensor.dtype}")
         return LiveNumber(self.graph.call_function(_ATEN._local_scalar_dense.default, (self.node(tensor),)))
 
-    def __enter__(self) -> Recorder:
-        self._items.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._items.__exit__(*error)
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the block."""
+        with self._mode, _Items(self), self, torch.no_grad():
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,15 +1,17 @@
-"""Makes an optimizer's state before its first step: a step that leaves nothing behind."""
+"""An optimizer's state by name, and how it is made before the first step: by a step that leaves nothing behind."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode
 from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.trace import is_fake
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -31,10 +33,55 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
         before = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
-        with _still(optimizer), torch.no_grad(), _PutBack():
-            optimizer.step()
+        with _still(optimizer), torch.no_grad():
+            with _PutBack() as written:
+                optimizer.step()
+            written.put_back()
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of an optimizer's state."""
+
+    fqn: str
+    """``<parameter>.<key>``"""
+    held_by: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What is in its place now."""
+        found: torch.Tensor = self.held_by[self.key]
+        return found
+
+    @tensor.setter
+    def tensor(self, value: torch.Tensor) -> None:
+        self.held_by[self.key] = value
+
+
+def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> list[StateTensor]:
+    """All tensors of the state of ``optimizers``: by optimizer, group, parameter and key. ``parameters`` are theirs, by FQN."""
+    fqns = {id(parameter): fqn for fqn, parameter in parameters.items()}
+    return [
+        StateTensor(f"{fqns[id(parameter)]}.{key}", optimizer.state[parameter], key)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter in optimizer.state
+        for key, value in optimizer.state[parameter].items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
+    """Learning rate of each group by its name, ``optimizers.<i>.groups.<j>.lr``; 0.0 for a group that has none."""
+    return {
+        f"optimizers.{i}.groups.{j}.lr": float(group.get("lr", 0.0))
+        for i, optimizer in enumerate(optimizers)
+        for j, group in enumerate(optimizer.param_groups)
+    }
 
 
 @contextmanager
@@ -49,11 +96,11 @@ def _still(optimizer: Optimizer) -> Iterator[None]:
             group.update(known)
 
 
-class _PutBack(TorchDispatchMode):
-    """On leaving, gives every tensor that was written its value from before, but those that had none: ``empty``."""
+class _PutBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """Remembers the value of every tensor before it is first written, but of those that had none: ``empty``."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,11 +117,11 @@ class _PutBack(TorchDispatchMode):
         if isinstance(written, (list, tuple)):
             for tensor in written:
                 self._save(tensor)
-        elif isinstance(written, torch.Tensor) and storage_key(written) not in self._saved:
+        elif isinstance(written, torch.Tensor) and not is_fake(written) and storage_key(written) not in self._saved:
             self._saved[storage_key(written)] = (written, written.clone())
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def put_back(self) -> None:
+        """Give them their values again."""
         for tensor, before in self._saved.values():
             if before is not None:
                 tensor.copy_(before)

@@ -15,8 +15,10 @@ from pytest_fxbucket.capture.clip import Clip, clip_
 from pytest_fxbucket.capture.functional import make_functional
 from pytest_fxbucket.capture.recorder import Recorder
 from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.capture.state import make_state
+from pytest_fxbucket.capture.state import make_state, rates, state_tensors
+from pytest_fxbucket.collector import paused
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.trace import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 
 if TYPE_CHECKING:
@@ -41,11 +43,16 @@ def trace_update(build: Build, parameters: Sequence[Value], grads: Collection[st
     """Trace one step of the optimizers that ``build`` makes.
 
     ``parameters`` are local shards in registration order, ``grads`` the FQNs of those that have a gradient; others have no
-    state and are no inputs. Gradients come reduced and not clipped. State is named ``<parameter>.<key>``, the learning rate of a
-    group ``optimizers.<i>.groups.<j>.lr``, a float64 tensor without dimensions. Optimizers run the way that is eager's default,
-    not capturable: step counters and learning rates become Python numbers in the graph. Raises :class:`CaptureError` for an
-    optimizer that decides by values, or keeps what changes outside of tensors.
+    state and are no inputs. Gradients come reduced and not clipped. State is named ``<parameter>.<key>``, the learning rate of
+    a group ``optimizers.<i>.groups.<j>.lr``, a float64 tensor without dimensions. Optimizers run the way that is eager's
+    default, not capturable: step counters and learning rates become Python numbers in the graph. Raises
+    :class:`CaptureError` for an optimizer that decides by values, or keeps what changes outside of tensors.
     """
+    with paused():
+        return _trace(build, parameters, grads, clip)
+
+
+def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None) -> Update:
     mode = FakeTensorMode()
     shards = {value.fqn: value for value in parameters}
     with mode:
@@ -55,59 +62,27 @@ def trace_update(build: Build, parameters: Sequence[Value], grads: Collection[st
         for optimizer in optimizers:
             with _named(optimizer):
                 make_state([optimizer], [fakes[fqn] for fqn in held])
-        hypers = [torch.empty((), dtype=torch.float64) for optimizer in optimizers for _ in optimizer.param_groups]
+        hypers = {name: torch.empty((), dtype=torch.float64) for name in rates(optimizers)}
         gradients = {fqn: torch.empty_like(fakes[fqn]) for fqn in held}
     recorder = Recorder(mode)
-    states = _states(optimizers, {id(fake): fqn for fqn, fake in fakes.items()})
+    states = state_tensors(optimizers, fakes)
     inputs = [*(shards[fqn] for fqn in held), *(_value("grad", fqn, gradients[fqn]) for fqn in held)]
     inputs += [_value("state", state.fqn, state.tensor) for state in states]
-    inputs += [_value("hyper", fqn, hyper) for fqn, hyper in zip(_hyper_names(optimizers), hypers, strict=True)]
-    tensors = [*(fakes[fqn] for fqn in held), *gradients.values(), *(state.tensor for state in states), *hypers]
+    inputs += [_value("hyper", name, hyper) for name, hyper in hypers.items()]
+    tensors = [*(fakes[fqn] for fqn in held), *gradients.values(), *(state.tensor for state in states), *hypers.values()]
     for value, tensor in zip(inputs, tensors, strict=True):
         recorder.input(f"{value.role}_{value.fqn}", tensor)
-    with mode, recorder, torch.no_grad():
+    with recorder.recording():
         if clip is not None and gradients:
             clip_(gradients, clip)
-        _step(optimizers, fakes, gradients, hypers, recorder)
-    results = [*(fakes[fqn] for fqn in held), *(state.now() for state in states)]
+        _step(optimizers, fakes, gradients, list(hypers.values()), recorder)
+    results = [*(fakes[fqn] for fqn in held), *(state.tensor for state in states)]
     graph = recorder.graph
     graph.output([recorder.node(tensor) for tensor in results])
     make_functional(graph)
     graph.eliminate_dead_code()
     outputs = [value for value in inputs if value.role in ("param", "state")]
     return Update(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
-
-
-@dataclass(frozen=True)
-class _State:
-    """One tensor of an optimizer's state."""
-
-    fqn: str
-    tensor: torch.Tensor
-    of: dict[str, Any]
-    key: str
-
-    def now(self) -> torch.Tensor:
-        """The tensor that is in its place after the step."""
-        found: torch.Tensor = self.of[self.key]
-        return found
-
-
-def _states(optimizers: Sequence[Optimizer], fqns: Mapping[int, str]) -> list[_State]:
-    return [
-        _State(f"{fqns[id(parameter)]}.{key}", value, optimizer.state[parameter], key)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        for key, value in (optimizer.state[parameter] if parameter in optimizer.state else {}).items()
-        if isinstance(value, torch.Tensor)
-    ]
-
-
-def _hyper_names(optimizers: Sequence[Optimizer]) -> list[str]:
-    return [
-        f"optimizers.{i}.groups.{j}.lr" for i, optimizer in enumerate(optimizers) for j, _ in enumerate(optimizer.param_groups)
-    ]
 
 
 def _step(
@@ -117,19 +92,18 @@ def _step(
     hypers: Sequence[torch.Tensor],
     recorder: Recorder,
 ) -> None:
-    rates = iter(hypers)
+    given = iter(hypers)
     for fqn, fake in fakes.items():
         fake.grad = gradients.get(fqn)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            rate = next(rates)
+            rate = next(given)
             if "lr" in group:
                 group["lr"] = rate if group.get("fused") else recorder.number(rate)
         before = _described(optimizer)
         with _named(optimizer):
             optimizer.step()
-        if changed := next((key for key, kind in _described(optimizer).items() if before.get(key) != kind), None):
-            raise CaptureError(f"{_name(optimizer)} keeps {changed} outside of tensors, and changes it; keep it in a tensor")
+        _refuse_hidden_state(optimizer, before)
 
 
 def _described(optimizer: Optimizer) -> dict[str, object]:
@@ -141,6 +115,18 @@ def _described(optimizer: Optimizer) -> dict[str, object]:
     }
 
 
+def _refuse_hidden_state(optimizer: Optimizer, before: Mapping[str, object]) -> None:
+    after = _described(optimizer)
+    if missing := next((key for key in after if key not in before), None):
+        raise CaptureError(
+            f"the state {missing} of {_name(optimizer)} is missing before its second step; make all state in the first one"
+        )
+    if changed := next((key for key in after if before[key] != after[key]), None):
+        raise CaptureError(
+            f"{_name(optimizer)} counts its state {changed} outside of tensors, where no graph can; keep it in a tensor"
+        )
+
+
 @contextmanager
 def _named(optimizer: Optimizer) -> Iterator[None]:
     """Raise what cannot be traced as a sentence that names the optimizer, and the user's own frame if there is one."""
@@ -148,10 +134,12 @@ def _named(optimizer: Optimizer) -> Iterator[None]:
         yield
     except Exception as error:
         frame = user_frame(error)
-        text = str(error) if isinstance(error, FxbucketError) else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         where = f" at {frame}" if frame else ""
+        text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
+        text = text or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise CaptureError(
-            f"the step of {_name(optimizer)} cannot be traced{where}: {text}; SGD, Adam and AdamW can be, among others"
+            f"the step of {_name(optimizer)} cannot be traced{where}: {text}; SGD, Adam and AdamW can, and others whose steps "
+            "do not depend on values"
         ) from error
 
 

@@ -14,7 +14,8 @@ def grouped(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """``tensors`` by device and dtype, in torch's own order, which is none that one can see."""
     from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-    return [list(lists[0]) for lists, _ in _group_tensors_by_device_and_dtype([list(tensors)]).values()]  # type: ignore[list-item]
+    groups = _group_tensors_by_device_and_dtype([list(tensors)]).values()
+    return [[tensor for tensor in lists[0] if tensor is not None] for lists, _ in groups]
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class LiveNumber(torch.SymFloat):
 
     def __init__(self, node: fx.Node) -> None:
         node.meta["val"] = 1.0
-        super().__init__(_Kind(node))
+        super().__init__(_Kind(node))  # type: ignore[no-untyped-call]
 
     def __float__(self) -> NoReturn:
         _refuse()

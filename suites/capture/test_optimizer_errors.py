@@ -1,0 +1,125 @@
+"""Optimizers that no graph can run are refused in one sentence that names them, and the line of the user's own that is why."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from pytest_fxbucket.errors import CaptureError
+from suites.capture.optimizer_steps import beginning, shards, trace_update, values
+
+
+def refusal(build):
+    with pytest.raises(CaptureError) as raised:
+        trace_update(lambda parameters: [build(list(parameters.values()))], values(shards()), list(shards()))
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+class Counting(torch.optim.Optimizer):
+    """Its step is what a test makes of it."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, self.state[parameter], group["lr"])
+
+
+@pytest.mark.parametrize("kind", ["RAdam", "ASGD", "Adafactor"])
+def test_optimizers_that_decide_by_values_are_refused_by_name(kind):
+    text = refusal(getattr(torch.optim, kind))
+    assert re.match(f"the step of the optimizer {kind} cannot be traced: it (decides by|asks for) the value", text)
+    assert "SGD, Adam and AdamW can" in text
+
+
+def test_a_users_optimizer_is_refused_with_the_users_own_line():
+    class Careful(Counting):
+        def update(self, parameter, state, lr):
+            if parameter.grad.norm() < 1:
+                parameter.sub_(parameter.grad * lr)
+
+    text = refusal(Careful)
+    assert re.search(
+        r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it asks for the value", text
+    )
+
+
+def test_deciding_by_the_learning_rate_is_refused():
+    class Picky(Counting):
+        def update(self, parameter, state, lr):
+            if not isinstance(lr, float) and lr > 0.5:
+                parameter.sub_(parameter.grad * lr)
+
+    assert "decides by the value of a number" in refusal(Picky)
+
+
+def test_a_count_outside_of_tensors_would_stand_still_in_a_graph():
+    class Steps(Counting):
+        def update(self, parameter, state, lr):
+            state["step"] = state.get("step", 0) + 1
+            parameter.sub_(parameter.grad * lr / state["step"])
+
+    assert refusal(Steps) == (
+        "the optimizer Steps counts its state step outside of tensors, where no graph can; keep it in a tensor"
+    )
+
+
+def test_state_that_comes_late_is_missing():
+    class Late(Counting):
+        def update(self, parameter, state, lr):
+            if "first" not in state:
+                state["first"] = torch.zeros_like(parameter)
+            else:
+                state["late"] = torch.zeros_like(parameter)
+
+    assert "the state late of the optimizer Late is missing before its second step" in refusal(Late)
+
+
+def test_a_tensor_from_elsewhere_is_refused():
+    class Closing(Counting):
+        def __init__(self, parameters):
+            super().__init__(parameters)
+            self.scale = torch.ones(7)
+
+        def update(self, parameter, state, lr):
+            parameter.sub_(parameter.grad * self.scale[0])
+
+    assert "neither parameter, gradient, state nor learning rate" in refusal(Closing)
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_making_state_leaves_parameters_and_gradients_as_they_were(way, momentum):
+    from pytest_fxbucket.capture.state import make_state, state_tensors
+
+    parameters = shards()
+    held = {fqn: torch.nn.Parameter(tensor.clone()) for fqn, tensor in parameters.items()}
+    optimizers = [
+        torch.optim.AdamW([*held.values()][:2], lr=0.1, weight_decay=0.5, **{way: True}),
+        torch.optim.SGD([*held.values()][2:], lr=0.1, momentum=momentum, weight_decay=0.5, **{way: True}),
+    ]
+    make_state(optimizers, list(held.values()))
+    assert all(torch.equal(held[fqn], parameters[fqn]) and held[fqn].grad is None for fqn in held)
+    state = {one.fqn: one.tensor for one in state_tensors(optimizers, held)}
+    assert all(not tensor.any() for tensor in state.values())
+    assert ("scale.momentum_buffer" in state) == bool(momentum)
+    assert {"layers.0.w.step", "layers.0.w.exp_avg", "layers.0.w.exp_avg_sq"} <= set(state)
+    assert [group["weight_decay"] for optimizer in optimizers for group in optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_state_is_the_same_on_fake_tensors_and_on_real_shards():
+    def build(parameters):
+        return [torch.optim.NAdam(list(parameters.values()), foreach=True)]
+
+    update = trace_update(build, values(shards()), list(shards()))
+    real, _ = beginning(build, shards(), list(shards()))
+    traced = {value.fqn: (value.shape, value.dtype) for value in update.inputs if value.role == "state"}
+    assert traced == {fqn: (tuple(t.shape), t.dtype) for fqn, t in real.items() if fqn not in shards()}
+    assert real["scale.mu_product"] == 1.0
