@@ -87,7 +87,7 @@ class StepFunctions(TorchFunctionMode):
         self.losses: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self._twinned(args), self._twinned(kwargs or {})
+        args, kwargs = self.twinned(args), self.twinned(kwargs or {})
         if self._recorder.paused:
             return func(*args, **kwargs)
         if func is torch.Tensor.item:
@@ -108,12 +108,13 @@ class StepFunctions(TorchFunctionMode):
             return self._recorder.number(tensor)
         raise CaptureError("it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor")
 
-    def _twinned(self, value: Any) -> Any:
+    def twinned(self, value: Any) -> Any:
+        """``value`` with stand-ins for real tensors."""
         if isinstance(value, torch.Tensor):
             return self._twins.get(id(value), value)
         if type(value) in (list, tuple):
-            return type(value)(self._twinned(item) for item in value)
-        return {name: self._twinned(item) for name, item in value.items()} if type(value) is dict else value
+            return type(value)(self.twinned(item) for item in value)
+        return {name: self.twinned(item) for name, item in value.items()} if type(value) is dict else value
 
 
 def _flat(value: Any) -> list[Any]:

@@ -120,10 +120,13 @@ class _Tracing:
         """Learning rates as optimizers get them: numbers that the graph computes, tensors where a kernel takes one."""
         fakes = {value.fqn: fake for value, fake in self.inputs if value.role == "hyper"}
         fused = {f"{name}.lr" for name, group in self.live.groups() if group.get("fused")}
-        return {
-            fqn: fakes[fqn] if fqn in fused or isinstance(rate, torch.Tensor) else self.recorder.number(fakes[fqn])
-            for fqn, rate in self.live.rates().items()
-        }
+        for fqn, rate in self.live.rates().items():
+            if isinstance(rate, torch.Tensor) and fqn not in fused:
+                raise CaptureError(
+                    f"{fqn} is a tensor, whose value the optimizer would ask for; make it a float, which is live, too, or take "
+                    "fused=True"
+                )
+        return {fqn: fake if fqn in fused else self.recorder.number(fake) for fqn, fake in fakes.items()}
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -162,7 +165,7 @@ class _Tracing:
         args, kwargs = pytree.tree_unflatten(arguments, self.arguments.spec)
         with self._blamed():
             result = self.function(*args, **kwargs)
-        return Reply.of(result, self.functions.losses)
+        return Reply.of(self.functions.twinned(result), self.functions.losses)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.recorder.paused:
