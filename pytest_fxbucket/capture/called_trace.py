@@ -175,6 +175,8 @@ class _Tracing:
                 f"it steps an optimizer, {type(optimizer).__name__}, that capture_step was not given; pass it in optimizers"
             )
         self.stepping = optimizer
+        if len(args) > 1 or kwargs:
+            raise CaptureError("it runs a closure; compute loss and gradients before, and call step() without one")
         self._unseen(lambda: self._make_state(optimizer))
         self.functions.in_optimizer = True
 
