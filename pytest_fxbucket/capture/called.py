@@ -33,9 +33,9 @@ def capture_step(
     """A training step that runs as a graph, and is called like ``function``.
 
     ``function(*args, **kwargs)`` is an eager step that uses ``model`` and ``optimizers``: forward, backward, clipping,
-    ``step()``, ``zero_grad()``, in its own order, for one batch or several. It is called only to be traced, on fake tensors, once
-    for each new signature. Arguments and results are tensors, plain values, and containers of them; a tensor that it gives has
-    no autograd graph. ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give a
+    ``step()``, ``zero_grad()``, in its own order, for one batch or several. It is called only to be traced, on fake tensors,
+    once for each new signature. Arguments and results are tensors, plain values, and containers of them; tensors that it gives
+    have no autograd graph. ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give a
     step that fits; they run once a trace. Raises :class:`CaptureError` for what is no model or no optimizer.
     """
     if not isinstance(model, torch.nn.Module):
@@ -74,6 +74,7 @@ class CapturedStep:
         self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
         self._entries: dict[Hashable, list[_Entry]] = {}
         self._removed: dict[str, torch.Tensor] = {}
+        self._added: set[str] = set()
         self.state: dict[str, torch.Tensor] = {}
         """State that transforms added, by name; shared by all signatures. Save and load it with the model."""
 
@@ -90,10 +91,10 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step. Raises :class:`CaptureError` for a step that cannot be traced, and for state that does not fit."""
         arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers)
-        making = Making(live, self._removed)
+        making = Making(live, self._removed, self._added)
         try:
             entry = self._entry(arguments, live, making)
-            making.make(entry.step.inputs["joint"], self.state)
+            making.make(entry.step.inputs["joint"])
             values = Values(arguments, live, self.state)
             inputs = values.gather(entry.step.inputs["joint"])
             with torch.no_grad():
@@ -120,7 +121,7 @@ class CapturedStep:
             return found
         traced = trace_call(self._function, arguments, live, self._removed)
         step = described(traced.made, live)
-        making.make(step.inputs["joint"], self.state)
+        making.make(step.inputs["joint"])
         states = live.states() | self._removed
         result = transformed(step, states, self.state, self._transforms)
         self._keep(result, live, making)
@@ -130,6 +131,8 @@ class CapturedStep:
 
     def _keep(self, result: Transformed, live: Live, making: Making) -> None:
         """State that came and went."""
-        self.state.update({name: tensor for name, tensor in result.added.items() if name not in self.state})
+        new = {name: tensor for name, tensor in result.added.items() if name not in self._added}
+        self._added.update(new)
+        self.state.update(new)
         self._removed.update(result.removed)
         making.drop(result.removed)

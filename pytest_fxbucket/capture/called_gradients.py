@@ -55,7 +55,7 @@ class Gradients:
         return {fqn: self._before[fqn] is not None for fqn in self._parameters if fqn in counts}
 
     def left(self) -> dict[str, torch.Tensor | None]:
-        """Gradients that the step leaves behind, None where it leaves none; those that it did not replace are not among them."""
+        """Gradients that the step leaves behind, None where it leaves none; without those that it did not replace."""
         cleared = {fqn for fqn, p in self._parameters.items() if p.grad is None and fqn in self._counts}
         changed = {fqn: p.grad for fqn, p in self._parameters.items() if p.grad is not self._before[fqn]}
         return changed | dict.fromkeys(cleared)

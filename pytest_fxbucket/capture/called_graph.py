@@ -60,8 +60,8 @@ class Reply:
         for (path, _), leaf in zip(paths, leaves, strict=True):
             if not isinstance(leaf, (torch.Tensor, torch.SymFloat, *PLAIN)):
                 raise CaptureError(
-                    f"the step gives a value of type {type(leaf).__name__} at result{pytree.keystr(path)}; it can give tensors, "
-                    "plain values, and tuples, lists and dicts of them"
+                    f"the step gives a value of type {type(leaf).__name__} at result{pytree.keystr(path)}; it can give "
+                    "tensors, plain values, and tuples, lists and dicts of them"
                 )
         return cls([f"result{pytree.keystr(path)}" for path, _ in paths], leaves, spec, losses)
 
@@ -79,7 +79,7 @@ def finish(
     reply: Reply,
     results: Sequence[tuple[Value, torch.Tensor]],
 ) -> Made:
-    """Make the recorded graph functional. ``results`` are tensors after the step; those that it did not change are no outputs."""
+    """Make the recorded graph functional. ``results`` are tensors after the step; what it did not change is no output."""
     graph = recorder.graph
     inputs = sorted(inputs, key=lambda pair: _ORDER.index(pair[0].role))
     nodes = [recorder.node(fake) for _, fake in inputs]

@@ -1,4 +1,4 @@
-"""Records a user's whole step: forward, backward and optimizers on fake tensors, with stand-ins wherever a real one turns up."""
+"""Records a user's whole step: forward, backward, optimizers on fake tensors, with stand-ins where a real one turns up."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ class StepFunctions(TorchFunctionMode):
     def _number(self, tensor: torch.Tensor) -> Any:
         if self.in_optimizer:
             return self._recorder.number(tensor)
-        raise CaptureError("it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor")
+        raise CaptureError(
+            "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
+        )
 
     def twinned(self, value: Any) -> Any:
         """``value`` with stand-ins for real tensors."""

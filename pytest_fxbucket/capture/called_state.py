@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 class Making:
     """Makes the state of one call, and can put the optimizers' state back to what it was before.
 
-    ``removed``: state that transformations took out; it is not made again.
+    ``removed``: state that transformations took out; it is not made again. ``added``: what they put in.
     """
 
-    def __init__(self, live: Live, removed: Mapping[str, Any]) -> None:
-        self._live, self._removed = live, removed
+    def __init__(self, live: Live, removed: Mapping[str, Any], added: Collection[str]) -> None:
+        self._live, self._removed, self._added = live, removed, added
         self._before: dict[str, dict[str, Any]] = {}
 
-    def make(self, inputs: Iterable[Value], added: Collection[str]) -> None:
+    def make(self, inputs: Iterable[Value]) -> None:
         """Make what ``inputs`` need. Raises :class:`CaptureError` for a parameter that has only a part of its state."""
         there = self._live.states()
-        missing = [v.fqn for v in inputs if v.role == "state" and v.fqn not in there and v.fqn not in added]
+        missing = [v.fqn for v in inputs if v.role == "state" and v.fqn not in there and v.fqn not in self._added]
         wanted = dict.fromkeys(name.rpartition(".")[0] for name in missing if name not in self._removed)
         if not wanted:
             return
@@ -70,10 +70,9 @@ class Making:
 
     def _refuse_partial(self, name: str) -> None:
         fqn, _, key = name.rpartition(".")
-        owner = self._live.owners.get(fqn)
-        if owner is None:
-            raise CaptureError(f"state {name} is missing; a transform added it, so load it into the state of the captured step")
+        owner = self._live.owners[fqn]
         if self._live.state_of(fqn, owner):
             raise CaptureError(
-                f"parameter {fqn} has state in the optimizer {type(owner).__name__}, but no {key}; load a state_dict that has it"
+                f"parameter {fqn} has state in the optimizer {type(owner).__name__}, but no {key}; "
+                "load a state_dict that has it"
             )

@@ -14,11 +14,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.capture.called_gradients import Gradients, watching_zero_grad
 from pytest_fxbucket.capture.called_graph import Made, Reply, finish
+from pytest_fxbucket.capture.called_inputs import Inputs
 from pytest_fxbucket.capture.called_names import StepNamer
 from pytest_fxbucket.capture.called_recorder import StepFunctions, StepRecorder
-from pytest_fxbucket.capture.live import rate_tensor
-from pytest_fxbucket.capture.roles import Role, Value
-from pytest_fxbucket.capture.stand_ins import fake_twin, in_modules, in_optimizers, refuse_other_kinds
+from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.capture.stand_ins import in_modules, in_optimizers, refuse_other_kinds
 from pytest_fxbucket.capture.state import make_state
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -61,22 +61,13 @@ class _Tracing:
         self.function, self.arguments, self.live, self.removed = function, arguments, live, removed
         self.mode = FakeTensorMode()
         self.recorder = StepRecorder(self.mode)
-        self.twins: dict[int, torch.Tensor] = {}
-        self.reals: list[torch.Tensor] = []
-        """Kept, so that no identity is given away again."""
-        self.inputs: list[tuple[Value, torch.Tensor]] = []
-        for role, tensors in self._tensors():
-            for fqn, tensor in tensors.items():
-                self._add_input(role, fqn, tensor)
-        self.parameters = {fqn: self.twins[id(tensor)] for fqn, tensor in live.params.items()}
-        for fqn, tensor in live.params.items():
-            self.parameters[fqn].grad = self.twins[id(tensor.grad)] if tensor.grad is not None else None
-        self.rates = self._rates()
+        self.inputs = Inputs(arguments, live, self.mode, self.recorder)
+        self.parameters = self.inputs.parameters
         self.owners = {id(fake): fqn.rpartition(".")[0] for fqn, fake in self.parameters.items()}
         self.namer = StepNamer(live.model, self.recorder.graph, self.owners)
         self.recorder.on_node = self.namer.flush
         self.gradients = Gradients(self.parameters, self._read_gradient)
-        self.functions = StepFunctions(self.recorder, self.twins, self.gradients)
+        self.functions = StepFunctions(self.recorder, self.inputs.twins, self.gradients)
         self.stepping: Optimizer | None = None
 
     def run(self) -> Traced:
@@ -87,46 +78,15 @@ class _Tracing:
                 made = [(Value("grad", fqn, tuple(g.shape), g.dtype), g) for fqn, g in left.items() if g is not None]
                 results = [
                     (value, self._now(value, fake))
-                    for value, fake in self.inputs
+                    for value, fake in self.inputs.all
                     if value.role != "hyper" and (value.role != "grad" or value.fqn not in left)
                 ]
                 counting = self._unseen(self.gradients.counting)
             cleared = tuple(fqn for fqn, gradient in left.items() if gradient is None)
-            return Traced(finish(self.recorder, self.inputs, reply, [*results, *made]), counting, cleared)
+            return Traced(finish(self.recorder, self.inputs.all, reply, [*results, *made]), counting, cleared)
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
-
-    def _tensors(self) -> Iterator[tuple[Role, Mapping[str, torch.Tensor]]]:
-        yield "param", self.live.params
-        yield "buffer", self.live.buffers
-        yield "grad", {fqn: p.grad for fqn, p in self.live.params.items() if p.grad is not None}
-        yield "state", self.live.states()
-        yield "hyper", {fqn: rate_tensor(rate) for fqn, rate in self.live.rates().items()}
-        yield "batch", self.arguments.tensors()
-
-    def _add_input(self, role: Role, fqn: str, tensor: torch.Tensor) -> None:
-        if role == "batch" and id(tensor) in self.twins:
-            return
-        fake = self.twins[id(tensor)] = fake_twin(self.mode, tensor)
-        self.reals.append(tensor)
-        self._place(role, fqn, fake)
-
-    def _place(self, role: Role, fqn: str, fake: torch.Tensor) -> None:
-        self.inputs.append((Value(role, fqn, tuple(fake.shape), fake.dtype), fake))
-        self.recorder.late_input(f"{role}_{fqn}", fake)
-
-    def _rates(self) -> dict[str, Any]:
-        """Learning rates as optimizers get them: numbers that the graph computes, tensors where a kernel takes one."""
-        fakes = {value.fqn: fake for value, fake in self.inputs if value.role == "hyper"}
-        fused = {f"{name}.lr" for name, group in self.live.groups() if group.get("fused")}
-        for fqn, rate in self.live.rates().items():
-            if isinstance(rate, torch.Tensor) and fqn not in fused:
-                raise CaptureError(
-                    f"{fqn} is a tensor, whose value the optimizer would ask for; make it a float, which is live, too, or take "
-                    "fused=True"
-                )
-        return {fqn: fake if fqn in fused else self.recorder.number(fake) for fqn, fake in fakes.items()}
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -141,9 +101,9 @@ class _Tracing:
                 inside.enter_context(takes_fake_tensors())
                 inside.enter_context(watching_zero_grad(model, self.live.optimizers, self._drop))
                 inside.enter_context(self.namer.watching(model))
-                inside.enter_context(in_modules(model, self.twins))
-                inside.enter_context(in_optimizers(self.live, self.twins, self.rates))
-                self._add_removed()
+                inside.enter_context(in_modules(model, self.inputs.twins))
+                inside.enter_context(in_optimizers(self.live, self.inputs.twins, self.inputs.rates))
+                self.inputs.add_removed(self.removed)
                 inside.enter_context(self.mode)
                 inside.enter_context(self.recorder)
                 inside.enter_context(self.functions)
@@ -152,16 +112,8 @@ class _Tracing:
             for hook in hooks:
                 hook.remove()
 
-    def _add_removed(self) -> None:
-        for name, tensor in self.removed.items():
-            fqn, _, key = name.rpartition(".")
-            if fqn in self.live.owners and key not in self.live.owners[fqn].state[self.parameters[fqn]]:
-                fake = fake_twin(self.mode, tensor)
-                self.live.owners[fqn].state[self.parameters[fqn]][key] = fake
-                self._place("state", name, fake)
-
     def _call(self) -> Reply:
-        arguments = [self.twins[id(x)] if isinstance(x, torch.Tensor) else x for x in self.arguments.leaves]
+        arguments = [self.inputs.twins[id(x)] if isinstance(x, torch.Tensor) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(arguments, self.arguments.spec)
         with self._blamed():
             result = self.function(*args, **kwargs)
@@ -202,7 +154,7 @@ class _Tracing:
         for fqn, fake in wanted.items():
             for key, value in optimizer.state.get(fake, {}).items():
                 if isinstance(value, torch.Tensor):
-                    self._place("state", f"{fqn}.{key}", value)
+                    self.inputs.add("state", f"{fqn}.{key}", value)
 
     def _unseen(self, look: Callable[[], Any]) -> Any:
         """What ``look`` gives, with nothing of it in the graph."""
@@ -253,6 +205,6 @@ def refuse_first_step(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if group.get("momentum") and group.get("dampening"):
             raise CaptureError(
-                "it is SGD with dampening, which takes its first gradient whole and no later one; take one step without capture "
-                "before, or set dampening to 0"
+                "it is SGD with dampening, which takes its first gradient whole and no later one; take one step without "
+                "capture before, or set dampening to 0"
             )

@@ -42,7 +42,9 @@ class Values:
         for value in inputs:
             found = self._of[value.role].get(value.fqn)
             if found is None:
-                raise CaptureError(f"{value.role} {value.fqn} is missing; the step was traced with it")
+                raise CaptureError(
+                    f"{value.role} {value.fqn} is missing, which a transform added; load it into the state of the captured step"
+                )
             if (tuple(found.shape), found.dtype) != (value.shape, value.dtype):
                 raise CaptureError(
                     f"{value.role} {value.fqn} has shape {tuple(found.shape)} and dtype {found.dtype}, but the step was traced "

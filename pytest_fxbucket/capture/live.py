@@ -36,8 +36,8 @@ class Live:
         fqn = self.fqns.get(id(parameter))
         if fqn is None:
             raise CaptureError(
-                f"{where} has a parameter of shape {tuple(parameter.shape)} that the model does not have; give capture_step the "
-                "model whose parameters the optimizer has"
+                f"{where} has a parameter of shape {tuple(parameter.shape)} that the model does not have; give "
+                "capture_step the model whose parameters the optimizer has"
             )
         if self.owners.setdefault(fqn, optimizer) is not optimizer:
             raise CaptureError(f"{where} has parameter {fqn}, which another optimizer has too; give each parameter to one")

@@ -60,8 +60,8 @@ def _refuse_other_values(where: str, side: str, values: Sequence[Value], nodes: 
         found = node.meta.get("val") if isinstance(node, fx.Node) else None
         if isinstance(found, torch.Tensor) and not _fits(value, found):
             raise CaptureError(
-                f"{where} described {_named(value.role, value.fqn)} as {_kind(value.shape, value.dtype)}, but its node among the "
-                f"{side} has {_kind(found.shape, found.dtype)}"
+                f"{where} described {_named(value.role, value.fqn)} as {_kind(value.shape, value.dtype)}, but its node "
+                f"among the {side} has {_kind(found.shape, found.dtype)}"
             )
 
 

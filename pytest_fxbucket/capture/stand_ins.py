@@ -42,8 +42,8 @@ def refuse_other_kinds(live: Live) -> None:
     for fqn, tensor in (live.params | live.buffers).items():
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise CaptureError(
-                f"{fqn} is a tensor of type {type(tensor).__name__}; a captured step takes plain tensors, so keep the local part "
-                "as parameter and let forward make the rest of it"
+                f"{fqn} is a tensor of type {type(tensor).__name__}; a captured step takes plain tensors, so keep the local "
+                "part as parameter and let forward make the rest of it"
             )
 
 
@@ -51,7 +51,7 @@ def refuse_other_kinds(live: Live) -> None:
 def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """While inside, modules have the ``twins`` (by identity of the real tensor) in their places; then all is as before.
 
-    Raises :class:`CaptureError` on leaving if a module replaced a buffer or keeps what it had not: a graph would not do it again.
+    Raises :class:`CaptureError` on leaving if a module replaced a buffer or sets an attribute: a graph would not do it again.
     """
     before = [(fqn, module, dict(vars(module))) for fqn, module in model.named_modules()]
     places = [held for _, module, _ in before for held in (module._parameters, module._buffers)]

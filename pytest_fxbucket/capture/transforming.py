@@ -12,6 +12,8 @@ import torch
 from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.pairing import refuse_unpaired
 from pytest_fxbucket.capture.roles import Parameter, StepGraph
+from pytest_fxbucket.capture.stand_ins import fake_twin
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.called_graph import Made
@@ -33,7 +35,7 @@ class Transformed:
     added: Mapping[str, torch.Tensor]
     """First tensors of state that was not there before."""
     removed: Mapping[str, torch.Tensor]
-    """What state that is gone looked like."""
+    """What state that is gone looked like: fake tensors."""
 
 
 def described(made: Made, live: Live) -> StepGraph:
@@ -69,7 +71,7 @@ def transformed(
         refuse_unpaired(name, before, step, state)
     step.graphs["joint"].recompile()
     added = {fqn: tensor for fqn, tensor in state.items() if fqn not in begin}
-    removed = {fqn: torch.empty_like(tensor, device="meta") for fqn, tensor in begin.items() if fqn not in state}
+    removed = {fqn: fake_twin(FakeTensorMode(), tensor) for fqn, tensor in begin.items() if fqn not in state}
     return Transformed(step, added, removed)
 
 
