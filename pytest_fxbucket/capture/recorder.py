@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from pytest_fxbucket.capture.in_place import given_back
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode, value_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
@@ -69,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
             return self._constant(args[0])
         if func is _ATEN._local_scalar_dense.default:
             raise CaptureError("it decides by the value of a tensor, which is known only when the step runs")
-        result = _written(func, args, kwargs)
+        result = given_back(func, args, kwargs)
         if result is None:
             with self._mode:
                 result = func(*_shown(args), **_shown(kwargs))
@@ -125,20 +126,6 @@ class _Items(TorchFunctionMode):
         if func is torch.Tensor.item:
             return self._recorder.number(args[0])
         return func(*args, **(kwargs or {}))
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operator that only writes its arguments gives: those; None for all others."""
-    if not func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
-        return None
-    if any(value.alias_info is None for value in func._schema.returns):
-        return None
-    written = [
-        args[place] if place < len(args) else kwargs.get(argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
 
 def _shown(value: Any) -> Any:

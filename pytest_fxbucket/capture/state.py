@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.in_place import written_values
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode
 from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.compat.trace import is_fake
@@ -62,14 +63,14 @@ class StateTensor:
 
 
 def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> list[StateTensor]:
-    """All tensors of the state of ``optimizers``: by optimizer, group, parameter and key. ``parameters`` are theirs, by FQN."""
+    """All tensors of the state that ``optimizers`` keep for ``parameters``, by FQN: by optimizer, group, parameter and key."""
     fqns = {id(parameter): fqn for fqn, parameter in parameters.items()}
     return [
         StateTensor(f"{fqns[id(parameter)]}.{key}", optimizer.state[parameter], key)
         for optimizer in optimizers
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter in optimizer.state
+        if id(parameter) in fqns and parameter in optimizer.state
         for key, value in optimizer.state[parameter].items()
         if isinstance(value, torch.Tensor)
     ]
@@ -105,9 +106,7 @@ class _PutBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for place, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                self._save(args[place] if place < len(args) else kwargs.get(argument.name))
+        self._save(written_values(func, args, kwargs))
         result = func(*args, **kwargs)
         if func._schema.name.startswith(("aten::empty", "aten::new_empty")):
             self._saved[storage_key(result)] = (result, None)

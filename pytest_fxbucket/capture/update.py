@@ -59,13 +59,11 @@ def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], cl
         fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in shards.items()}
         optimizers = list(build(fakes))
         held = [fqn for fqn in fakes if fqn in grads]
-        for optimizer in optimizers:
-            with _named(optimizer):
-                make_state([optimizer], [fakes[fqn] for fqn in held])
         hypers = {name: torch.empty((), dtype=torch.float64) for name in rates(optimizers)}
         gradients = {fqn: torch.empty_like(fakes[fqn]) for fqn in held}
+    _make_state(optimizers, {fqn: fakes[fqn] for fqn in held}, Recorder(mode))
     recorder = Recorder(mode)
-    states = state_tensors(optimizers, fakes)
+    states = state_tensors(optimizers, {fqn: fakes[fqn] for fqn in held})
     inputs = [*(shards[fqn] for fqn in held), *(_value("grad", fqn, gradients[fqn]) for fqn in held)]
     inputs += [_value("state", state.fqn, state.tensor) for state in states]
     inputs += [_value("hyper", name, hyper) for name, hyper in hypers.items()]
@@ -83,6 +81,18 @@ def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], cl
     graph.eliminate_dead_code()
     outputs = [value for value in inputs if value.role in ("param", "state")]
     return Update(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
+
+
+def _make_state(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
+    """As on real shards; what is recorded is thrown away, but numbers taken from tensors have no value while recording."""
+    for fqn, parameter in parameters.items():
+        recorder.input(fqn, parameter)
+    for state in state_tensors(optimizers, parameters):
+        recorder.input(state.fqn, state.tensor)
+    with recorder.recording():
+        for optimizer in optimizers:
+            with _named(optimizer):
+                make_state([optimizer], list(parameters.values()))
 
 
 def _step(

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.graph.effects import written
 from suites.capture.functional_graphs import bytes_of
-from suites.capture.optimizer_steps import eager, gradients, graph, shards, trace_update, values
+from suites.capture.optimizer_steps import beginning, eager, gradients, graph, shards, step, trace_update, values
 
 LRS = [1.0, 0.5, 0.25, 2.0]
 WAYS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -73,8 +73,6 @@ def test_dampening_gives_eagers_bits_from_the_second_step_on(way):
     parameters = shards()
     grads = [gradients(parameters, number) for number in range(4)]
     begun = eager(build, parameters, grads[:1], LRS[:1])
-    from suites.capture.optimizer_steps import beginning, step
-
     update = trace_update(build, values(parameters), list(parameters))
     now, first = beginning(build, parameters, list(parameters))
     now.update(begun)
@@ -94,6 +92,10 @@ def test_other_optimizers_give_eagers_bits(kind, way):
 
 def test_fused_adagrad_gives_eagers_bits():
     compare(one(torch.optim.Adagrad, fused=True))
+
+
+def test_muon_gives_eagers_bits_for_matrices():
+    compare(one(torch.optim.Muon), {fqn: tensor for fqn, tensor in shards().items() if tensor.dim() == 2})
 
 
 def groups_and_optimizers(parameters, way):

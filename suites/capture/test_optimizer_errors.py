@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from pytest_fxbucket.capture.state import make_state, state_tensors
 from pytest_fxbucket.errors import CaptureError
 from suites.capture.optimizer_steps import beginning, shards, trace_update, values
 
@@ -47,7 +48,7 @@ def test_a_users_optimizer_is_refused_with_the_users_own_line():
 
     text = refusal(Careful)
     assert re.search(
-        r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it asks for the value", text
+        r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it decides by the value", text
     )
 
 
@@ -97,8 +98,6 @@ def test_a_tensor_from_elsewhere_is_refused():
 @pytest.mark.parametrize("way", ["foreach", "fused"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_making_state_leaves_parameters_and_gradients_as_they_were(way, momentum):
-    from pytest_fxbucket.capture.state import make_state, state_tensors
-
     parameters = shards()
     held = {fqn: torch.nn.Parameter(tensor.clone()) for fqn, tensor in parameters.items()}
     optimizers = [
