@@ -17,6 +17,7 @@ from pytest_fxbucket.capture.called_graph import Made, Reply, finish
 from pytest_fxbucket.capture.called_inputs import Inputs
 from pytest_fxbucket.capture.called_names import StepNamer
 from pytest_fxbucket.capture.called_recorder import StepFunctions, StepRecorder
+from pytest_fxbucket.capture.recorder import Recorder
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.capture.stand_ins import in_modules, in_optimizers, refuse_other_kinds
 from pytest_fxbucket.capture.state import make_state
@@ -147,7 +148,13 @@ class _Tracing:
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = 1.0
-        make_state([optimizer], list(wanted.values()))
+        elsewhere = Recorder(self.mode)  # numbers taken from tensors have no value there, and what is recorded is thrown away
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        for tensor in [*(fake for _, fake in own), *(fake.grad for _, fake in own), *states]:
+            if isinstance(tensor, torch.Tensor):
+                elsewhere.input("known", tensor)
+        with elsewhere.recording():
+            make_state([optimizer], list(wanted.values()))
         for group, rate in zip(optimizer.param_groups, live, strict=True):
             if "lr" in group:
                 group["lr"] = rate

@@ -25,6 +25,26 @@ def test_every_kind_of_update_trains_as_eager(optimizer: Any, kind: str) -> None
     assert twins.step.traces == 1
 
 
+OTHERS = {
+    "Adagrad": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "NAdam": {"weight_decay": 0.1},
+    "Adamax": {},
+    "Adadelta": {},
+    "Rprop": {},
+    "Adam": {"amsgrad": True, "maximize": True},
+    "SGD": {"nesterov": True, "momentum": 0.9, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_optimizers_train_as_eager(name: str) -> None:
+    twins = Twins(lambda model: getattr(torch.optim, name)(model.parameters(), lr=0.01, **OTHERS[name]))
+    for i in range(3):
+        twins.same(*batch(i), seed=i)
+    assert twins.step.traces == 1
+
+
 def test_groups_and_several_optimizers_train_as_eager_with_live_learning_rates() -> None:
     def optimizers(model: Any) -> Optimizers:
         groups = [{"params": model[0].parameters(), "lr": 0.3}, {"params": model[1].parameters(), "weight_decay": 0.1}]
