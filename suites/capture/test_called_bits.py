@@ -45,6 +45,36 @@ def test_other_optimizers_train_as_eager(name: str) -> None:
     assert twins.step.traces == 1
 
 
+class Swapping(torch.optim.Optimizer):
+    """Its two tensors of state change places at each step, and a third one is replaced."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            state = self.state[parameter]
+            if not state:
+                state.update({key: torch.full_like(parameter, i) for i, key in enumerate(("near", "far", "last"))})
+            state["near"], state["far"] = state["far"], state["near"]
+            state["last"] = state["last"] * 0.5 + state["near"]
+            parameter.add_(parameter.grad + state["last"], alpha=-self.param_groups[0]["lr"])
+
+
+def test_an_optimizer_of_ones_own_may_replace_its_state() -> None:
+    twins = Twins(lambda model: Swapping(model.parameters()))
+    for i in range(3):
+        twins.same(*batch(i))
+    assert twins.step.traces == 1
+
+
+def test_clipping_is_traced_as_foreach_as_it_runs() -> None:
+    twins = Twins(sgd)
+    twins.same(*batch(0))
+    assert any("_foreach_norm" in str(node.target) for node in twins.step.graphs[0].graphs["joint"].graph.nodes)
+
+
 def test_groups_and_several_optimizers_train_as_eager_with_live_learning_rates() -> None:
     def optimizers(model: Any) -> Optimizers:
         groups = [{"params": model[0].parameters(), "lr": 0.3}, {"params": model[1].parameters(), "weight_decay": 0.1}]
