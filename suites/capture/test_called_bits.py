@@ -50,13 +50,13 @@ class Swapping(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            self.state[parameter] = {key: torch.full_like(parameter, i) for i, key in enumerate(("near", "far", "last"))}
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             state = self.state[parameter]
-            if not state:
-                state.update({key: torch.full_like(parameter, i) for i, key in enumerate(("near", "far", "last"))})
             state["near"], state["far"] = state["far"], state["near"]
             state["last"] = state["last"] * 0.5 + state["near"]
             parameter.add_(parameter.grad + state["last"], alpha=-self.param_groups[0]["lr"])
