@@ -77,6 +77,6 @@ def _copy(targets: Sequence[torch.Tensor], news: Sequence[torch.Tensor]) -> None
     """All at once: a new value that lives where another is to be written is kept safe."""
     written = {storage_key(target) for target in targets}
     with torch.no_grad():
-        safe = [new for new in news]
+        safe = [new.clone() if storage_key(new) in written else new for new in news]
         if safe:
             torch._foreach_copy_(list(targets), safe)
