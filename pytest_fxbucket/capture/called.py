@@ -35,8 +35,8 @@ def capture_step(
     ``function(*args, **kwargs)`` is an eager step that uses ``model`` and ``optimizers``: forward, backward, clipping,
     ``step()``, ``zero_grad()``, in its own order, for one batch or several. It is called only to be traced, on fake tensors,
     once for each new signature. Arguments and results are tensors, plain values, and containers of them; tensors that it gives
-    have no autograd graph. ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give
-    a step that fits; they run once a trace. Raises :class:`CaptureError` for what is no model or no optimizer.
+    have no autograd graph. ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and
+    give a step that fits; they run once a trace. Raises :class:`CaptureError` for what is no model or no optimizer.
     """
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"model is a value of type {type(model).__name__}, expected a torch.nn.Module")

@@ -144,20 +144,13 @@ class _Tracing:
         if not wanted:
             return
         refuse_first_step(optimizer)
-        live = [group.get("lr") for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            if "lr" in group:
-                group["lr"] = 1.0
         elsewhere = Recorder(self.mode)  # numbers taken from tensors have no value there, and what is recorded is thrown away
         states = [value for state in optimizer.state.values() for value in state.values()]
         for tensor in [*(fake for _, fake in own), *(fake.grad for _, fake in own), *states]:
             if isinstance(tensor, torch.Tensor):
                 elsewhere.input("known", tensor)
-        with elsewhere.recording():
+        with _plain_rates(optimizer), elsewhere.recording():
             make_state([optimizer], list(wanted.values()))
-        for group, rate in zip(optimizer.param_groups, live, strict=True):
-            if "lr" in group:
-                group["lr"] = rate
         for fqn, fake in wanted.items():
             for key, value in optimizer.state.get(fake, {}).items():
                 if isinstance(value, torch.Tensor):
@@ -205,6 +198,20 @@ class _Tracing:
             return f"the step of the optimizer {type(self.stepping).__name__}"
         module = self.namer.failed_module if sys.exc_info()[1] is not None else None
         return f"module {module}" if module else getattr(self.function, "__qualname__", "the step")
+
+
+@contextmanager
+def _plain_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Learning rates are some number while inside."""
+    groups = [group for group in optimizer.param_groups if "lr" in group]
+    live = [group["lr"] for group in groups]
+    for group in groups:
+        group["lr"] = 1.0
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, live, strict=True):
+            group["lr"] = rate
 
 
 def refuse_first_step(optimizer: Optimizer) -> None:

@@ -132,6 +132,16 @@ def test_microbatches_add_up_as_in_eager_and_results_keep_their_shape() -> None:
     assert twins.step.traces == 1
 
 
+def test_gradients_of_before_are_added_to_and_then_dropped() -> None:
+    twins = Twins(sgd, accumulating)
+    twins.same(*batch(0), 2)
+    for run in twins.each():
+        run.model[0].weight.grad = torch.ones(8, 6)  # type: ignore[index]
+    twins.same(*batch(1), 2)
+    assert twins.captured.model[0].weight.grad is None  # type: ignore[index]
+    assert twins.step.traces == 2
+
+
 def by_hand(model: nn.Module, optimizers: Optimizers) -> Step:
     """autograd.grad and gradients set by hand; parameters are held from outside of the step."""
     parameters = list(model.parameters())
