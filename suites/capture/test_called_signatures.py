@@ -40,8 +40,15 @@ def other_decay(run: Any) -> None:
     run.optimizers[0].param_groups[0]["weight_decay"] = 0.5
 
 
+class Doubled(nn.ReLU):
+    """Another module with the same attributes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
 def other_layer(run: Any) -> None:
-    run.model[2] = nn.Tanh()
+    run.model[2] = Doubled()
 
 
 CHANGES = [evaluating, without_dropout, frozen, other_decay, other_layer]
