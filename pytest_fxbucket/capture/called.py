@@ -131,8 +131,7 @@ class CapturedStep:
 
     def _keep(self, result: Transformed, live: Live, making: Making) -> None:
         """State that came and went."""
-        new = {name: tensor for name, tensor in result.added.items() if name not in self._added}
-        self._added.update(new)
-        self.state.update(new)
+        self._added.update(result.added)
+        self.state.update(result.added)
         self._removed.update(result.removed)
         making.drop(result.removed)

@@ -35,7 +35,7 @@ def averaging(step: StepGraph, state: State) -> StepGraph:
 def without_momentum(step: StepGraph, state: State) -> StepGraph:
     """Take momentum out: what is multiplied with it counts as zero, and is not kept."""
     graph = step.graphs["joint"].graph
-    gone = [v for v in step.inputs["joint"] if v.role == "state"]
+    gone = [v for v in step.inputs["joint"] if v.role == "state" and v.fqn.endswith(("momentum_buffer", "exp_avg"))]
     for node, one in zip(inputs(graph), step.inputs["joint"], strict=True):
         if one in gone:
             with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
@@ -43,7 +43,7 @@ def without_momentum(step: StepGraph, state: State) -> StepGraph:
             node.replace_all_uses_with(zero)
             graph.erase_node(node)
             del state[one.fqn]
-    kept = {v: node for v, node in results(step).items() if v.role != "state"}
+    kept = {v: node for v, node in results(step).items() if v not in gone}
     return with_outputs(given(step, [v for v in step.inputs["joint"] if v not in gone]), kept)
 
 

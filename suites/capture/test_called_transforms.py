@@ -76,6 +76,17 @@ def test_removed_state_is_gone_from_the_optimizer_for_every_signature() -> None:
     assert with_it.step.traces == 2
 
 
+def test_a_part_of_the_state_can_be_removed_and_stays_removed() -> None:
+    twins = Twins(adamw, transforms=[without_momentum])
+    state = twins.captured.optimizers[0].state
+    for rows in (4, 3):
+        twins.step(*batch(0, rows))
+        assert {key for held in state.values() for key in held} == {"step", "exp_avg_sq"}
+    state.clear()
+    twins.step(*batch(0))
+    assert {key for held in state.values() for key in held} == {"step", "exp_avg_sq"}
+
+
 def unfed(step: StepGraph, state: State) -> StepGraph:
     return given(step, step.inputs["joint"][1:])
 
