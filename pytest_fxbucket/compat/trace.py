@@ -74,6 +74,13 @@ def next_autograd_number() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
+def current_autograd_node() -> Any:
+    """The autograd node that backward runs just now in this thread; None outside of backward."""
+    import torch
+
+    return torch._C._current_autograd_node()
+
+
 def autograd_number(grad_fn: Any) -> int:
     """Sequence number of an autograd node; grows with creation within a thread."""
     return int(grad_fn._sequence_nr())

@@ -26,6 +26,10 @@ class Table:
     groups: str | tuple[Mapping[str, object], ...] = "one"
 
 
+def chosen(selectors: list[str]) -> tuple[Entry, ...]:
+    return parse_entries(selectors, "params")
+
+
 def table(*selectors: str, **more: Any) -> Table:
     return Table(params=parse_entries(list(selectors), "params"), **more)
 
@@ -61,7 +65,7 @@ def test_a_group_for_each_entry_stands_in_the_plans_order_and_the_rest_is_last()
 
 
 def test_listed_groups_have_their_own_options_and_one_may_have_the_rest():
-    groups = ({"params": ["layers.*.norm", "out.bias"], "weight_decay": 0.0}, {"lr": 0.5})
+    groups = ({"params": chosen(["layers.*.norm", "out.bias"]), "weight_decay": 0.0}, {"lr": 0.5})
     held = parameters()
     (optimizer,) = build_optimizers([Table(groups=groups)], held)
     assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups] == [(0.01, 0.0, 3), (0.5, 0.01, 3)]
@@ -96,14 +100,14 @@ def test_each_entrys_update_depends_on_its_own_gradients_alone():
         ([table("layers")], "no [[optimizer]] has the trainable parameter embed.weight"),
         ([Table(), Table()], "[[optimizer]] 1 and [[optimizer]] 2 both name no params"),
         ([table("embed", "layers", "out"), Table()], "[[optimizer]] 2 has no parameter left"),
-        ([Table(groups=({"params": ["layers.7"]}, {}))], '[optimizer] groups 1 params: entry "layers.7" matches no'),
-        ([Table(groups=({"params": ["layers"]},))], "[optimizer] groups leave out the parameter embed.weight"),
+        ([Table(groups=({"params": chosen(["layers.7"])}, {}))], '[optimizer] groups 1 params: entry "layers.7" matches no'),
+        ([Table(groups=({"params": chosen(["layers"])},))], "[optimizer] groups leave out the parameter embed.weight"),
         ([Table(groups=({}, {}))], "[optimizer] groups 1 and [optimizer] groups 2 both name no params"),
         (
-            [Table(groups=({"params": ["layers"]}, {"params": ["layers.0.w"]}, {}))],
+            [Table(groups=({"params": chosen(["layers"])}, {"params": chosen(["layers.0.w"])}, {}))],
             "groups 2 both have the parameter layers.0.w",
         ),
-        ([Table(groups=({"params": ["embed", "layers", "out"]}, {}))], "[optimizer] groups 2 has no parameter left"),
+        ([Table(groups=({"params": chosen(["embed", "layers", "out"])}, {}))], "[optimizer] groups 2 has no parameter left"),
         ([Table(groups="layer")], '[optimizer] groups is "layer", expected "one", "entry" or a list of tables'),
         ([Table(factory="torch.optim:AdamV")], '[optimizer] factory: module "torch.optim" has no "AdamV"; did you mean "Adam'),
         ([Table(args={"speed": 1})], "[optimizer] factory torch.optim:AdamW raised TypeError: "),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_parity import differing
+from parity import differing
 
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.checks.bitwise_job import Task

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from parity_jobs import own_rows
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.reference import imported, loss_of
+from fixtures.reference.stepping import called, imported, loss_of
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.bitwise_job import KEPT, Task, state_and_batches
 from pytest_fxbucket.graph.portable import decode
@@ -55,8 +54,8 @@ def _own(found: Mapping[str, Tensor], shapes: Mapping[str, Any], index: int, sha
         if owner is None or not value.dim():
             yield name, value
         else:
-            ((_, rows),) = own_rows(index, shards, {"shapes": {name: shapes[owner]}}, [(name, value)])
-            yield name, rows
+            chunks = torch.empty(shapes[owner][0], 0).chunk(shards)
+            yield name, value[: len(chunks[index]) if index < len(chunks) else 0]
 
 
 def _index(rank: int, payload: Mapping[str, Any]) -> int:
@@ -70,7 +69,7 @@ def eager_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]
     """
     torch.manual_seed(0)
     model: nn.Module = imported(payload["factory"])(**payload["args"])
-    called = _parallel(model, world // payload["shards"], payload["shards"], payload["units"])
+    wrapped = _parallel(model, world // payload["shards"], payload["shards"], payload["units"])
     named = dict(model.named_parameters())
     optimizers = [
         factory([{"params": [named[fqn] for fqn in fqns], **more} for fqns, more in groups], **args)
@@ -78,7 +77,8 @@ def eager_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]
     ]
     steps: list[Step] = []
     for number in range(payload["steps"]):
-        loss = loss_of(called, imported(payload["batch"])(rank, number), payload["loss"])
+        batch = imported(payload["batch"])(rank, number)
+        loss = loss_of(called(wrapped, batch), batch, payload["loss"])
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {fqn: _local(p.grad).clone() for fqn, p in named.items() if p.grad is not None}
         if payload["clip_norm"]:

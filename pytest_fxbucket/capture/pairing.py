@@ -1,0 +1,125 @@
+"""Whether a step that a transformation gave back still fits: its graph, its roles, its state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.roles import StepGraph, Value
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_WRITTEN = ("param", "buffer", "state")
+"""Roles of outputs that are the new value of an input."""
+
+
+def refuse_unpaired(name: str, before: StepGraph, after: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Check what the transformation ``name`` made of ``before``, with the ``state`` it left.
+
+    Raises :class:`CaptureError`: one sentence that names the transformation and the input, output or state.
+    """
+    where = f"transform {name}"
+    if not isinstance(after, StepGraph) or set(after.graphs) != {"joint"}:
+        raise CaptureError(
+            f"{where} gave a value of type {type(after).__name__}; it is to give the StepGraph with its joint graph"
+        )
+    graph_module, inputs, outputs = after.graphs["joint"], after.inputs["joint"], after.outputs["joint"]
+    graph = graph_module.graph
+    try:
+        graph.lint()
+    except Exception as error:
+        raise CaptureError(f"{where} left a graph that is not well formed: {' '.join(str(error).split())[:300]}") from error
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    returned = graph.output_node().args[0]
+    results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    _refuse_repeated(where, "inputs", inputs)
+    _refuse_repeated(where, "outputs", outputs)
+    _refuse_other_values(where, "inputs", inputs, nodes)
+    _refuse_other_values(where, "outputs", outputs, results)
+    _refuse_other_roles(where, before, after)
+    _refuse_unpaired_outputs(where, inputs, outputs)
+    _refuse_other_state(where, inputs, state)
+
+
+def _refuse_repeated(where: str, side: str, values: Sequence[Value]) -> None:
+    names = Counter((value.role, value.fqn) for value in values)
+    if repeated := next((name for name, count in names.items() if count > 1), None):
+        raise CaptureError(f"{where} left {side} with two of {_named(*repeated)}; each has a name of its own")
+
+
+def _refuse_other_values(where: str, side: str, values: Sequence[Value], nodes: Sequence[Any]) -> None:
+    if len(values) != len(nodes):
+        raise CaptureError(f"{where} left a graph with {len(nodes)} {side}, but described {len(values)}")
+    for value, node in zip(values, nodes, strict=True):
+        found = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if isinstance(found, torch.Tensor) and not _fits(value, found):
+            raise CaptureError(
+                f"{where} described {_named(value.role, value.fqn)} as {_kind(value.shape, value.dtype)}, but its node "
+                f"among the {side} has {_kind(found.shape, found.dtype)}"
+            )
+
+
+def _refuse_other_roles(where: str, before: StepGraph, after: StepGraph) -> None:
+    """Only state may come and go; an input that nothing needs may go, too."""
+    had = _keys(before.inputs["joint"])
+    if foreign := next((key for key in _keys(after.inputs["joint"]) if key not in had and key[0] != "state"), None):
+        raise CaptureError(f"{where} added the input {_named(*foreign)}; only state can be added")
+    gave, gives = (_keys(step.outputs["joint"], state=False) for step in (before, after))
+    if lost := next((key for key in gave if key not in gives), None):
+        raise CaptureError(f"{where} left out the output {_named(*lost)}; only outputs of state can go")
+    if new := next((key for key in gives if key not in gave and key[0] not in _WRITTEN), None):
+        raise CaptureError(f"{where} added the output {_named(*new)}; only new values of inputs can be added")
+
+
+def _refuse_unpaired_outputs(where: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    given = {(value.role, value.fqn): value for value in inputs}
+    for value in outputs:
+        if value.role not in _WRITTEN:
+            continue
+        of = given.get((value.role, value.fqn))
+        if of is None:
+            raise CaptureError(
+                f"{where} left an output for {_named(value.role, value.fqn)}, which is no input; add or remove both"
+            )
+        if (of.shape, of.dtype) != (value.shape, value.dtype):
+            raise CaptureError(
+                f"{where} gives {_named(value.role, value.fqn)} a new value of {_kind(value.shape, value.dtype)}, but it is "
+                f"{_kind(of.shape, of.dtype)}"
+            )
+
+
+def _refuse_other_state(where: str, inputs: Sequence[Value], state: Mapping[str, torch.Tensor]) -> None:
+    wanted = {value.fqn: value for value in inputs if value.role == "state"}
+    for fqn, value in wanted.items():
+        found = state.get(fqn)
+        if not isinstance(found, torch.Tensor):
+            raise CaptureError(f"{where} left the input {_named('state', fqn)} without a tensor; put its first one into state")
+        if not _fits(value, found):
+            raise CaptureError(
+                f"{where} put {_kind(found.shape, found.dtype)} into state for {fqn}, but its input is "
+                f"{_kind(value.shape, value.dtype)}"
+            )
+    if idle := next((fqn for fqn in state if fqn not in wanted), None):
+        raise CaptureError(f"{where} left {idle} in state, but no input has it; delete it from state, too")
+
+
+def _fits(value: Value, tensor: torch.Tensor) -> bool:
+    return value.shape == tuple(tensor.shape) and value.dtype == tensor.dtype
+
+
+def _keys(values: Iterable[Value], state: bool = True) -> list[tuple[str, str]]:
+    return [(value.role, value.fqn) for value in values if state or value.role != "state"]
+
+
+def _named(role: str, fqn: str) -> str:
+    return f"{role} {fqn}"
+
+
+def _kind(shape: Any, dtype: Any) -> str:
+    return f"shape {tuple(shape)} and dtype {dtype}"

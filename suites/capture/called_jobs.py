@@ -1,0 +1,109 @@
+"""Runs in the ranks: data-parallel steps with functional collectives, by eager and as a captured step that is bucketed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import _functional_collectives as collectives
+from torch.nn import functional
+
+from pytest_fxbucket.capture import StepGraph
+from pytest_fxbucket.passes import manual_overlap_bucketing
+from suites.capture.called_twins import Optimizers, Step, Twins, adamw, batch
+
+MakeStep = Any
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh()) for _ in range(3)))
+
+
+class _Gathered(torch.autograd.Function):
+    """A parameter sharded by rows, as SimpleFSDP has it: gathered in forward, its gradient reduced in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return collectives.wait_tensor(collectives.all_gather_tensor(shard, 0, group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return collectives.wait_tensor(collectives.reduce_scatter_tensor(grad.contiguous(), "avg", 0, ctx.group)), None
+
+
+class Sharded(nn.Module):
+    """A linear layer of which each rank has some rows."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__()
+        whole = nn.Linear(6, 6)
+        self.weight = nn.Parameter(whole.weight.detach().chunk(world)[rank].clone())
+        self.bias = nn.Parameter(whole.bias.detach().chunk(world)[rank].clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group = torch.distributed.group.WORLD
+        weight, bias = (_Gathered.apply(p, group) for p in (self.weight, self.bias))
+        return functional.linear(x, weight, bias).tanh()
+
+
+def replicated(model: nn.Module, optimizers: Optimizers) -> Step:
+    """Data parallelism by hand: gradients are averaged once all are there."""
+    group: Any = torch.distributed.group.WORLD
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad()
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = collectives.wait_tensor(collectives.all_reduce(parameter.grad, "avg", group))
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
+def sharded(model: nn.Module, optimizers: Optimizers) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def bucketed(step: StepGraph, state: dict[str, torch.Tensor]) -> StepGraph:
+    manual_overlap_bucketing(step.graphs["joint"], ["0", ["1", "2"]])
+    return step
+
+
+def _launches(twins: Twins) -> dict[str, int]:
+    (step,) = twins.step.graphs
+    names = [str(node.target) for node in step.graphs["joint"].graph.nodes]
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    return {kind: sum(f"_c10d_functional.{kind}" in name for name in names) for kind in kinds}
+
+
+def steps(rank: int, world: int, payload: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Launches of the captured step by way and kind, bucketed or not; fails where a bit is another than eager's."""
+    found = {}
+    for transforms in ((), (bucketed,)):
+        ways = {
+            "replicated": Twins(adamw, replicated, layers, transforms),
+            "sharded": Twins(adamw, sharded, lambda: _sharded(rank, world), transforms),
+        }
+        for name, twins in ways.items():
+            for i in range(payload["steps"]):
+                twins.same(batch(10 * i + rank)[0])
+            assert twins.step.traces == 1
+            found[f"{name}{', bucketed' if transforms else ''}"] = _launches(twins)
+    return found
+
+
+def _sharded(rank: int, world: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Sharded(rank, world) for _ in range(3)))

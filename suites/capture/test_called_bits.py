@@ -1,0 +1,257 @@
+"""A captured step gives, bit for bit, what eager gives: results, parameters, buffers, gradients, optimizers' state."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from suites.capture.called_twins import Optimizers, Step, Twins, adamw, batch, net, sgd, usual
+
+KINDS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+def test_every_kind_of_update_trains_as_eager(optimizer: Any, kind: str) -> None:
+    twins = Twins(partial(optimizer, **KINDS[kind]))
+    for i in range(4):
+        twins.same(*batch(i), seed=i)
+    assert twins.step.traces == 1
+
+
+OTHERS = {
+    "Adagrad": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "NAdam": {"weight_decay": 0.1},
+    "Adamax": {},
+    "Adadelta": {},
+    "Rprop": {},
+    "Adam": {"amsgrad": True, "maximize": True},
+    "SGD": {"nesterov": True, "momentum": 0.9, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_optimizers_train_as_eager(name: str) -> None:
+    twins = Twins(lambda model: getattr(torch.optim, name)(model.parameters(), lr=0.01, **OTHERS[name]))
+    for i in range(3):
+        twins.same(*batch(i), seed=i)
+    assert twins.step.traces == 1
+
+
+class Swapping(torch.optim.Optimizer):
+    """Its two tensors of state change places at each step, and a third one is replaced."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            self.state[parameter] = {key: torch.full_like(parameter, i) for i, key in enumerate(("near", "far", "last"))}
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            state = self.state[parameter]
+            state["near"], state["far"] = state["far"], state["near"]
+            state["last"] = state["last"] * 0.5 + state["near"]
+            parameter.add_(parameter.grad + state["last"], alpha=-self.param_groups[0]["lr"])
+
+
+def test_an_optimizer_of_ones_own_may_replace_its_state() -> None:
+    twins = Twins(lambda model: Swapping(model.parameters()))
+    for i in range(3):
+        twins.same(*batch(i))
+    assert twins.step.traces == 1
+
+
+def test_clipping_is_traced_as_foreach_as_it_runs() -> None:
+    twins = Twins(sgd)
+    twins.same(*batch(0))
+    assert any("_foreach_norm" in str(node.target) for node in twins.step.graphs[0].graphs["joint"].graph.nodes)
+
+
+def test_groups_and_several_optimizers_train_as_eager_with_live_learning_rates() -> None:
+    def optimizers(model: Any) -> Optimizers:
+        groups = [{"params": model[0].parameters(), "lr": 0.3}, {"params": model[1].parameters(), "weight_decay": 0.1}]
+        rest = [*model[4].parameters(), *model[5].parameters()]
+        return [torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True), torch.optim.AdamW(rest, lr=0.01, amsgrad=True)]
+
+    twins = Twins(optimizers)
+    schedulers = [
+        scheduler
+        for run in twins.each()
+        for scheduler in (
+            torch.optim.lr_scheduler.ExponentialLR(run.optimizers[0], 0.5),
+            torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizers[1], 5),
+        )
+    ]
+    for i in range(4):
+        twins.same(*batch(i))
+        for scheduler in schedulers:
+            scheduler.step()
+    assert twins.step.traces == 1
+
+
+def test_a_learning_rate_that_is_a_tensor_is_live() -> None:
+    twins = Twins(lambda model: adamw(model, lr=torch.tensor(0.01), fused=True))
+    for i in range(3):
+        twins.same(*batch(i))
+        for run in twins.each():
+            run.optimizers[0].param_groups[0]["lr"].mul_(0.5)
+    assert twins.step.traces == 1
+
+
+def accumulating(model: nn.Module, optimizers: Optimizers) -> Step:
+    """Several microbatches, clipping, and gradients dropped at the end."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, parts: int) -> dict[str, Any]:
+        losses = []
+        for part, target in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            loss = functional.cross_entropy(model(part), target) / parts
+            loss.backward()
+            losses.append(loss.detach())
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizers[0].step()
+        model.zero_grad()
+        return {"loss": sum(losses), "norm": norm, "parts": parts, "lr": optimizers[0].param_groups[0]["lr"]}
+
+    return step
+
+
+def test_microbatches_add_up_as_in_eager_and_results_keep_their_shape() -> None:
+    twins = Twins(adamw, accumulating)
+    for i in range(3):
+        found = twins.same(*batch(i, 8), 2)
+    assert found["parts"] == 2
+    assert found["lr"] == 0.01
+    assert twins.step.traces == 1
+
+
+def test_gradients_of_before_are_added_to_and_then_dropped() -> None:
+    twins = Twins(sgd, accumulating)
+    twins.same(*batch(0), 2)
+    for run in twins.each():
+        run.model[0].weight.grad = torch.ones(8, 6)  # type: ignore[index]
+    twins.same(*batch(1), 2)
+    assert twins.captured.model[0].weight.grad is None  # type: ignore[index]
+    assert twins.step.traces == 2
+
+
+def by_hand(model: nn.Module, optimizers: Optimizers) -> Step:
+    """autograd.grad and gradients set by hand; parameters are held from outside of the step."""
+    parameters = list(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = functional.cross_entropy(model(x), y)
+        for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = grad * 2
+        nn.utils.clip_grad_value_(parameters, 0.01)
+        optimizers[0].step()
+        with torch.no_grad():
+            parameters[0].mul_(0.5)
+        return loss.detach(), parameters[0]
+
+    return step
+
+
+def test_parameters_held_outside_of_the_model_are_the_same_parameters() -> None:
+    twins = Twins(sgd, by_hand)
+    for i in range(3):
+        twins.same(*batch(i))
+    _, parameter = twins.step(*batch(0))
+    assert parameter is twins.captured.model[0].weight  # type: ignore[index]
+
+
+def without_dropping(model: nn.Module, optimizers: Optimizers) -> Step:
+    """Gradients live on from call to call."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    return step
+
+
+def zeroing(model: nn.Module, optimizers: Optimizers) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizers[0].zero_grad(set_to_none=False)
+        return without_dropping(model, optimizers)(x, y)  # type: ignore[no-any-return]
+
+    return step
+
+
+@pytest.mark.parametrize("make_step", [without_dropping, zeroing])
+def test_gradients_that_outlive_a_step_are_kept(make_step: Any) -> None:
+    twins = Twins(sgd, make_step)
+    for i in range(4):
+        twins.same(*batch(i))
+    assert twins.step.traces == 2  # with gradients of before, and without
+
+
+class Tied(nn.Module):
+    """A tied weight, a layer called twice, a frozen one, two dtypes, a parameter that is never used, one on the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.frozen, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(2, 2)
+        self.head, self.low = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, dtype=torch.bfloat16)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.head.weight = self.inner.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        x = checkpoint(self.inner, self.inner(x).relu(), use_reentrant=False)
+        x = self.low(self.frozen(x).bfloat16()).float() * self.scale
+        return self.head(x * torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0, 3.0]))  # type: ignore[no-any-return]
+
+
+def tied() -> Tied:
+    torch.manual_seed(1)
+    return Tied()
+
+
+def test_tied_frozen_unused_and_mixed_parameters_train_as_eager() -> None:
+    twins = Twins(adamw, make_model=tied)
+    for i in range(3):
+        twins.same(*batch(i))
+    assert len(twins.eager.optimizers[0].state) == 5
+    parameters = twins.step.graphs[0].parameters
+    assert next(p for p in parameters if p.fqn == "inner.weight").aliases == ("head.weight",)
+
+
+def test_an_argument_that_is_written_in_place_is_written() -> None:
+    def make_step(model: nn.Module, optimizers: Optimizers) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor, running: torch.Tensor) -> torch.Tensor:
+            loss = usual(model, optimizers)(x, y)
+            running.mul_(0.9).add_(loss)
+            return running
+
+        return step
+
+    twins = Twins(sgd, make_step)
+    for i in range(3):
+        twins.same(*batch(i), torch.ones(()))
+
+
+def test_inputs_and_outputs_have_roles_and_names() -> None:
+    twins = Twins(adamw, make_model=lambda: net()[5:])
+    twins.step(torch.ones(2, 8), torch.ones(2, dtype=torch.int64))
+    (step,) = twins.step.graphs
+    assert [(value.role, value.fqn) for value in step.inputs["joint"]] == [
+        *[("param", "5.weight"), ("param", "5.bias")],
+        *[("state", f"5.{name}.{key}") for name in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")],
+        *[("hyper", "optimizers.0.groups.0.lr"), ("batch", "args[0]"), ("batch", "args[1]")],
+    ]
+    assert [(value.role, value.fqn) for value in step.outputs["joint"]][:3] == [
+        *[("loss", "result"), ("param", "5.weight"), ("param", "5.bias")],
+    ]
+    assert all(value.shape == (1,) or value.dtype for value in step.inputs["joint"])

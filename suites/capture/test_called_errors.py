@@ -1,0 +1,233 @@
+"""A step that cannot be captured: one sentence with the user's own line, and model and optimizers as they were."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_fxbucket.capture import capture_step
+from pytest_fxbucket.errors import CaptureError
+from suites.capture.called_twins import Run, adamw, batch, net, sgd, usual
+
+
+def refused(step: Callable[..., Any], run: Run, *args: Any) -> str:
+    """The sentence; fails unless everything is as it was before the call."""
+    captured = capture_step(step, model=run.model, optimizers=run.optimizers)
+    before = run.facts(), [*map(vars_of, run.model.modules())], [dict(vars(o)) for o in run.optimizers]
+    groups = [dict(group) for optimizer in run.optimizers for group in optimizer.param_groups]
+    with pytest.raises(CaptureError) as caught:
+        captured(*(args or batch(0)))
+    assert before == (run.facts(), [*map(vars_of, run.model.modules())], [dict(vars(o)) for o in run.optimizers])
+    assert groups == [dict(group) for optimizer in run.optimizers for group in optimizer.param_groups]
+    assert captured.traces == 0
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def vars_of(module: nn.Module) -> dict[str, Any]:
+    tensors = {name: id(tensor) for held in (module._parameters, module._buffers) for name, tensor in held.items()}
+    return {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers")} | tensors
+
+
+def trained(optimizer: Any = sgd) -> Run:
+    """A model that took one step, so that there are gradients and state to be kept."""
+    model = net()
+    run = Run(model, [optimizer(model)], None)
+    usual(model, run.optimizers)(*batch(9))
+    return run
+
+
+def at(function: Callable[..., Any], text: str) -> str:
+    """``file:line in function`` of the first line that has ``text``."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(i for i, line in enumerate(lines) if text in line)
+    return f"test_called_errors.py:{first + number} in {function.__name__}"
+
+
+def forward(run: Run, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = run.model(x).sum()
+    loss.backward()
+    return loss
+
+
+def test_item_in_the_step_is_told_at_its_line() -> None:
+    run = trained()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> float:
+        run.optimizers[0].zero_grad()
+        loss = forward(run, x)
+        return loss.item()
+
+    text = refused(step, run)
+    assert f"failed at {at(step, 'loss.item')}: it asks for the value of a tensor (item())" in text
+
+
+def test_a_decision_by_a_value_is_told_at_its_line_and_with_the_module() -> None:
+    class Deciding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    run = trained()
+    run.model[2] = Deciding()  # type: ignore[index]
+    text = refused(lambda x, y: forward(run, x), run)
+    assert text.startswith(f"tracing module 2 failed at {at(Deciding.forward, 'x.sum')}: it decides by the value of a tensor")
+
+
+def test_another_model_is_told_as_a_tensor_of_elsewhere() -> None:
+    run, other = trained(), trained()
+    text = refused(lambda x, y: forward(other, x), run)
+    assert f"at {at(forward, 'run.model(x)')}" in text
+    assert "neither parameter, buffer nor input" in text
+
+
+def test_an_optimizer_of_other_parameters_is_told_by_its_group() -> None:
+    run, other = trained(), trained()
+    run.optimizers += other.optimizers
+    text = refused(lambda x, y: forward(run, x), run)
+    assert text.startswith("group 0 of optimizer 1 (SGD) has a parameter of shape (8, 6) that the model does not have; give")
+
+
+def test_an_optimizer_that_capture_was_not_given_is_told() -> None:
+    run = trained()
+    hidden = sgd(run.model)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        forward(run, x)
+        hidden.step()
+
+    text = refused(step, run)
+    assert f"failed at {at(step, 'hidden.step')}: it steps an optimizer, SGD, that capture_step was not given" in text
+    assert not hidden.state
+
+
+def test_lbfgs_is_told_at_its_line() -> None:
+    run = trained()
+    run.optimizers[:] = [torch.optim.LBFGS(run.model.parameters())]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        run.optimizers[0].step(lambda: forward(run, x))  # type: ignore[arg-type,return-value]
+
+    assert "the step of the optimizer LBFGS" in (text := refused(step, run))
+    assert "runs a closure" in text
+
+
+def test_an_optimizer_that_decides_by_its_counter_is_told() -> None:
+    run = trained(lambda model: torch.optim.RAdam(model.parameters()))
+    text = refused(usual(run.model, run.optimizers), run)
+    assert text.startswith("tracing the step of the optimizer RAdam failed at called_twins.py:")
+    assert "decides by the value of a number" in text
+
+
+def test_sgd_with_dampening_has_another_first_step() -> None:
+    model = net()
+    run = Run(model, [sgd(model, dampening=0.5)], None)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        forward(run, x)
+        run.optimizers[0].step()
+
+    assert "takes its first gradient whole and no later one; take one step without capture before" in refused(step, run)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_told_where_it_is_none() -> None:
+    run = trained(lambda model: adamw(model, foreach=False))
+    run.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
+    assert refused(usual(run.model, run.optimizers), run).startswith("optimizers.0.groups.0.lr is a tensor")
+
+
+def scheduled(run: Run) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        usual(run.model, run.optimizers)(x, y)
+        run.optimizers[0].param_groups[0]["lr"] *= 0.5
+
+    return step
+
+
+def decayed(run: Run) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        usual(run.model, run.optimizers)(x, y)
+        run.optimizers[0].param_groups[0]["weight_decay"] = 0.5
+
+    return step
+
+
+def remembering(run: Run) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        run.model[0].last = run.model(x)  # type: ignore[index]
+
+    return step
+
+
+def counting(run: Run) -> Callable[..., Any]:
+    run.model.calls = 0  # type: ignore[assignment]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        run.model.calls += 1  # type: ignore[operator]
+
+    return step
+
+
+def replacing(run: Run) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        run.model[1].running_mean = run.model[1].running_mean + 1  # type: ignore[index]
+
+    return step
+
+
+def with_data(run: Run) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        run.model[0].weight.data = run.model[0].weight.data * 2  # type: ignore[index]
+
+    return step
+
+
+def giving(run: Run) -> Callable[..., Any]:
+    return lambda x, y: {"model": run.model}
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (scheduled, "the step sets the learning rate of optimizers.0.groups.0; call the scheduler after the step"),
+        (decayed, "the step sets weight_decay of optimizers.0.groups.0; set it between steps"),
+        (remembering, "module 0 sets its attribute last in forward"),
+        (counting, "module at the root sets its attribute calls in forward"),
+        (replacing, "buffer 1.running_mean is replaced in forward; write it in place"),
+        (with_data, "it sets .data of a tensor, which no operator tells of; write it with copy_"),
+        (giving, "the step gives a value of type Sequential at result['model']"),
+    ],
+)
+def test_what_a_graph_would_not_do_again_is_refused(make: Any, text: str) -> None:
+    run = trained()
+    assert text in refused(make(run), run)
+
+
+def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path() -> None:
+    run = trained()
+    text = refused(lambda x: x, run, {"data": [net()]})
+    assert text.startswith("argument args[0]['data'][0] is a value of type Sequential; ")
+
+
+def test_what_is_no_model_or_optimizer_is_told() -> None:
+    model = net()
+    with pytest.raises(CaptureError, match=r"model is a value of type list, expected a torch\.nn\.Module"):
+        capture_step(print, model=[model])  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match=r"optimizers has a value of type str, expected a torch\.optim\.Optimizer"):
+        capture_step(print, model=model, optimizers=["sgd"])  # type: ignore[list-item]
+
+
+def test_a_step_that_raises_leaves_state_that_was_not_there_not_there() -> None:
+    model = net()
+    run = Run(model, [adamw(model)], None)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        usual(model, run.optimizers)(x, y)
+        raise ValueError("no such thing")
+
+    assert f"failed at {at(step, 'raise')}: ValueError: no such thing" in refused(step, run)
+    assert not run.optimizers[0].state

@@ -1,0 +1,33 @@
+"""A captured step on real ranks, its collectives bucketed by a transform, trains as eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.ranks.pools import Pools
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD = 2
+
+
+@pytest.fixture
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    pools.start()
+    yield pools
+    pools.close()
+
+
+def test_bucketed_data_parallel_steps_train_as_eager_on_two_ranks(pools: Pools) -> None:
+    payload = {"steps": 3}
+    results = pools.get(WORLD).run("suites.capture.called_jobs:steps", [payload] * WORLD, timeout_s=60, paths=[str(ROOT)])
+    assert results[0] == results[1]
+    assert results[0] == {
+        "replicated": {"all_reduce": 12, "all_gather": 0, "reduce_scatter": 0},
+        "sharded": {"all_reduce": 0, "all_gather": 6, "reduce_scatter": 6},
+        "replicated, bucketed": {"all_reduce": 2, "all_gather": 0, "reduce_scatter": 0},
+        "sharded, bucketed": {"all_reduce": 0, "all_gather": 2, "reduce_scatter": 2},
+    }
