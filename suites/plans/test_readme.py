@@ -25,6 +25,27 @@ def test_the_example_tests_of_readme_pass(pytester: pytest.Pytester, request: py
     pytester.runpytest_subprocess("--rootdir", str(pytester.path)).assert_outcomes(passed=2)
 
 
+def block_with(text: str) -> str:
+    """The one Python example of README that has ``text`` in it."""
+    (found,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if text in block)
+    return str(found)
+
+
+def test_the_example_of_a_captured_step_runs() -> None:
+    exec(compile(block_with("capture_step(train"), "README.md", "exec"), {})
+
+
+def test_the_example_of_a_mode_is_one_that_keeps_its_plan(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
+    root = request.config.rootpath
+    (pytester.path / "fixtures").symlink_to(root / "fixtures")
+    pytester.makepyfile(mytrainer=block_with("class Summed"))
+    plan = (root / "fixtures" / "plans" / "llama_tied.toml").read_text(encoding="utf-8")
+    mode = 'mode = "mytrainer:summed"\n'
+    pytester.makefile(".toml", summed=re.sub(r"mode = .*\n", "", plan).replace("[parallel]\n", f"[parallel]\n{mode}"))
+    command = ("--rootdir", str(pytester.path), "--fxbucket-plans=summed.toml", "-k", "not golden")
+    pytester.runpytest_subprocess(*command).assert_outcomes(passed=3, deselected=1)
+
+
 def test_the_table_of_the_plan_file_is_what_the_schema_says() -> None:
     assert replaced(README) == README, "README's table is not the schema's: make reference, and review the diff"
 
