@@ -13,6 +13,7 @@ from pytest_fxbucket.capture.in_place import written_values
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode
 from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.compat.trace import is_fake
+from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -27,19 +28,48 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
     Each takes one step with gradients of negative zero, after which everything that was written gets its value from before the
     first write. Negative zero added to any number is that number, so momentum, which begins as a copy of the first gradient,
     gives the same bits from this state as from none (with dampening it does not: the first gradient counts whole in eager).
+    Raises :class:`CaptureError` for real state that a second such step changes.
     """
     wanted = {id(tensor) for tensor in with_gradient}
     for optimizer in optimizers:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        before = [p.grad for p in parameters]
-        for parameter in parameters:
-            parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
-        with _still(optimizer), torch.no_grad():
-            with _PutBack() as written:
-                optimizer.step()
-            written.put_back()
-        for parameter, grad in zip(parameters, before, strict=True):
-            parameter.grad = grad
+        _step_and_undo(optimizer, wanted)
+        made = _values(optimizer)
+        if not made:
+            continue
+        _step_and_undo(optimizer, wanted)
+        again = _values(optimizer)
+        if key := next((at[1] for at in again if not _same(again[at], made.get(at))), ""):
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} puts another tensor in the place of its state {key!r} in each step, "
+                "so what that was before the first step is not known; write it in place, or make it in the constructor"
+            )
+
+
+def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
+    with _still(optimizer), torch.no_grad():
+        with _PutBack() as written:
+            optimizer.step()
+        written.put_back()
+    for parameter, grad in zip(parameters, before, strict=True):
+        parameter.grad = grad
+
+
+def _values(optimizer: Optimizer) -> dict[tuple[int, str], torch.Tensor]:
+    """Copies of the state's tensors that have values, by parameter and key."""
+    return {
+        (number, key): value.clone()
+        for number, state in enumerate(optimizer.state.values())
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and not is_fake(value)
+    }
+
+
+def _same(value: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and value.shape == other.shape and bool(torch.equal(value, other))
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,3 +122,14 @@ def test_state_is_the_same_on_fake_tensors_and_on_real_shards():
     traced = {value.fqn: (value.shape, value.dtype) for value in update.inputs if value.role == "state"}
     assert traced == {fqn: (tuple(t.shape), t.dtype) for fqn, t in real.items() if fqn not in shards()}
     assert real["scale.mu_product"] == 1.0
+
+
+def test_real_state_that_each_step_puts_another_tensor_for_is_refused():
+    class Replacing(Counting):
+        def update(self, parameter, state, lr):
+            state["count"] = state.get("count", torch.zeros(())) + 1
+            parameter.sub_(parameter.grad * lr)
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(CaptureError, match="the optimizer Replacing puts another tensor in the place of its state 'count'"):
+        make_state([Replacing([parameter])], [parameter])
