@@ -18,6 +18,7 @@ from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_ag
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
 from pytest_fxbucket.capture.unshard import Reader, Travel, read_by
+from pytest_fxbucket.capture.whole_output import Shapes, refuse_parts, shapes_of
 from pytest_fxbucket.compat import pytree, trace
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.dtypes import dtype_named
@@ -111,6 +112,7 @@ class _JointStep:
             shards = [torch.empty(p.shard_shape, dtype=p.dtype, requires_grad=p.trainable) for p in self.parameters]
         fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
         self.inputs = [*shards, *self.buffers.values(), *fakes]
+        self.whole = self._whole_shapes(fakes, fake_mode) if forwards.parted else None
         names = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
         names += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
         self.input_values = [
@@ -161,10 +163,22 @@ class _JointStep:
         batch = pytree.tree_unflatten(list(leaves), self.spec)
         inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
         output = call_model(self.model, inputs)
+        if self.whole is not None:
+            colwise = [fqn for fqn, one in self.forwards.parted.items() if one.style == "colwise"]
+            refuse_parts(self.whole, output, colwise, self.parts.mesh.degree("tp"))
         loss = self.loss(output, batch)
         self._refuse_new_buffers()
         refuse_other_loss(loss)
         return loss / self.count if self.count > 1 else loss
+
+    def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
+        """Shapes of what the model gives for a microbatch if it is not parted."""
+        leaves = list(self.leaves)
+        for i, fake in zip(self.tensors, fakes, strict=True):
+            leaves[i] = fake
+        with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"):
+            part = next(microbatches(leaves, self.count))
+            return shapes_of(call_model(self.model, pytree.tree_unflatten(part, self.spec)))
 
     def _refuse_new_buffers(self) -> None:
         """A buffer that forward replaces would keep its old value in the graph."""

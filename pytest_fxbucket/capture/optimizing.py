@@ -60,4 +60,6 @@ def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: flo
     """The update that follows ``joint``, clipped to ``clip_norm`` if that is not 0. Raises what :func:`trace_update` does."""
     values = [value for value in joint.inputs if value.role == "param"]
     clip = parts.clip(clip_norm, joint.parameters) if clip_norm else None
-    return trace_update(optimizing.build, values, {value.fqn for value in joint.outputs if value.role == "grad"}, clip)
+    grads = {value.fqn for value in joint.outputs if value.role == "grad"}
+    parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
+    return trace_update(optimizing.build, values, grads, clip, parted)

@@ -47,11 +47,19 @@ def refuse_drawing_again(graph_module: fx.GraphModule, recomputed: Sequence[str]
     """Random numbers that backward draws again would be others than forward's."""
     for node in graph_module.graph.nodes if recomputed else ():
         op = overload(node)
-        if op is not None and torch.Tag.nondeterministic_seeded in op.tags and node.meta.get("autograd_backward"):
+        if op is not None and node.meta.get("autograd_backward") and _draws(node, op):
             raise CaptureError(
                 f"{_where(node)} draws random numbers ({op}) within what [step] checkpoint computes again, where they would be "
                 "others; leave the module out of it, or set its probability to 0"
             )
+
+
+def _draws(node: fx.Node, op: torch._ops.OpOverload) -> bool:
+    """Whether ``node`` draws random numbers; attention says so by its dropout, not by its tag."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    given = dict(zip((argument.name for argument in op._schema.arguments), node.args, strict=False)) | node.kwargs
+    return all(given.get(a.name, a.default_value) != 0.0 for a in op._schema.arguments if a.name == "dropout_p")
 
 
 def _where(node: fx.Node) -> str:

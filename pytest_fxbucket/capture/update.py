@@ -12,6 +12,7 @@ from torch import fx
 
 from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.capture.clip import Clip, clip_
+from pytest_fxbucket.capture.elementwise import refuse_looking_at_all
 from pytest_fxbucket.capture.functional import make_functional
 from pytest_fxbucket.capture.recorder import Recorder
 from pytest_fxbucket.capture.roles import Value
@@ -39,20 +40,23 @@ class Update:
     """New values of those parameters, then of all state, in the inputs' order."""
 
 
-def trace_update(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None = None) -> Update:
-    """Trace one step of the optimizers that ``build`` makes.
+def trace_update(
+    build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None = None, parted: bool = False
+) -> Update:
+    """Trace one step of the optimizers that ``build`` makes; ``parted``: whether ``parameters`` are parts of whole ones.
 
     ``parameters`` are local shards in registration order, ``grads`` the FQNs of those that have a gradient; others have no
     state and are no inputs. Gradients come reduced and not clipped. State is named ``<parameter>.<key>``, the learning rate of
     a group ``optimizers.<i>.groups.<j>.lr``, a float64 tensor without dimensions. Optimizers run the way that is eager's
     default, not capturable: step counters and learning rates become Python numbers in the graph. Raises
-    :class:`CaptureError` for an optimizer that decides by values, or keeps what changes outside of tensors.
+    :class:`CaptureError` for an optimizer that decides by values, or keeps what changes outside of tensors, and for one that
+    looks at a whole parameter where it is given a part.
     """
     with paused():
-        return _trace(build, parameters, grads, clip)
+        return _trace(build, parameters, grads, clip, parted)
 
 
-def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None) -> Update:
+def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None, parted: bool) -> Update:
     mode = FakeTensorMode()
     shards = {value.fqn: value for value in parameters}
     with mode:
@@ -73,9 +77,12 @@ def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], cl
     with recorder.recording():
         if clip is not None and gradients:
             clip_(gradients, clip)
+        clipping = set(recorder.graph.nodes)
         _step(optimizers, fakes, gradients, list(hypers.values()), recorder)
     results = [*(fakes[fqn] for fqn in held), *(state.tensor for state in states)]
     graph = recorder.graph
+    if parted:
+        refuse_looking_at_all([node for node in graph.nodes if node not in clipping], optimizers)
     graph.output([recorder.node(tensor) for tensor in results])
     make_functional(graph)
     graph.eliminate_dead_code()

@@ -27,6 +27,12 @@ def unusable_data(outcomes: Sequence[Outcome]) -> list[str]:
     infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
     if infinite:
         found.append(f"the values of {_some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
+    still = set.intersection(*(set(outcome.still) for outcome in outcomes))
+    if still:
+        found.append(
+            f"the optimizer leaves {_some(sorted(still))} as it was on every rank in every step, so nothing about its update "
+            "was checked; give it a learning rate that moves it"
+        )
     if len(outcomes) > 1:
         for step, batches in enumerate(zip(*(outcome.batches for outcome in outcomes), strict=True)):
             if len(set(batches)) == 1:
@@ -41,6 +47,24 @@ def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, str]]
         f"rank {rank} ran another graph than the one that was checked"
         for rank, (outcome, digests) in enumerate(zip(outcomes, checked, strict=True))
         if outcome.digests != digests
+    ]
+
+
+def never_clipped(outcomes: Sequence[Outcome], clip_norm: float, copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+    """Why clipping to ``clip_norm`` was not checked: no step's gradients are larger; ``copies``: ranks that hold the same."""
+    share = {(fqn, rank): len(ranks) for fqn, sets in copies.items() for ranks in sets for rank in ranks}
+    norms = [
+        sum(
+            square / share.get((fqn, rank), 1) for rank, one in enumerate(outcomes) for fqn, square in one.squares[step].items()
+        )
+        ** 0.5
+        for step in range(len(outcomes[0].squares))
+    ]
+    if not clip_norm or max(norms) > clip_norm:
+        return []
+    return [
+        f"clip_norm = {clip_norm:g} never clips, so nothing about it was checked: the largest norm of the gradients is "
+        f"{max(norms):.3g} in {len(norms)} steps; set it below that, or leave it out"
     ]
 
 

@@ -87,7 +87,11 @@ class Outcome:
     built: dict[str, str] = field(default_factory=dict)
     """Digest of each whole parameter and buffer as the model's factory made it."""
     held: dict[str, str] = field(default_factory=dict)
-    """Digest of this rank's part of each parameter after the last step, unbucketed."""
+    """Digest of this rank's part of each parameter, its gradient and state after the last step, unbucketed."""
+    still: list[str] = field(default_factory=list)
+    """FQNs of parameters that the optimizer left as they were."""
+    squares: list[dict[str, float]] = field(default_factory=list)
+    """Of each step the squared norm of this rank's part of each gradient."""
     zero: list[str] = field(default_factory=list)
     """FQNs of gradients that were all zero in every step."""
     not_finite: list[str] = field(default_factory=list)
@@ -127,14 +131,15 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             results.append(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
             _update(state, results[-1], task)
         outcome.differences += _compare_step(step, rank, task, given, results)
+        outcome.squares.append(_squares(task, results[0]))
         for value, result in zip(task.outputs, results[0], strict=True):
             if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):
                 outcome.not_finite.append(value.fqn or "the loss")
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
-    kept = [value for value in task.inputs if value.role in KEPT]
-    outcome.held = {v.fqn: _bits_digest([t]) for v, t in zip(kept, states[0], strict=True) if v.role == "param"}
+    outcome.held = _held(task, states[0], results[0])
+    outcome.still = _still(task, start, states[0])
     outcome.peak_bytes = _peak_bytes()
     return outcome
 
@@ -178,6 +183,36 @@ def state_and_batches(
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     return state, tensors
+
+
+def _squares(task: Task, results: Sequence[Any]) -> dict[str, float]:
+    return {
+        value.fqn: float(torch.linalg.vector_norm(result.double()) ** 2)
+        for value, result in zip(task.outputs, results, strict=True)
+        if value.role == "grad"
+    }
+
+
+def _held(task: Task, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
+    """By FQN the digest of what this rank holds of each parameter: itself, what state is named after it, its gradient."""
+    kept = [value for value in task.inputs if value.role in KEPT]
+    gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}
+    of: dict[str, list[torch.Tensor]] = {v.fqn: [] for v in kept if v.role == "param"}
+    for value, tensor in zip(kept, state, strict=True):
+        owner = value.fqn if value.role == "param" else value.fqn.rpartition(".")[0]
+        if value.role in ("param", "state") and owner in of:
+            of[owner].append(tensor)
+    return {fqn: _bits_digest([*tensors, *([gradients[fqn]] if fqn in gradients else [])]) for fqn, tensors in of.items()}
+
+
+def _still(task: Task, start: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> list[str]:
+    updated = {value.fqn for value in task.outputs if value.role == "param"}
+    kept = [value for value in task.inputs if value.role in KEPT]
+    return [
+        value.fqn
+        for value, before, after in zip(kept, start, state, strict=True)
+        if value.role == "param" and value.fqn in updated and bool((bits(before) == bits(after.cpu())).all())
+    ]
 
 
 KEPT = ("param", "buffer", "state", "hyper")
