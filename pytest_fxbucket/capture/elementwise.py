@@ -43,8 +43,9 @@ def refuse_looking_at_all(nodes: Iterable[fx.Node], optimizers: Sequence[torch.o
         value = next((source.meta.get("val") for source in node.all_input_nodes), None)
         if operator_name(node) in _MIXING and not (isinstance(value, torch.Tensor) and value.numel() == 1):
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
+            what = operator_name(node).replace("::", ".")
             raise CaptureError(
-                f"the optimizer {names} looks at more than one element at a time ({operator_name(node).replace('::', '.')}), and is "
-                "given a rank's part of each parameter, so it would make another step than on whole ones; use it with mode = "
-                '"replicate", or take one that updates each element for itself, such as AdamW'
+                f"the optimizer {names} looks at more than one element at a time ({what}), and is given a rank's part of each "
+                'parameter, so it would make another step than on whole ones; use it with mode = "replicate", or take one that '
+                "updates each element for itself, such as AdamW"
             )

@@ -29,6 +29,6 @@ def refuse_parts(whole: Shapes, output: Any, colwise: Sequence[str], ranks: int)
             named = f"{colwise[-1]}, colwise in tp_plan," if colwise else "a module of tp_plan"
             what = f"output {path}" if path else "output"
             raise CaptureError(
-                f"under tp = {ranks} the model's {what} has the shape {shape}, and {expected} without: a rank's part reaches the "
-                f"loss; let what reads the output of {named} be rowwise, or leave it out of tp_plan"
+                f"under tp = {ranks} the model's {what} has the shape {shape}, and {expected} without: a rank's part reaches "
+                f"the loss; let what reads the output of {named} be rowwise, or leave it out of tp_plan"
             )
