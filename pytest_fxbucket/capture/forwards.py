@@ -40,15 +40,19 @@ class Forwards:
 def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
     """What ``plan`` asks for. Raises PlanError for selectors that name no module, CaptureError for modules that cannot be."""
     parallel, where = plan.parallel, str(plan.path)
-    styles = {}
+    styles: dict[str, str] = {}
     for selector, style in parallel.tp_plan.items():
         inside = f"{where}: [parallel] tp_plan"
-        styles.update(dict.fromkeys(modules_named(parse_entries([selector], inside), model, inside), style))
+        for fqn in modules_named(parse_entries([selector], inside), model, inside):
+            if styles.setdefault(fqn, style) != style:
+                raise PlanError(
+                    f"{inside}: {fqn} is {styles[fqn]} and {style} by two of its selectors; let one of them name it"
+                )
     experts = modules_named(parallel.ep_plan, model, f"{where}: [parallel] ep_plan")
     return Forwards(
         parted_linears(model, styles),
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
-        modules_named(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
+        _called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
     )
 
 
@@ -66,6 +70,15 @@ def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> lis
             f'{where}: "{foreign}" is a parameter, where a module is expected; name {foreign.rpartition(".")[0] or "one"}'
         )
     return found
+
+
+def _called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
+    """FQN of each module that ``entries`` name, with parameters or without. Raises PlanError, beginning with ``where``."""
+    single = [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
+    modules = [fqn for fqn, _ in model.named_modules()]
+    calls = [f"{fqn}.forward" for fqn in modules if fqn]
+    found = resolve(single, calls, modules, unplanned="allow", where=where, what="modules")
+    return [entry.name.removesuffix(".forward") for entry in found.entries]
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

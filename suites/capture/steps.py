@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 
 def plan_of(factory: str, *, batch: str = "batch", loss: str = "loss", args: Any = None, **parallel: Any) -> Plan:
     model = Model(f"capture_models:{factory}", f"capture_models:{batch}", args or {}, f"capture_models:{loss}")
-    return Plan(Path("plan.toml"), model=model, parallel=Parallel(dp_shard=4, **parallel))
+    return Plan(Path("plan.toml"), model=model, parallel=Parallel(**{"dp_shard": 4, **parallel}))
 
 
 def captured(factory: str, *, ranks: int = 4, rank: int = 0, **rest: Any) -> StepGraph:
