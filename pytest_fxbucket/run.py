@@ -246,6 +246,7 @@ class PlanRun:
                 lines += bitwise.wrong_graphs(outcomes, self._digests(world, phase))
                 lines += bitwise.unusable_data(outcomes)
                 lines += bitwise.differing_copies(outcomes, self._copies(world))
+                lines += bitwise.differing_losses(outcomes, world.mesh.sharing_batches() if self.plan.graph is None else ())
                 lines += bitwise.never_clipped(outcomes, self.plan.step.clip_norm, self._copies(world))
                 step = bitwise.first_step(outcomes)
                 if step is not None:

@@ -65,6 +65,13 @@ class Mesh:
         """Which of :attr:`data_ranks` batches ``rank`` gets."""
         return self.at(rank, "dp_replicate") * self.degree("dp_shard") + self.at(rank, "dp_shard")
 
+    def sharing_batches(self) -> list[list[int]]:
+        """Sets of ranks that get the same batch."""
+        found: dict[int, list[int]] = {}
+        for rank in range(self.size):
+            found.setdefault(self.data_rank(rank), []).append(rank)
+        return [ranks for ranks in found.values() if len(ranks) > 1]
+
     def group(self, name: str) -> Group:
         """The group along the dimension ``name`` that this process is in; the default one if it spans all ranks."""
         from pytest_fxbucket.compat.groups import DEFAULT

@@ -68,6 +68,17 @@ def never_clipped(outcomes: Sequence[Outcome], clip_norm: float, copies: Mapping
     ]
 
 
+def differing_losses(outcomes: Sequence[Outcome], sharing: Sequence[Sequence[int]]) -> list[str]:
+    """Ranks that have one batch, and another loss; ``sharing``: ranks that have the same batch."""
+    for ranks in sharing:
+        if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
+            return [
+                f"ranks {ranks[0]} and {other} have one batch, since tp parts them, but other losses: what a rank has a part of "
+                "reaches the loss; sum it over tp, as rowwise linears do"
+            ]
+    return []
+
+
 def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
     """Parameters and buffers that are not what another rank has, where they must be; ``copies``: ranks that hold the same."""
     for fqn in outcomes[0].built:

@@ -90,6 +90,8 @@ class Outcome:
     """Digest of this rank's part of each parameter, its gradient and state after the last step, unbucketed."""
     still: list[str] = field(default_factory=list)
     """FQNs of parameters that the optimizer left as they were."""
+    losses: list[str] = field(default_factory=list)
+    """Digest of the unbucketed loss of each step."""
     squares: list[dict[str, float]] = field(default_factory=list)
     """Of each step the squared norm of this rank's part of each gradient."""
     zero: list[str] = field(default_factory=list)
@@ -131,6 +133,8 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             results.append(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
             _update(state, results[-1], task)
         outcome.differences += _compare_step(step, rank, task, given, results)
+        losses = [result for value, result in zip(task.outputs, results[0], strict=True) if value.role == "loss"]
+        outcome.losses.append(_bits_digest(losses))
         outcome.squares.append(_squares(task, results[0]))
         for value, result in zip(task.outputs, results[0], strict=True):
             if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):

@@ -53,6 +53,18 @@ def build_by_rank() -> Mlp:
     return model
 
 
+class Beside(Mlp):
+    """``scale`` beside the two linears, which can be parted then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(torch.tanh(self.up(x))) + self.used * self.scale(x)
+        return out
+
+
+def build_beside() -> Mlp:
+    return Beside(1.0)
+
+
 def build_deeper(used: float = 1.0) -> nn.Module:
     model = Mlp(used)
     model.up = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))

@@ -85,3 +85,12 @@ def test_copies_whose_gradients_part_are_red_before_any_update_moves_them(
     still = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)
     verdict = bitwise(pools, tmp_path, optimizer=still, parallel=Parallel(**HYBRID))
     assert any(line.startswith("ranks 0 and 2 hold copies of") for line in verdict.lines)
+
+
+def test_ranks_of_one_batch_with_other_losses_are_red(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"parallel": Parallel(dp_shard=2, tp=2, tp_plan={"up": "colwise", "down": "rowwise"})}
+    model = {"model": replace(PLAN.model, factory="bitwise_models:build_beside")} if PLAN.model is not None else {}
+    assert bitwise(pools, tmp_path, **plan, **model).outcome == "passed"
+    monkeypatch.setattr("pytest_fxbucket.capture.tensor_parallel._summed", lambda part, group: part.clone())
+    verdict = bitwise(pools, tmp_path, **plan, **model)
+    assert any(line.startswith("ranks 0 and 1 have one batch, since tp parts them, but other losses") for line in verdict.lines)
