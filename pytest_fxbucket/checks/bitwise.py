@@ -73,8 +73,8 @@ def differing_losses(outcomes: Sequence[Outcome], sharing: Sequence[Sequence[int
     for ranks in sharing:
         if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
             return [
-                f"ranks {ranks[0]} and {other} have one batch, since tp parts them, but other losses: what a rank has a part of "
-                "reaches the loss; sum it over tp, as rowwise linears do"
+                f"ranks {ranks[0]} and {other} have one batch, since tp parts them, but other losses: what a rank has a part "
+                "of reaches the loss; sum it over tp, as rowwise linears do"
             ]
     return []
 
