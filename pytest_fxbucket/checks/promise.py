@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.dtypes import dtype_named
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selector import Resolution
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+KINDS = ("all_gather", *REDUCTIONS)
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kind, of_round, some, stages_of
 from pytest_fxbucket.checks.promised_places import placing_problems
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
@@ -136,7 +137,7 @@ def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator
     bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, at, b) for fqn in b.fqns}
     levels: dict[int, list[Bucket]] = {}
     for bucket in passed.buckets:
-        if bucket.kind in ("reduce_scatter", "all_reduce") and bucket.direction == "backward":
+        if bucket.kind in REDUCTIONS and bucket.direction == "backward":
             levels.setdefault(bucket.level, []).append(bucket)
     for reductions in levels.values():
         stages = stages_of(promise, reductions, lambda b: b.launch)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_round
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.microbatches import in_rounds
 from pytest_fxbucket.graph.microbatches import of_round as places_of
 
@@ -24,7 +25,7 @@ def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
                 starts = _starts(promise, passed, direction, other, number)
                 yield from _misplaced(promise, passed, starts, (direction, other), [b.launch for b in buckets], what)
         for entry, other in sorted(promise.wait_before.get(direction, {}).items()):
-            reductions = [b for b in here if b.kind in ("reduce_scatter", "all_reduce") and _is_of(promise, b.fqns, entry)]
+            reductions = [b for b in here if b.kind in REDUCTIONS and _is_of(promise, b.fqns, entry)]
             last = max((bucket.level for bucket in reductions), default=0)
             waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]
             what = f"entry {entry}, {direction} reduction is not waited for"

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promise import Promise, some
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.readiness import readiness
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.feeds import Update
     from pytest_fxbucket.graph.reading import Reading
-
-_REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 def update_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -106,7 +105,7 @@ def _waits(promise: Promise, reading: Reading) -> dict[int, str]:
     return {
         where: _entry(promise, bucket.fqns)
         for bucket in reading.buckets
-        if bucket.kind in _REDUCTIONS and any(fqn and promise.is_planned(fqn) for fqn in bucket.fqns)
+        if bucket.kind in REDUCTIONS and any(fqn and promise.is_planned(fqn) for fqn in bucket.fqns)
         for where in bucket.waits or (() if bucket.wait is None else (bucket.wait,))
     }
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.graph.collectives import REDUCTIONS
+
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Reading
-
-_REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def fed(reading: Reading, entry_of: Mapping[str, str], labels: Mapping[str, str]
     order: dict[str, int] = {}
     brings: dict[str, str] = {}
     for bucket in reading.buckets:
-        if bucket.kind in _REDUCTIONS:
+        if bucket.kind in REDUCTIONS:
             name = f"{bucket.kind} {labels.get(bucket.node) or 'of ' + ', '.join(filter(None, bucket.fqns))}"
             order.setdefault(name, bucket.launch)
             brings |= dict.fromkeys(filter(None, bucket.fqns), name)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.readiness import readiness, updates_between
 from pytest_fxbucket.passes.overlapped import overlapped
-from pytest_fxbucket.passes.ready import REDUCTIONS
 from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "other"]
+REDUCTIONS: tuple[Kind, ...] = ("reduce_scatter", "all_reduce")
+"""Kinds that reduce gradients."""
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
     ("all_gather_into_tensor", "all_gather"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind
 from pytest_fxbucket.graph.contents import Runs, dtype_of
 from pytest_fxbucket.graph.ops import operator_name
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.follow import Followed, Use
 
 
-_REDUCTIONS = ("reduce_scatter", "all_reduce")
 _SUMS = ("add", "mul", "div", "_to_copy", "view", "clone", "reshape", "detach", "alias")
 
 
@@ -120,7 +119,7 @@ class Gradients:
 
     def _is_reduced(self, number: int) -> bool:
         source = self.found.sources[number] if number >= 0 else None
-        return source is not None and source.launch is not None and launch_kind(source.launch) in _REDUCTIONS
+        return source is not None and source.launch is not None and launch_kind(source.launch) in REDUCTIONS
 
     def _is_whole(self, runs: Runs) -> bool:
         source = self.found.sources[runs[0].source] if len(runs) == 1 else None

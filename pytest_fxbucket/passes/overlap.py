@@ -231,7 +231,7 @@ class _Moves:
         return [b for b in self.buckets if b.first.kind == "all_gather" and b.first.direction == direction]
 
     def _reductions(self) -> list[Merged]:
-        return [b for b in self.buckets if b.first.kind in ("reduce_scatter", "all_reduce")]
+        return [b for b in self.buckets if b.first.kind in collectives.REDUCTIONS]
 
     def _first_wait(self, stage: Iterable[Merged]) -> int:
         return min(self.order.index[wait] for bucket in stage for wait in bucket.waits)

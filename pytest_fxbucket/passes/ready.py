@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.merge import Merged
 
-REDUCTIONS = ("reduce_scatter", "all_reduce")
 _MOST = 3
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import Lives, peak_bytes
 from pytest_fxbucket.passes.compute import gathered_lives
 from pytest_fxbucket.passes.overlapped import Labels, Overlapped, labels_of, overlapped
-from pytest_fxbucket.passes.ready import REDUCTIONS
 from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
 
 if TYPE_CHECKING:
