@@ -42,11 +42,17 @@ def _made_of(captured: Reading, passed: Reading) -> Iterator[str]:
 
 
 def _instead(old: Update, new: Update) -> str:
-    gained = [f"the gradient of {fqn}" for fqn in sorted(new.gradients - old.gradients)] + sorted(new.inputs - old.inputs)
-    lost = [f"the gradient of {fqn}" for fqn in sorted(old.gradients - new.gradients)] + sorted(old.inputs - new.inputs)
+    gained, lost = _more(new, old), _more(old, new)
     if not gained:
         return f"does not read {some(lost)}, which it read before the pass"
     return f"reads {some(gained)}" + (f", before the pass {some(lost)}" if lost else ", which it did not before the pass")
+
+
+def _more(one: Update, other: Update) -> list[str]:
+    """What ``one`` is made of and ``other`` is not."""
+    gradients = [f"the gradient of {fqn}" for fqn in sorted(one.gradients - other.gradients)]
+    norms = [f"the norm of the gradient of {fqn}" for fqn in sorted(one.norms - other.norms)]
+    return gradients + norms + sorted(one.inputs - other.inputs)
 
 
 def _early_writes(captured: Reading, passed: Reading) -> Iterator[str]:

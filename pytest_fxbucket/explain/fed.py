@@ -43,7 +43,7 @@ def fed(reading: Reading, entry_of: Mapping[str, str], labels: Mapping[str, str]
         if update.role == "param":
             entry = entry_of.get(update.fqn) or update.fqn.rpartition(".")[0] or update.fqn
             parameters.setdefault(entry, []).append(update.fqn)
-            names.setdefault(entry, set()).update(brings[fqn] for fqn in update.gradients if fqn in brings)
+            names.setdefault(entry, set()).update(brings[fqn] for fqn in update.gradients | update.norms if fqn in brings)
     states = [update.fqn.rpartition(".")[0] for update in reading.updates if update.role == "state"]
     held = {fqn: entry for entry, fqns in parameters.items() for fqn in fqns}
     counts = dict.fromkeys(parameters, 0)

@@ -1,7 +1,9 @@
 """What each updated parameter, and each state of an optimizer, is made of: which reduced gradients, and which inputs.
 
-Operators on lists (foreach, fused) are told apart by place: the third result is made of what stands third in each list. Sets
-are bits of one number: with a norm over all gradients every parameter is made of all of them.
+Operators on lists (foreach, fused) are told apart by place: the third result is made of what stands third in each list. A
+gradient of which only a number went in, a norm to clip by say, is told from one that went in element by element: with a norm
+over all gradients every parameter is made of the norms of all, and still of its own gradient alone. Sets are bits of one
+number: a gradient has two of them, side by side.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.hazards import base
+from pytest_fxbucket.graph.hazards import Place, place
 from pytest_fxbucket.graph.ops import operator_name, written_arguments
+from pytest_fxbucket.graph.reduced import is_reduced
 from pytest_fxbucket.graph.updates import UPDATED
 
 if TYPE_CHECKING:
@@ -37,7 +40,9 @@ class Update:
     """param or state."""
     fqn: str
     gradients: frozenset[str]
-    """FQNs of the parameters of whose gradients it is made."""
+    """FQNs of the parameters of whose gradients it is made, element by element."""
+    norms: frozenset[str]
+    """FQNs of the parameters of whose gradients it has but a number: through a reduction to one element, as a norm is."""
     inputs: frozenset[str]
     """Parameters, states and learning rates that it is made of, by FQN."""
 
@@ -79,13 +84,15 @@ class _Walk:
     ) -> None:
         self.roles, self.gradients, self.reduced = roles, gradients, reduced
         self.known: dict[fx.Node, Bits] = {}
-        self.written: dict[fx.Node, int] = {}
-        """By the node whose storage it is."""
+        self.written: dict[fx.Node, dict[tuple[Any, ...], tuple[Place, int]]] = {}
+        """By the node whose storage it is, then by the parts of it: gradients that were reduced together share one."""
         self.bit: dict[tuple[bool, str], int] = {}
         """Of each (is a gradient, FQN)."""
         self.labels: list[str] = []
         """FQN of each bit."""
         self.gradient_bits = 0
+        self.norm_bits = 0
+        """Each is the next higher one of a gradient's bit."""
         self.sets: dict[int, frozenset[str]] = {}
 
     def visit(self, node: fx.Node) -> None:
@@ -97,6 +104,7 @@ class _Walk:
             self._visit_lists(node, lists)
             return
         bits = self._of(node, node.all_input_nodes)
+        bits = self._as_norm(bits) if is_reduced(node) else bits
         self.known[node] = bits
         for target in written_arguments(node):
             self._write(target, bits)
@@ -105,12 +113,17 @@ class _Walk:
         """All that ``node``'s value is made of by now."""
         bits = self.known.get(node, 0)
         bits = bits if isinstance(bits, int) else _union(bits)
-        return bits | self.written.get(base(node), 0) if self.written else bits
+        return bits | self._written_to(node)
 
-    def named(self, bits: int) -> tuple[frozenset[str], frozenset[str]]:
-        """(gradients, inputs) that ``bits`` stand for; equal sets are the same object, for with clipping they are large."""
+    def named(self, bits: int) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """(gradients, norms, inputs) that ``bits`` stand for. Equal sets are the same object: with clipping they are large."""
+        gradients, norms = bits & self.gradient_bits, bits & self.norm_bits
+        return self._set(gradients), self._set(norms), self._set(bits ^ gradients ^ norms)
+
+    def _as_norm(self, bits: int) -> int:
+        """``bits`` with norms of gradients for gradients."""
         gradients = bits & self.gradient_bits
-        return self._set(gradients), self._set(bits ^ gradients)
+        return bits ^ gradients | gradients << 1
 
     def _set(self, bits: int) -> frozenset[str]:
         if bits not in self.sets:
@@ -123,6 +136,7 @@ class _Walk:
         in_lists = {item for one in lists for item in one}
         whole = self._of(node, [source for source in node.all_input_nodes if source not in in_lists])
         lanes = [whole | self._of(node, [n for n in items if hasattr(n, "users")]) for items in zip(*lists, strict=True)]
+        lanes = [self._as_norm(bits) for bits in lanes] if is_reduced(node) else lanes
         self.known[node] = lanes
         targets = set(written_arguments(node))
         for items, bits in zip(zip(*lists, strict=True), lanes, strict=True):
@@ -144,7 +158,7 @@ class _Walk:
 
     def _given(self, reader: fx.Node, source: fx.Node) -> int:
         """Bits of what the update is given: an input, or a gradient."""
-        bits = self.written.get(base(source), 0) if self.written else 0
+        bits = self._written_to(source)
         value = self.roles.get(source)
         if value is not None:
             return bits | self._bit(False, value.fqn) if value.role in _INPUTS else bits
@@ -159,12 +173,24 @@ class _Walk:
         if known is None:
             known = self.bit[is_gradient, fqn] = 1 << len(self.labels)
             self.labels.append(fqn)
-            self.gradient_bits |= known if is_gradient else 0
+            if is_gradient:
+                self.labels.append(fqn)
+                self.gradient_bits |= known
+                self.norm_bits |= known << 1
         return known
 
     def _write(self, target: fx.Node, bits: int) -> None:
-        storage = base(target)
-        self.written[storage] = self.written.get(storage, 0) | bits
+        to = place(target)
+        parts = self.written.setdefault(to.storage, {})
+        key = tuple(to.parts.items())
+        parts[key] = to, (parts[key][1] if key in parts else 0) | bits
+
+    def _written_to(self, node: fx.Node) -> int:
+        """Bits of all that was written where ``node`` lies."""
+        if not self.written:
+            return 0
+        here = place(node)
+        return _union(bits for there, bits in self.written.get(here.storage, {}).values() if here.meets(there))
 
 
 def _has_nodes(items: Sequence[Any]) -> bool:

@@ -119,21 +119,73 @@ def not_updated(graph: fx.Graph) -> None:
 
 BROKEN: dict[str, tuple[Callable[[fx.Graph], None], str]] = {
     "two gradients of a group swapped": (swap_gradients, "reads the gradient of"),
-    "two states swapped": (swap_states, "the update of param c.w reads c.b.exp_avg, before the pass c.w.exp_avg"),
+    "two states swapped": (
+        swap_states,
+        "the update of param {first}.w reads {first}.b.exp_avg, before the pass {first}.w.exp_avg",
+    ),
     "two results swapped": (swap_results, "the update of param a.w reads the gradient of a.b, a.b, a.b.exp_avg and 2 more"),
-    "an update of another entry's gradients": (of_another_entry, "before the pass the gradient of a.w"),
+    "an update of another entry's gradients": (of_another_entry, "before the pass the gradient of {last}.w"),
     "a parameter that stays as it is": (not_updated, "param a.w is not updated, and was before the pass"),
 }
 
 
+def ends(clips: bool) -> dict[str, str]:
+    """Whose update comes first and last: where all wait for the norm, in the order in which they stood."""
+    return {"first": "a", "last": "c"} if clips else {"first": "c", "last": "a"}
+
+
+@pytest.mark.parametrize("clips", [False, True], ids=["", "clips"])
 @pytest.mark.parametrize("way", BROKEN)
-def test_a_wrong_pairing_is_named(way: str) -> None:
+def test_a_wrong_pairing_is_named(way: str, clips: bool) -> None:
     breaks, words = BROKEN[way]
-    one = passed(WholeStep(kind="fused"))
+    one = passed(WholeStep(kind="fused", clips=clips))
     assert told(one) == []
     breaks(one.graph)
-    found = told(one)
+    found, words = told(one), words.format(**ends(clips))
     assert any(words in line for line in found), found
+
+
+READERS = {
+    "fused": aten._fused_adamw.tensor_lr, "foreach": aten._foreach_add.List, "plain": aten.add.Tensor,
+    "in_place": aten._fused_adamw_.tensor_lr,
+}  # fmt: skip
+"""What reads a gradient in its second argument first in each kind of update."""
+
+
+def swap_first(graph: fx.Graph, kind: Kind) -> None:
+    """The two gradients of the update that comes first."""
+    reader = item(graph, READERS[kind])
+    if kind == "plain":
+        other = item(graph, READERS[kind], 2)
+        first, second = reader.args[1], other.args[1]
+        reader.update_arg(1, second)
+        other.update_arg(1, first)
+    else:
+        first, second = reader.args[1]  # type: ignore[misc]
+        reader.update_arg(1, [second, first])
+
+
+@pytest.mark.parametrize("clips", [False, True], ids=["", "clips"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_gradients_that_are_swapped_are_named_in_every_form_of_the_update(kind: Kind, clips: bool) -> None:
+    """With a norm over all of them too, through which each update needs all."""
+    one = passed(WholeStep(kind=kind, clips=clips))
+    swap_first(one.graph, kind)
+    found = sorted(line for line in told(one) if "update of param" in line)
+    first = ends(clips)["first"]
+    assert found == [
+        f"the update of param {first}.{new} reads the gradient of {first}.{old}, before the pass the gradient of {first}.{new}"
+        for new, old in ("bw", "wb")
+    ]
+
+
+def test_a_gradient_that_is_left_out_of_the_norm_to_clip_by_is_named() -> None:
+    one = passed(WholeStep(kind="fused", clips=True))
+    stack = item(one.graph, aten.stack.default)
+    _, *rest = stack.args[0]  # type: ignore[misc]
+    stack.update_arg(0, [rest[0], *rest])
+    words = "does not read the norm of the gradient of a.w, which it read before the pass"
+    assert f"the update of param c.b {words}" in told(one)
 
 
 def test_a_write_before_the_last_reader_is_found() -> None:

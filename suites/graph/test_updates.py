@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from handmade import Handmade
+from torch import fx
 
 from pytest_fxbucket.checks.promise import Promise
 from pytest_fxbucket.checks.promised_updates import update_problems
@@ -63,7 +66,7 @@ def test_the_reduction_of_a_norm_to_clip_by_is_the_optimizers() -> None:
     found = sections(step(in_place=True, clips=True))
     assert found["backward"][-2:] == REDUCED
     assert [event for event in found["optimizer"] if "all_reduce" in event] == [
-        "launch all_reduce activations", "wait all_reduce activations",
+        "launch all_reduce norms", "wait all_reduce norms",
     ]  # fmt: skip
 
 
@@ -126,17 +129,18 @@ def test_a_gradient_that_the_update_writes_in_place_is_known_by_what_its_reducti
 
 @pytest.mark.parametrize("kind", ["fused", "foreach", "plain", "in_place"])
 @pytest.mark.parametrize("clips", [False, True])
-def test_each_parameter_and_state_is_made_of_its_own_gradient_or_of_all_that_are_clipped(kind: Kind, clips: bool) -> None:
+def test_each_parameter_and_state_is_made_of_its_own_gradient_and_of_the_norms_to_clip_by(kind: Kind, clips: bool) -> None:
     step = WholeStep(kind=kind, by_entry=False, clips=clips)
     every = frozenset(one.fqn for one in step.held)
     found = {(one.role, one.fqn): one for one in step.read().updates}
     for one in step.held:
         for role, fqn in (("param", one.fqn), *(("state", f"{one.fqn}.{key}") for key in one.state if key != "step")):
-            assert found[role, fqn].gradients == (every if clips else {one.fqn})
+            assert found[role, fqn].gradients == {one.fqn}
+            assert found[role, fqn].norms == (every if clips else frozenset())
             own = {*(f"{one.fqn}.{key}" for key in one.state), one.fqn, step.inputs[len(step.inputs) - 2].fqn}
             assert found[role, fqn].inputs <= own
     counts = [one for one in found.values() if one.fqn.endswith(".step")]
-    assert all(one.gradients == frozenset() and one.inputs == {one.fqn} for one in counts)
+    assert all(one.gradients == one.norms == frozenset() and one.inputs == {one.fqn} for one in counts)
 
 
 def test_a_norm_of_each_gradient_that_is_reduced_in_one_launch_is_the_optimizers() -> None:
@@ -153,3 +157,42 @@ def test_a_norm_of_each_gradient_that_is_reduced_in_one_launch_is_the_optimizers
     for shard, gradient, name in zip(shards, gradients, "ab", strict=True):
         made.returns(made.call(aten.add.Tensor, shard, made.call(aten.div.Tensor, gradient, total)), "param", f"{name}.w")
     assert [b.direction for b in made.read().buckets if b.kind == "all_reduce"] == ["optimizer"]
+
+
+NORMS: dict[str, Callable[[Handmade, fx.Node], fx.Node]] = {
+    "norm": lambda made, gradient: made.call(aten.linalg_vector_norm.default, gradient),
+    "norm that keeps its dimension": lambda made, gradient: made.call(aten.linalg_vector_norm.default, gradient, 2, [0], True),
+    "norm of a list": lambda made, gradient: made.part(made.call(aten._foreach_norm.Scalar, [gradient]), 0),
+    "sum of squares": lambda made, gradient: made.call(aten.sum.default, made.call(aten.pow.Tensor_Scalar, gradient, 2)),
+    "product with itself": lambda made, gradient: made.call(aten.dot.default, gradient, gradient),
+    "largest": lambda made, gradient: made.call(aten.amax.default, made.call(aten.abs.default, gradient)),
+}
+
+
+@pytest.mark.parametrize("way", NORMS)
+def test_a_gradient_of_which_an_update_has_but_a_number_is_told_from_its_own(way: str) -> None:
+    made = Handmade()
+    sizes = (4, 1) if way != "product with itself" else (4, 2)
+    shards, x = [made.param(f"{name}.w", size) for name, size in zip("ab", sizes, strict=True)], made.batch(1)
+    full = [made.gathered(shard) for shard in shards]
+    made.loss(*full)
+    gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
+    for gradient, fqn in zip(gradients, NAMES, strict=True):
+        made.returns(gradient, "grad", fqn)
+    total = made.call(aten.add.Tensor, *(NORMS[way](made, one) for one in gradients))
+    for shard, gradient, fqn in zip(shards, gradients, NAMES, strict=True):
+        made.returns(made.call(aten.add.Tensor, shard, made.call(aten.div.Tensor, gradient, total)), "param", fqn)
+    assert [(one.fqn, one.gradients, one.norms) for one in made.read().updates] == [(fqn, {fqn}, set(NAMES)) for fqn in NAMES]
+
+
+def test_a_part_of_one_element_is_no_norm() -> None:
+    made = Handmade()
+    shard, x = made.param("a.w", 4), made.batch(8)
+    full = made.gathered(shard)
+    made.loss(full)
+    gradient = made.reduced(made.call(aten.mul.Tensor, full, x))
+    made.returns(gradient, "grad", "a.w")
+    part = made.call(aten.slice.Tensor, gradient, 0, 1, 2)
+    made.returns(made.call(aten.add.Tensor, shard, made.call(aten.mul.Tensor, part, 2)), "param", "a.w")
+    (update,) = made.read().updates
+    assert (update.gradients, update.norms) == ({"a.w"}, frozenset())
