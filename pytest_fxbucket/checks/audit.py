@@ -21,6 +21,7 @@ from pytest_fxbucket.compat.groups import twin_name, untwinned
 from pytest_fxbucket.graph.contents import EXACT
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.memory import MANTISSA_BITS
+from pytest_fxbucket.schedule.events import nameless_text
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,7 @@ def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[s
         for member in bucket.members:
             known = before.of(bucket, member.fqn)
             for fault in _faults(promise, bucket, member, *known) if known else ():
-                faults.setdefault(fault, []).append(member.fqn)
+                faults.setdefault(fault, []).append(member.fqn or nameless_text(bucket))
         for fault, fqns in faults.items():
             yield f"{bucket.direction} {bucket.kind} of {some(fqns)} {fault}"
 

@@ -94,9 +94,14 @@ def entry_text(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
     entries = list(dict.fromkeys(entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn))
     if len(entries) > 3:
         return f"{entries[0]} ... {entries[-1]} ({len(entries)})"
-    if not entries and bucket.direction == "optimizer":
+    return " & ".join(entries) or nameless_text(bucket)
+
+
+def nameless_text(bucket: Bucket) -> str:
+    """What ``bucket`` carries if it is no parameter and no gradient: whose activations, or norms."""
+    if bucket.direction == "optimizer":
         return NORMS
-    return " & ".join(entries) or (f"{ACTIVATIONS} of {bucket.module}" if bucket.module else ACTIVATIONS)
+    return f"{ACTIVATIONS} of {bucket.module}" if bucket.module else ACTIVATIONS
 
 
 def named_buckets(
