@@ -20,15 +20,16 @@ _ON_LISTS = frozenset({"aten::_foreach_norm", "aten::_foreach_max", "aten::_fore
 def is_reduced(node: fx.Node) -> bool:
     """Whether ``node`` computes one element of all that its inputs have; of lists, one of each item.
 
-    A norm of a tensor of one element is told by the name alone, an operator that is not known by its shapes alone.
+    An operator whose name or tag says nothing is told by shapes: none that goes element by element leaves fewer elements, or
+    fewer dimensions, than an input has.
     """
     if not computes(node) or _is_on_lists(node):
         return _is_on_lists(node)
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         return False
-    given = (source.meta.get("val") for source in node.all_input_nodes)
-    return _is_reduction(node) or any(isinstance(one, torch.Tensor) and one.numel() != 1 for one in given)
+    given = [one for source in node.all_input_nodes if isinstance(one := source.meta.get("val"), torch.Tensor)]
+    return _is_reduction(node) or any(one.numel() != 1 or one.ndim > value.ndim for one in given)
 
 
 _is_on_lists = by_operator(lambda op: op._schema.name in _ON_LISTS, False)

@@ -280,6 +280,21 @@ class TestEntries:
             "all_reduce sum of 32 elements in float32 of no parameter is launched never, once before the pass"
         ]
 
+    @pytest.mark.parametrize(
+        "change", [{"module": "layers.0.attention"}, {"module": ""}, {"module": "", "direction": "optimizer"}]
+    )
+    def test_a_fault_of_a_launch_of_no_parameter_says_whose_activations_it_carries(self, change: dict[str, str]) -> None:
+        like = reading(script()).buckets[0]
+        members = (Member("", 0, 32, 23, F32),)
+        was = replace(like, kind="all_reduce", op="sum", members=members, group="tp", node="sum", **change)
+        before, after = (
+            replace(one, buckets=(*one.buckets, replace(was, group=group)))
+            for one, group in ((captured(), "tp"), (reading(script()), "dp"))
+        )
+        what = "norms" if "direction" in change else "activations" + " of layers.0.attention" * bool(change["module"])
+        words = f"{was.direction} all_reduce of {what} runs on another process group than before the pass"
+        assert audit(PROMISE, before, after) == [words]
+
     def test_what_cannot_be_followed_is_a_fault_and_never_a_pass(self) -> None:
         problem = "aten.mm.default (mm) reads gathered bytes that are no parameter in its order: a.w, a.b"
         have = replace(reading(script()), problems=(problem,))

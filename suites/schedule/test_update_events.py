@@ -52,7 +52,7 @@ def test_what_is_written_is_read_back_in_order(updates: str) -> None:
 
 def test_the_norm_to_clip_by_is_the_optimizers() -> None:
     found = sections(WholeStep(kind="foreach", clips=True), "last")
-    norm = ["launch all_reduce activations", "wait all_reduce activations"]
+    norm = ["launch all_reduce norms", "wait all_reduce norms"]
     assert [event for event in found["optimizer"] if "all_reduce" in event] == norm
     assert found["optimizer"][0] == "update a", "it makes the norms"
 
