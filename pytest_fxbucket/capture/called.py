@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.around import around_of, refuse_changed
 from pytest_fxbucket.capture.called_state import Making
 from pytest_fxbucket.capture.called_trace import Traced, trace_call
 from pytest_fxbucket.capture.called_values import Values
 from pytest_fxbucket.capture.live import Live
 from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.capture.signature import Arguments, signature
+from pytest_fxbucket.capture.sharing import refuse_shared_writes
+from pytest_fxbucket.capture.signature import Arguments, shared_memory, signature
 from pytest_fxbucket.capture.transforming import Transform, Transformed, described, transformed
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
@@ -64,8 +66,9 @@ class CapturedStep:
 
     A call writes new values into the model's own parameters and buffers and the optimizers' own state, so that both
     ``state_dict()`` are right after each; between calls they may be changed and loaded. Learning rates are read at each call.
-    What a graph has baked in (shapes, dtypes, plain arguments, ``training``, other numbers of a parameter group) makes the
-    signature: a new one is traced, an old one never again. If a call fails, model and optimizers are as they were.
+    What a graph has baked in (shapes, dtypes, plain arguments, attributes and hooks of modules, variables that the function
+    reads, other numbers of a parameter group) makes the signature: a new one is traced, an old one never again. If a call
+    fails, model and optimizers are as they were.
     """
 
     def __init__(
@@ -115,11 +118,14 @@ class CapturedStep:
         return pytree.tree_unflatten(leaves, made.spec)
 
     def _entry(self, arguments: Arguments, live: Live, making: Making) -> _Entry:
-        key = signature(arguments, live)
+        around = around_of(self._function, live)
+        key = signature(arguments, live, around)
         found = next((entry for entry in self._entries.get(key, ()) if entry.fits(live)), None)
         if found is not None:
             return found
         traced = trace_call(self._function, arguments, live, self._removed)
+        refuse_changed(around, around_of(self._function, live))
+        refuse_shared_writes(shared_memory(arguments, live), traced.made.outputs)
         step = described(traced.made, live)
         making.make(step.inputs["joint"])
         states = live.states() | self._removed

@@ -20,7 +20,7 @@ from pytest_fxbucket.capture.called_recorder import StepFunctions, StepRecorder
 from pytest_fxbucket.capture.recorder import Recorder
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.capture.stand_ins import in_modules, in_optimizers, refuse_other_kinds
-from pytest_fxbucket.capture.state import make_state
+from pytest_fxbucket.capture.state import first_step_differs, make_state
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.foreach import takes_fake_tensors
@@ -217,7 +217,7 @@ def _plain_rates(optimizer: Optimizer) -> Iterator[None]:
 def refuse_first_step(optimizer: Optimizer) -> None:
     """An optimizer whose first step is another than all later ones has no graph that does for all."""
     for group in optimizer.param_groups:
-        if group.get("momentum") and group.get("dampening"):
+        if first_step_differs(group):
             raise CaptureError(
                 "it is SGD with dampening, which takes its first gradient whole and no later one; take one step without "
                 "capture before, or set dampening to 0"

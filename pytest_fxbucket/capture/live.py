@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.sharing import called
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ class Live:
             for j, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
                     self._own(optimizer, f"group {j} of optimizer {i} ({type(optimizer).__name__})", parameter)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters, buffers and the gradients that are there, by what they are called in a sentence."""
+        gradients = {fqn: p.grad for fqn, p in self.params.items() if p.grad is not None}
+        roles = {"param": self.params, "buffer": self.buffers, "grad": gradients}
+        return {called(role, fqn): tensor for role, tensors in roles.items() for fqn, tensor in tensors.items()}
 
     def _own(self, optimizer: Optimizer, where: str, parameter: torch.Tensor) -> None:
         fqn = self.fqns.get(id(parameter))

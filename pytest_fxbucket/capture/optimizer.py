@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
+from pytest_fxbucket.capture.state import first_step_differs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, resolve
@@ -176,4 +177,9 @@ def _build(
         raise PlanError(f"{where} factory {spec.factory} gave a value of type {type(made).__name__}, expected an Optimizer")
     if flag := next((key for key in ("capturable", "differentiable") for group in made.param_groups if group.get(key)), None):
         raise PlanError(f"{where} sets {flag}, but a step is traced and compared without it; leave it out")
+    if any(map(first_step_differs, made.param_groups)):
+        raise PlanError(
+            f"{where} sets dampening, with which SGD takes its first gradient whole and no later one, so that no graph does for "
+            "all steps; leave it out"
+        )
     return made

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.capture.pictures import state_of
 from pytest_fxbucket.capture.repeat_calls import calls_of, refuse_irregular
 from pytest_fxbucket.capture.repeat_confirm import refuse_other
 from pytest_fxbucket.capture.repeat_errors import NotAlike
@@ -31,7 +32,6 @@ from pytest_fxbucket.capture.repeat_layers import (
     shortened,
 )
 from pytest_fxbucket.capture.repeat_names import Names
-from pytest_fxbucket.capture.repeat_pictures import state_of
 from pytest_fxbucket.capture.repeat_stamp import Stamp
 from pytest_fxbucket.capture.repeat_template import Template, Traced
 

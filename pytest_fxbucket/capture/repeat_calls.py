@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.pictures import Pictures
 from pytest_fxbucket.capture.repeat_errors import NotAlike
 from pytest_fxbucket.capture.repeat_layers import Run
-from pytest_fxbucket.capture.repeat_pictures import Pictures
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.children import children_of
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.pictures import Pictures, is_hooks, own_attributes
 from pytest_fxbucket.capture.repeat_errors import NotAlike
-from pytest_fxbucket.capture.repeat_pictures import Pictures, is_hooks, own_attributes
 from pytest_fxbucket.compat.children import children_of, with_children
 
 Treatment = Callable[[str], Hashable]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.sharing import Pair, called, overlapping
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.live import Live
+    from pytest_fxbucket.capture.reading import Name
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that are baked into a graph, and compared."""
@@ -40,23 +42,28 @@ class Arguments:
         return dict(found.values())
 
 
-def signature(arguments: Arguments, live: Live) -> Hashable:
-    """Equal for two calls exactly if one graph does for both, but for which parameters have a gradient beforehand."""
-    first = {id(tensor): fqn for fqn, tensor in (live.params | live.buffers).items()}
+def signature(arguments: Arguments, live: Live, around: Mapping[Name, object]) -> Hashable:
+    """Equal for two calls exactly if one graph does for both, but for which parameters have a gradient beforehand.
+
+    ``around`` is what :func:`around_of` gives.
+    """
+    first = {id(tensor): name for name, tensor in live.tensors().items()}
     leaves = tuple(
         (_tensor(leaf), first.setdefault(id(leaf), path)) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
         for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
     )
-    modules = tuple((fqn, type(module), *plain_attributes(module)) for fqn, module in live.model.named_modules())
+    modules = tuple((fqn, type(module)) for fqn, module in live.model.named_modules())
     tied = tuple((fqn, live.fqns[id(p)]) for fqn, p in live.model.named_parameters(remove_duplicate=False))
     tensors = tuple((fqn, _tensor(tensor)) for fqn, tensor in (live.params | live.buffers).items())
     groups = tuple((name, _group(group, live)) for name, group in live.groups())
-    return str(arguments.spec), leaves, modules, tied, tensors, groups, _around()
+    shared = tuple(shared_memory(arguments, live))
+    return str(arguments.spec), leaves, modules, tied, tensors, groups, shared, tuple(around.items()), _around()
 
 
-def plain_attributes(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Plain values that ``module`` keeps as attributes: whether it trains, a probability, an index."""
-    return ((name, repr(value)) for name, value in vars(module).items() if isinstance(value, PLAIN))
+def shared_memory(arguments: Arguments, live: Live) -> list[Pair]:
+    """Pairs of arguments, parameters, buffers and gradients that share memory, by what they are called."""
+    given = {called("batch", path): tensor for path, tensor in arguments.tensors().items()}
+    return list(overlapping(live.tensors() | given))
 
 
 def plain_values(group: dict[str, Any]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
 
     Each takes one step with gradients of negative zero, after which everything that was written gets its value from before the
     first write. Negative zero added to any number is that number, so momentum, which begins as a copy of the first gradient,
-    gives the same bits from this state as from none (with dampening it does not: the first gradient counts whole in eager).
+    gives the same bits from this state as from none (with dampening it does not, see :func:`first_step_differs`).
     Raises :class:`CaptureError` for real state that a second such step changes.
     """
     wanted = {id(tensor) for tensor in with_gradient}
@@ -43,6 +43,14 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
                 f"the optimizer {type(optimizer).__name__} puts another tensor in the place of its state {key!r} in each step, "
                 "so what that was before the first step is not known; write it in place, or make it in the constructor"
             )
+
+
+def first_step_differs(group: Mapping[str, Any]) -> bool:
+    """Whether a parameter group is that of SGD with dampening, which takes its first gradient whole and no later one.
+
+    No state from before its first step gives the bits of that step: plans and captured steps refuse it.
+    """
+    return bool(group.get("momentum") and group.get("dampening"))
 
 
 def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:

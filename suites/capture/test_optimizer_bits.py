@@ -68,7 +68,7 @@ def test_a_parameter_without_gradient_has_no_state_and_is_no_input(way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_dampening_gives_eagers_bits_from_the_second_step_on(way):
-    """Before the first step eager has no momentum, which no tensor can say when dampening is not 0."""
+    """Before the first step eager has no momentum, which no tensor can say; a captured step may begin behind that one."""
     build = one(SGD, lr=0.1, momentum=0.9, dampening=0.5, **WAYS[way])
     parameters = shards()
     grads = [gradients(parameters, number) for number in range(4)]

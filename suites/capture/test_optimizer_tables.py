@@ -115,6 +115,10 @@ def test_each_entrys_update_depends_on_its_own_gradients_alone():
         ([Table(factory="torch.optim:LBFGS")], "torch.optim:LBFGS runs the step's closure again and again"),
         ([Table(factory="torch.optim:SparseAdam")], "torch.optim:SparseAdam takes sparse gradients"),
         ([Table(args={"lr": 0.1, "capturable": True})], "[optimizer] sets capturable, but"),
+        (
+            [Table("torch.optim:SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5})],
+            "[optimizer] sets dampening, with which SGD takes its first gradient whole",
+        ),
     ],
 )
 def test_a_slip_is_one_sentence(tables, said):

@@ -15,19 +15,21 @@ import torch
 from torch import nn
 
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
-_SINGLE = (torch.Tensor, nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-_DEEP = 8
-_MANY = 1_000
+_SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+DEEP = 8
+"""How far what an object holds is looked at."""
+MANY = 1_000
+"""Items of the largest collection that is looked at, where the user's variables are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Very:
+class Very:
     """The very object, kept alive: equal to itself alone."""
 
     value: object
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Very) and other.value is self.value
+        return isinstance(other, Very) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -45,8 +47,8 @@ class Pictures:
             return (type(value), value)
         if isinstance(value, (float, complex)):
             return (type(value), repr(value))  # nan is like nan
-        if isinstance(value, _SINGLE) or depth > _DEEP:
-            return _Very(value)
+        if isinstance(value, _SINGLE) or depth > DEEP:
+            return Very(value)
         if id(value) not in self._of:
             self._of[id(value)] = (value, "a part of itself")
             self._of[id(value)] = (value, self._inside(value, depth + 1))
@@ -61,10 +63,20 @@ class Pictures:
             return (type(value), tuple(sorted(repr(self.of(item, depth)) for item in value)))
         if isinstance(value, partial):
             return (partial, self.of(value.func, depth), self.of(value.args, depth), self.of(value.keywords, depth))
-        held = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)} | getattr(value, "__dict__", {})
+        held = attributes_of(value)
         if not held:
-            return _Very(value)
+            return Very(value)
         return (type(value), tuple((name, self.of(item, depth)) for name, item in held.items()))
+
+
+def is_plain(value: object) -> bool:
+    """Whether ``value`` is one that holds nothing that might change."""
+    return isinstance(value, (*_PLAIN, float, complex))
+
+
+def attributes_of(value: object) -> dict[str, Any]:
+    """The object's own attributes, in slots or not."""
+    return {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)} | getattr(value, "__dict__", {})
 
 
 def _slots(value: object) -> Iterator[str]:
@@ -82,6 +94,17 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 def is_hooks(name: str) -> bool:
     """Whether ``name`` is an attribute in which torch keeps hooks by numbers that no two modules share."""
     return name.startswith("_") and "_hooks" in name
+
+
+def held_by(owner: object) -> dict[str, Any]:
+    """What ``owner``, a module or an optimizer, has of its own: attributes, a forward or step that was put in place, hooks."""
+    hooks = {
+        name: list(held.values()) for name, held in vars(owner).items() if held and is_hooks(name) and isinstance(held, dict)
+    }
+    if isinstance(owner, nn.Module):
+        return own_attributes(owner) | hooks
+    kept = ("state", "param_groups", "defaults")
+    return {name: value for name, value in vars(owner).items() if name not in kept and not name.startswith("_")} | hooks
 
 
 def state_of(model: nn.Module) -> dict[str, object]:
@@ -109,4 +132,4 @@ def _is_library(name: str) -> bool:
 
 
 def _small(value: object) -> bool:
-    return isinstance(value, (int, float, str, bool)) or (isinstance(value, (list, dict, set)) and len(value) <= _MANY)
+    return isinstance(value, (int, float, str, bool)) or (isinstance(value, (list, dict, set)) and len(value) <= MANY)

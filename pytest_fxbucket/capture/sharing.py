@@ -1,0 +1,56 @@
+"""Tensors of one call that share memory: a graph reads each of them once, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fxbucket.capture.roles import Value
+
+Pair = tuple[str, str]
+_CALLED = {"param": "parameter ", "buffer": "buffer ", "grad": "gradient of ", "batch": "argument "}
+
+
+def called(role: str, fqn: str) -> str:
+    """What to call a tensor in a sentence."""
+    return f"{_CALLED.get(role, f'{role} ')}{fqn}"
+
+
+def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
+    """Pairs of different tensors with memory in common, from the first byte of each to its last, by name."""
+    spans = sorted((span for name, tensor in tensors.items() if (span := _span(name, tensor))), key=lambda span: span[:2])
+    open_ones: list[tuple[str, int, int, str, int]] = []
+    for span in spans:
+        device, start, _, name, identity = span
+        open_ones = [one for one in open_ones if one[0] == device and one[2] > start]
+        yield from ((one[3], name) for one in open_ones if one[4] != identity)
+        open_ones.append(span)
+
+
+def _span(name: str, tensor: torch.Tensor) -> tuple[str, int, int, str, int] | None:
+    start = tensor.data_ptr()
+    if not start or not tensor.numel():
+        return None
+    if tensor.is_contiguous():
+        size = tensor.numel()
+    else:
+        size = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return str(tensor.device), start, start + size * tensor.element_size(), name, id(tensor)
+
+
+def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> None:
+    """Raise :class:`CaptureError` if one of ``pairs``, whose names :func:`called` gave, has a tensor that is ``written``."""
+    names = {called(value.role, value.fqn) for value in written}
+    for one, other in pairs:
+        if one in names or other in names:
+            both = f"arguments {one[9:]} and {other[9:]}" if _is_argument(one) and _is_argument(other) else f"{one} and {other}"
+            raise CaptureError(f"{both} share memory, and the step writes there; pass it once, or a clone")
+
+
+def _is_argument(name: str) -> bool:
+    return name.startswith("argument ")
