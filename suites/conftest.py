@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+
+from pytest_fxbucket.ranks.pools import Pools
 
 pytest_plugins = ["pytester"]
 
@@ -12,6 +15,14 @@ pytest_plugins = ["pytester"]
 def pytest_configure() -> None:
     """Where CI is set, accepting goldens asks for more, and pytest shows more; before fixtures of any scope."""
     os.environ.pop("CI", None)
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """One set of warm pools for all tests of a process."""
+    pools = Pools()
+    yield pools
+    pools.close()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from fixtures.reference.stepping import built, imported
 from pytest_fxbucket.capture.mesh import Mesh, make_groups
 from pytest_fxbucket.capture.parts import Parts
+from pytest_fxbucket.capture.roles import Parameter
 from pytest_fxbucket.graph.portable import decode
 
 
@@ -46,17 +47,18 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
 
 def own_rows(rank: int, payload: Mapping[str, Any], padded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of ``padded`` as torch.chunk deals their rows, without padding."""
-    mesh: Mesh = payload["capture_mesh"]
     described = {p.fqn: p for p in payload["parameters"]}
     for fqn, tensor in padded.items():
-        parameter = described[fqn]
-        if not payload["by_rows"]:
-            yield fqn, tensor.clone()
-            continue
-        along = "dp_shard_mod_ep" if parameter.is_expert else "dp_shard"
-        chunks = torch.empty(parameter.local_shape[0], 0).chunk(mesh.degree(along))
-        at = mesh.at(rank, along)
-        yield fqn, tensor[: len(chunks[at]) if at < len(chunks) else 0].clone()
+        rows = rows_of(rank, payload["capture_mesh"], described[fqn]) if payload["by_rows"] else len(tensor)
+        yield fqn, tensor[:rows].clone()
+
+
+def rows_of(rank: int, mesh: Mesh, parameter: Parameter) -> int:
+    """How many rows of ``parameter`` torch.chunk deals to ``rank``."""
+    along = "dp_shard_mod_ep" if parameter.is_expert else "dp_shard"
+    chunks = torch.empty(parameter.local_shape[0], 0).chunk(mesh.degree(along))
+    at = mesh.at(rank, along)
+    return len(chunks[at]) if at < len(chunks) else 0
 
 
 def graph_once(rank: int, world: int, payload: Any) -> list[Tensor]:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from pytest_fxbucket.ranks.pools import Pools
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
-
-
-@pytest.fixture
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 def test_bucketed_data_parallel_steps_train_as_eager_on_two_ranks(pools: Pools) -> None:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.ranks.pools import Pools
 from suites.capture.functional_graphs import same
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 FSDP = {"w": ((5, 7), {"dp": 0}), "norm.weight": ((9,), {"dp": 0}), "out.bias": ((33,), {"dp": 0})}

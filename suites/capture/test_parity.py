@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,13 +13,16 @@ from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
 
 
-def of_two_layers(plan: Plan) -> Plan:
-    """``plan`` with 2 layers: more of the same say nothing new."""
+def small(plan: Plan) -> Plan:
+    """``plan`` with 2 narrow layers, or 1 on more than 4 ranks: more of the same says nothing new."""
     assert plan.model is not None
-    if "llama:" not in plan.model.factory:
+    if ".llama:" not in plan.model.factory:
         return plan
-    entries = tuple(entry for entry in plan.bucket.plan if not re.fullmatch(r"layers\.([2-9]|\d\d+)", entry.name))
-    model = replace(plan.model, args={**plan.model.args, "layers": 2})
+    layers = 2 if plan.world_size <= 4 else 1
+    entries = tuple(
+        entry for entry in plan.bucket.plan if not (of := re.fullmatch(r"layers\.(\d+)", entry.name)) or int(of[1]) < layers
+    )
+    model = replace(plan.model, args={**plan.model.args, "layers": layers, "dim": 32})
     return replace(plan, model=model, bucket=replace(plan.bucket, plan=entries))
 
 
@@ -31,18 +33,15 @@ def is_fsdp2(plan: Plan) -> bool:
 
 
 FSDP2 = apart(
-    {name: of_two_layers(plan) for name, plan in PLANS.items() if is_fsdp2(plan)}
+    {name: small(plan) for name, plan in PLANS.items() if is_fsdp2(plan)}
     | {
-        "llama: bfloat16 reduction": of_two_layers(changed("llama", reduce_dtype=None)),
-        "llama: float32 parameters, bfloat16 reduction": changed("tp", param_dtype=None, reduce_dtype="bfloat16"),
-        "llama_tied: kept": of_two_layers(changed("llama_tied", reshard_after_forward=False)),
-        "uneven: bfloat16 inputs and parameters": changed("uneven", param_dtype="bfloat16", reduce_dtype="float32"),
-        "uneven: kept": changed("uneven", reshard_after_forward=False),
-        "hf_llama: float32, kept": changed("hf_llama", param_dtype=None, reduce_dtype=None, reshard_after_forward=False),
+        "llama: bfloat16 reduction": small(changed("llama", reduce_dtype=None)),
+        "uneven: bfloat16 inputs and parameters, kept": changed(
+            "uneven", param_dtype="bfloat16", reduce_dtype="float32", reshard_after_forward=False
+        ),
         "checkpoint: kept": changed("checkpoint", reshard_after_forward=False),
         "hybrid: float32": changed("hybrid", param_dtype=None),
-        "hybrid: bfloat16 reduction": changed("hybrid", reduce_dtype=None),
-        "2 microbatches": changed("checkpoint", microbatches=2),
+        "2 microbatches, checkpoint": changed("checkpoint", microbatches=2),
         "2 microbatches: bfloat16 reduction": changed("hybrid", microbatches=2, reduce_dtype=None),
         "2 microbatches: float32 parameters, bfloat16 reduction": changed(
             "hybrid", microbatches=2, param_dtype=None, reduce_dtype="bfloat16"
@@ -50,14 +49,6 @@ FSDP2 = apart(
         "2 microbatches: tp": changed("tp", microbatches=2),
     }
 )
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 @pytest.mark.parametrize("plan", FSDP2.values(), ids=FSDP2.keys())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,6 @@ ROOT = HERE.parents[1]
 RANKS = 4
 (PLAN,) = load_plans(ROOT / "fixtures" / "plans" / "traced.toml")
 BARE = replace(PLAN, graph=Graph("fixtures.models.traced:bare"))
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 def run_of(plan: Plan, pools: Pools, tmp_path: Path) -> PlanRun:

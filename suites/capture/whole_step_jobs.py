@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from parity_jobs import rows_of
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.reference.stepping import called, imported, loss_of
+from fixtures.reference import by_torch
+from fixtures.reference.stepping import backward, imported, local
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.bitwise_job import KEPT, Task, state_and_batches
 from pytest_fxbucket.graph.portable import decode
 
 Step = dict[str, dict[str, Tensor]]
 """By ``loss``, ``gradient``, ``parameter`` and ``state``, then by name; of this rank's own rows."""
+
+ROLES = {"loss": "loss", "grad": "gradient", "param": "parameter", "state": "state"}
 
 
 def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]:
@@ -35,41 +35,26 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]
         results = {(v.role, v.fqn): result for v, result in zip(task.outputs, made, strict=True)}
         now.update({key: value for key, value in results.items() if key in now})
         now.update({key: value * payload["decay"] for key, value in now.items() if key[0] == "hyper"})
-        steps.append(dict(_sorted(results, payload["shapes"], _index(rank, payload), payload["shards"])))
+        by_role = {what: {fqn: value for (of, fqn), value in results.items() if of == role} for role, what in ROLES.items()}
+        steps.append({what: dict(_own(found, rank, task)) for what, found in by_role.items()})
     return steps
 
 
-def _sorted(
-    results: Mapping[tuple[str, str], Tensor], shapes: Mapping[str, Any], index: int, shards: int
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    names = {"loss": "loss", "grad": "gradient", "param": "parameter", "state": "state"}
-    for role, what in names.items():
-        found = {fqn: value.clone() for (of, fqn), value in results.items() if of == role}
-        yield what, dict(_own(found, shapes, index, shards))
-
-
-def _own(found: Mapping[str, Tensor], shapes: Mapping[str, Any], index: int, shards: int) -> Iterator[tuple[str, Tensor]]:
+def _own(found: Mapping[str, Tensor], rank: int, task: Task) -> Iterator[tuple[str, Tensor]]:
+    """Without what pads: rows of parameters, and of state that has the shape of its parameter."""
+    described = {parameter.fqn: parameter for parameter in task.parameters}
     for name, value in found.items():
-        owner = next((fqn for fqn in shapes if name == fqn or name.startswith(f"{fqn}.")), None)
-        if owner is None or not value.dim():
-            yield name, value
-        else:
-            chunks = torch.empty(shapes[owner][0], 0).chunk(shards)
-            yield name, value[: len(chunks[index]) if index < len(chunks) else 0]
-
-
-def _index(rank: int, payload: Mapping[str, Any]) -> int:
-    return rank % int(payload["shards"])
+        owner = described.get(name) or described.get(name.rpartition(".")[0])
+        is_whole = owner is None or not value.dim()
+        yield name, (value if is_whole else value[: rows_of(rank, task.mesh, owner)]).clone()  # type: ignore[arg-type]
 
 
 def eager_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]:
-    """The same by torch: ``fully_shard`` on a mesh of ``replicas`` x ``shards``, or DistributedDataParallel with 1 shard.
+    """The same by torch: ``wrapped`` is ``fsdp2`` or ``ddp`` of by_torch, whose keys ``payload`` has.
 
     ``optimizers`` are (factory, arguments, [(FQNs, arguments of the group)]); ``clip_norm`` as ``clip_grad_norm_`` takes it.
     """
-    torch.manual_seed(0)
-    model: nn.Module = imported(payload["factory"])(**payload["args"])
-    wrapped = _parallel(model, world // payload["shards"], payload["shards"], payload["units"])
+    model, call = getattr(by_torch, payload["wrapped"])(payload)
     named = dict(model.named_parameters())
     optimizers = [
         factory([{"params": [named[fqn] for fqn in fqns], **more} for fqns, more in groups], **args)
@@ -77,10 +62,8 @@ def eager_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]
     ]
     steps: list[Step] = []
     for number in range(payload["steps"]):
-        batch = imported(payload["batch"])(rank, number)
-        loss = loss_of(called(wrapped, batch), batch, payload["loss"])
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = {fqn: _local(p.grad).clone() for fqn, p in named.items() if p.grad is not None}
+        loss = backward(imported(payload["batch"])(payload["data_rank"][rank], number), payload, call)
+        gradients = {fqn: local(p.grad).clone() for fqn, p in named.items() if p.grad is not None}
         if payload["clip_norm"]:
             nn.utils.clip_grad_norm_(model.parameters(), payload["clip_norm"])
         for optimizer in optimizers:
@@ -91,32 +74,15 @@ def eager_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]
         held = {fqn: _state_of(optimizers, parameter) for fqn, parameter in named.items()}
         steps.append(
             {
-                "loss": {"": loss.detach().clone()},
+                "loss": {"": loss},
                 "gradient": gradients,
-                "parameter": {fqn: _local(parameter).clone() for fqn, parameter in named.items() if fqn in gradients},
-                "state": {f"{fqn}.{key}": _local(value).clone() for fqn, of in held.items() for key, value in of.items()},
+                "parameter": {fqn: local(parameter).clone() for fqn, parameter in named.items() if fqn in gradients},
+                "state": {f"{fqn}.{key}": local(value).clone() for fqn, of in held.items() for key, value in of.items()},
             }
         )
     return steps
 
 
-def _parallel(model: nn.Module, replicas: int, shards: int, units: Sequence[Sequence[str]]) -> nn.Module:
-    if shards == 1:
-        return DistributedDataParallel(model)
-    names = ("dp_replicate", "dp_shard")
-    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=names)
-    over = mesh if replicas > 1 else mesh["dp_shard"]
-    for unit in units:
-        fully_shard([model.get_submodule(name) for name in unit], mesh=over)
-    fully_shard(model, mesh=over)
-    return model
-
-
 def _state_of(optimizers: Sequence[torch.optim.Optimizer], parameter: Tensor) -> dict[str, Tensor]:
     owner = next((one for one in optimizers if parameter in one.state), None)
     return {} if owner is None else {key: value for key, value in owner.state[parameter].items() if isinstance(value, Tensor)}
-
-
-def _local(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +27,6 @@ PLAN = Plan(
 TOO_FEW = "nccl needs 2 GPUs, this machine has 0"
 NO_GPUS = Machine(has_cuda=True, has_nccl=True)
 GPUS = Machine(("GPU-a", "GPU-b"), has_cuda=True, has_nccl=True)
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 @pytest.fixture

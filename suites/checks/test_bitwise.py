@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,14 +144,6 @@ class TestJudging:
         assert first_node_lines(outcomes) == [
             "first node whose bits differ: add (aten.add), node 4 of the bucketed graph, on rank 2"
         ]
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 @pytest.fixture

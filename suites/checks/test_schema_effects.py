@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,14 +158,6 @@ CASES: dict[tuple[str, str], Case] = {
 }
 # Take a key out once capture reads it; its test is red then.
 PARAMETERS = [pytest.param(*key, id="-".join(key)) for key in CASES]
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 def test_every_key_of_the_schema_has_a_case() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,6 @@ steps = 2
 timeout_s = 60
 """
 ALL = '["layers.*"]'
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    made = Pools()
-    made.start()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
