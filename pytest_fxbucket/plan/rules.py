@@ -145,11 +145,26 @@ def callable_name(doc: str, *names: str) -> Metadata:
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, str) or not (value in names or _CALLABLE.fullmatch(value)):
-            known = nearest(value, list(names)) if isinstance(value, str) else ""
-            raise PlanError(f"{wrong(where, expects, value)}{known}")
+            raise PlanError(f"{wrong(where, expects, value)}{_meant(value, names)}")
         return value
 
     return {"rule": Rule(doc, expects, read)}
+
+
+_ELSEWHERE = {"ddp": "replicate", "fsdp": "fully_shard", "fsdp2": "fully_shard", "zero3": "fully_shard", "hsdp": "hybrid_shard"}
+"""What others call the same."""
+_DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)")
+
+
+def _meant(value: object, names: tuple[str, ...]) -> str:
+    """Which of ``names``, or which callable, was meant, as ``; did you mean "x"?``; nothing if that is not known."""
+    if not isinstance(value, str):
+        return ""
+    if (own := _ELSEWHERE.get(value.lower())) in names:
+        return f"; did you mean {show(own)}?"
+    if dotted := _DOTTED.fullmatch(value):
+        return f'; did you mean "{dotted[1]}:{dotted[2]}"?'
+    return nearest(value, list(names))
 
 
 def keyword_arguments(doc: str) -> Metadata:

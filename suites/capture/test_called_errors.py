@@ -46,7 +46,7 @@ def at(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the first line that has ``text``."""
     lines, first = inspect.getsourcelines(function)
     number = next(i for i, line in enumerate(lines) if text in line)
-    return f"test_called_errors.py:{first + number} in {function.__name__}"
+    return f"suites/capture/test_called_errors.py:{first + number} in {function.__name__}"
 
 
 def forward(run: Run, x: torch.Tensor) -> torch.Tensor:

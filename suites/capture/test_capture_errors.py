@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import capture_models
@@ -30,7 +31,8 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the line of ``function`` that begins with ``text``."""
     lines, first = inspect.getsourcelines(function)
     number = next(i for i, line in enumerate(lines) if line.strip().startswith(text))
-    return f"capture_models.py:{first + number} in {function.__name__}"
+    path = Path(inspect.getsourcefile(function) or "").relative_to(Path.cwd())
+    return f"{path.as_posix()}:{first + number} in {function.__name__}"
 
 
 def test_a_factory_that_raises_is_told_at_its_own_line() -> None:

@@ -48,7 +48,8 @@ def test_a_users_optimizer_is_refused_with_the_users_own_line():
 
     text = refusal(Careful)
     assert re.search(
-        r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it decides by the value", text
+        r"optimizer Careful cannot be traced at suites/capture/test_optimizer_errors.py:\d+ in update: it decides by the value",
+        text,
     )
 
 
