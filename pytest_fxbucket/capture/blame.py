@@ -27,8 +27,13 @@ def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _
     except Exception as error:
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
-        text = untraceable(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:400]}{hint(error)}"
+        text = untraceable(error) or f"{type(error).__name__}: {_said(error, hint(error))}"
         raise CaptureError(f"{doing()} failed{where}: {text}") from error
+
+
+def _said(error: Exception, hint: str) -> str:
+    text = " ".join(str(error).split())[:400]
+    return f"{text.rstrip('.')}; {hint}" if hint else text
 
 
 def user_frame(error: BaseException) -> str:

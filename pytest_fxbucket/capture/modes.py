@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -68,19 +69,25 @@ def modes_of(parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> 
 
 def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> Mode:
     make = cast("Callable[[Parallel, Mesh], object]", import_callable(name, where))
-    with blamed(lambda: f"mode {name}"):
+    with blamed(lambda: f"mode {name}"), _naming(f"mode {name}: "):
         made = make(parallel, mesh)
-    _refuse_no_mode(name, made)
-    mode = cast("Mode", made)
+    mode = _checked(name, made)
     if mode.along:
-        try:
+        with _naming(f"mode {name} parts parameters along {show(mode.along)}, but "):
             mesh.refuse_unknown(mode.along)
-        except CaptureError as error:
-            raise CaptureError(f"mode {name} parts parameters along {show(mode.along)}, but {error}") from None
     return mode
 
 
-def _refuse_no_mode(name: str, made: object) -> None:
+@contextmanager
+def _naming(beginning: str) -> Iterator[None]:
+    """Begin what a mesh says of a name that it does not have with who used it."""
+    try:
+        yield
+    except CaptureError as error:
+        raise CaptureError(f"{beginning}{error}") from None
+
+
+def _checked(name: str, made: object) -> Mode:
     if made is None:
         raise CaptureError(f"mode {name} returned None, expected a Mode")
     lacking = [method for method in ("part", "gather", "reduce") if not callable(getattr(made, method, None))]
@@ -89,3 +96,4 @@ def _refuse_no_mode(name: str, made: object) -> None:
     if lacking:
         kind, what = type(made).__name__, f"no {'' if lacking[0] == 'along' else 'method '}{lacking[0]}"
         raise CaptureError(f"mode {name} gave a value of type {kind}, which has {what}; expected a Mode")
+    return cast("Mode", made)

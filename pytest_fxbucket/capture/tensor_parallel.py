@@ -73,7 +73,7 @@ def blame_tp(parted: Mapping[str, Parted], ranks: int, error: Exception) -> str:
         else f"the output of {narrow[0]} (colwise) is a rank's part"
     )
     return (
-        f"; under tp = {ranks} {outputs}: let heads follow from the width, as in view(batch, sequence, -1, head_dim), "
+        f"under tp = {ranks} {outputs}: let heads follow from the width, as in view(batch, sequence, -1, head_dim), "
         "and make what reads them rowwise"
     )
 

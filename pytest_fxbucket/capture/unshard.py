@@ -37,7 +37,7 @@ class Travel:
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
         whole = self.mode.gather(part.to(self.param_dtype or part.dtype), self.shape)
-        self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", "cut off what part() added")
+        self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", _use(whole, self.shape))
         return whole
 
     def reduce(self, gradient: torch.Tensor, part: torch.Size) -> torch.Tensor:
@@ -62,6 +62,11 @@ class Travel:
         """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
         dtype = self.reduce_dtype or gradient.dtype
         return (gradient if before is None else before + gradient).to(dtype)
+
+
+def _use(whole: object, shape: torch.Size) -> str:
+    is_longer = isinstance(whole, torch.Tensor) and whole.numel() > shape.numel()
+    return "cut off what part() added" if is_longer else "give the whole of what part() parts, alike on every rank"
 
 
 class _Unshard(torch.autograd.Function):

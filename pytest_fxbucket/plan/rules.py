@@ -203,7 +203,6 @@ def _cap(value: object, where: str, expects: str) -> float:
 def degrees(doc: str) -> Metadata:
     """Take a table of mesh degrees, as a dict; pp is not built yet."""
     expects = "a table such as { dp_shard = 4 }"
-    count: Callable[[object, str], object] = whole("", least=2)["rule"].read
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, Mapping):
@@ -213,9 +212,18 @@ def degrees(doc: str) -> Metadata:
                 raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
             if name == "pp":
                 raise not_built(f"{where}.{name}", degree, "the other dimensions")
-        return {name: count(degree, f"{where}.{name}") for name, degree in value.items()}
+        return {name: _of_several(degree, f"{where}.{name}") for name, degree in value.items()}
 
     return {"rule": Rule(doc, expects, read)}
+
+
+def _of_several(degree: object, where: str) -> object:
+    if degree == 1 and not isinstance(degree, bool):
+        raise PlanError(
+            f"{where} must be a whole number of at least 2, not 1: along one rank there is nothing to compare; use 2, or leave "
+            "it out where [parallel] has 1"
+        )
+    return whole("", least=2)["rule"].read(degree, where)
 
 
 def number(doc: str, *, least: float) -> Metadata:

@@ -119,7 +119,7 @@ def test_lbfgs_is_told_at_its_line() -> None:
 def test_an_optimizer_that_decides_by_its_counter_is_told() -> None:
     run = trained(lambda model: torch.optim.RAdam(model.parameters()))
     text = refused(usual(run.model, run.optimizers), run)
-    assert text.startswith("tracing the step of the optimizer RAdam failed at called_twins.py:")
+    assert text.startswith("tracing the step of the optimizer RAdam failed at suites/capture/called_twins.py:")
     assert "decides by the value of a number" in text
 
 
