@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,11 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
-def blamed(doing: Callable[[], str]) -> Iterator[None]:
-    """Turn any exception of the block into a :class:`CaptureError` that names what was being done, and the user's frame."""
+def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _: "") -> Iterator[None]:
+    """Turn any exception of the block into a :class:`CaptureError` that names what was being done, and the user's frame.
+
+    ``hint`` ends the sentence, for an exception that is not about tracing itself.
+    """
     try:
         yield
     except FxbucketError:
@@ -23,8 +27,13 @@ def blamed(doing: Callable[[], str]) -> Iterator[None]:
     except Exception as error:
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
-        text = untraceable(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        text = untraceable(error) or f"{type(error).__name__}: {_said(error, hint(error))}"
         raise CaptureError(f"{doing()} failed{where}: {text}") from error
+
+
+def _said(error: Exception, hint: str) -> str:
+    text = " ".join(str(error).split())[:400]
+    return f"{text.rstrip('.')}; {hint}" if hint else text
 
 
 def user_frame(error: BaseException) -> str:
@@ -35,5 +44,14 @@ def user_frame(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and not any(path.is_relative_to(root) for root in foreign):
-            return f"{path.name}:{frame.lineno} in {frame.name}"
+            return f"{_shown(path)}:{frame.lineno} in {frame.name}"
     return ""
+
+
+def _shown(path: Path) -> str:
+    """``path`` from the current directory if it is below it, else from the folder that it is imported from."""
+    path = path.resolve()
+    for root in (Path.cwd(), *(Path(entry).resolve() for entry in sys.path if entry)):
+        if path.is_relative_to(root) and root != Path(root.anchor):
+            return path.relative_to(root).as_posix()
+    return path.name

@@ -11,8 +11,6 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
-    import torch
-
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.plan.schema import Model, Plan
 
@@ -80,13 +78,9 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
 
 def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any], Any]]:
     """The factory, batch and loss that ``[model]`` names. Raises :class:`PlanError` for one that cannot be imported."""
+    from pytest_fxbucket.capture.losses import own_loss
+
     factory = import_callable(model.factory, f"{where}: [model] factory")
     batch = import_callable(model.batch, f"{where}: [model] batch")
     loss = import_callable(model.loss, f"{where}: [model] loss") if model.loss else own_loss
     return factory, batch, loss
-
-
-def own_loss(output: Any, batch: Any) -> torch.Tensor:
-    """``output.loss``, or the output itself: the loss of a plan that names none."""
-    loss: torch.Tensor = getattr(output, "loss", output)
-    return loss

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.forwards import Forwards, other_forwards
+from pytest_fxbucket.capture.losses import refuse_other_loss
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.parts import Parts, describe_parameters
-from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again, refuse_other_loss
+from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
+from pytest_fxbucket.capture.tensor_parallel import blame_tp
 from pytest_fxbucket.capture.unshard import Reader, Travel, read_by
 from pytest_fxbucket.capture.whole_output import Shapes, refuse_parts, shapes_of
 from pytest_fxbucket.compat import pytree, trace
@@ -61,7 +64,7 @@ def trace_joint(
     cannot be traced.
     """
     step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count)
-    with fake_mode, blamed(lambda: f"tracing {step.namer.where}"):
+    with fake_mode, blamed(lambda: f"tracing {step.namer.where}", partial(blame_tp, forwards.parted, parts.mesh.degree("tp"))):
         graph_module = trace.trace(step, step.inputs)
     refuse_constants(graph_module, model)
     refuse_drawing_again(graph_module, forwards.recomputed)
@@ -168,7 +171,7 @@ class _JointStep:
             refuse_parts(self.whole, output, colwise, self.parts.mesh.degree("tp"))
         loss = self.loss(output, batch)
         self._refuse_new_buffers()
-        refuse_other_loss(loss)
+        refuse_other_loss(self.loss, output, loss)
         return loss / self.count if self.count > 1 else loss
 
     def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
@@ -183,7 +186,9 @@ class _JointStep:
     def _refuse_new_buffers(self) -> None:
         """A buffer that forward replaces would keep its old value in the graph."""
         for fqn, buffer in self.model.named_buffers():
-            if buffer is not self.buffers.get(fqn):
+            if fqn not in self.buffers:
+                raise CaptureError(f"buffer {fqn} is new in forward, so it is no input of the step; register it in __init__")
+            if buffer is not self.buffers[fqn]:
                 raise CaptureError(f"buffer {fqn} is replaced in forward; write it in place, as with copy_")
 
     def _travel(self, parameter: Parameter) -> Travel:
@@ -193,4 +198,6 @@ class _JointStep:
             torch.Size(parameter.local_shape),
             self.param_dtype,
             dtype_named(parallel.reduce_dtype),
+            parameter.fqn,
+            parallel.mode,
         )

@@ -14,6 +14,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.roles import MeshDim
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan.rules import nearest, one_or_other, show
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
@@ -22,6 +24,8 @@ _PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
 """Dimensions that a name stands for, as far as a mesh has them."""
 GROUPED = ("dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
 """What groups are made along."""
+KNOWN = ("pp", *GROUPED)
+"""What may be asked of any mesh; one that it does not have is of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Dimensions of more than one rank, the outermost first."""
+    """Dimensions of more than one rank, the outermost first. Its methods raise CaptureError for a name that is none."""
 
     dims: tuple[MeshDim, ...]
 
@@ -94,7 +98,16 @@ class Mesh:
                 found[self.group(name).name] = self.ranks(rank, name)
         return found
 
+    def refuse_unknown(self, name: str) -> None:
+        """Raise :class:`CaptureError`, with the nearest of the mesh's own, for a name that is no dimension."""
+        if name in KNOWN or any(dim.name == name for dim in self.dims):
+            return
+        longer = [show(known) for known in GROUPED if name and known.startswith(name) and self.degree(known) > 1]
+        near = f"; did you mean {one_or_other(longer)}?" if longer else nearest(name, list(KNOWN))
+        raise CaptureError(f"the mesh has no dimension {show(name)}{near}")
+
     def _along(self, name: str) -> tuple[MeshDim, ...]:
+        self.refuse_unknown(name)
         return tuple(dim for dim in self.dims if dim.name in _PARTS.get(name, (name,)))
 
     def _place(self, rank: int) -> tuple[int, ...]:

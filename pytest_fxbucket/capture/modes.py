@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -13,13 +14,13 @@ from pytest_fxbucket.capture.replicated import Replicated
 from pytest_fxbucket.capture.sharded import Sharded
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.rules import show
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Parallel
 
 
-@runtime_checkable
 class Mode(Protocol):
     """A parallel mode. Its methods are traced, but for ``part``, and must be the same on every rank."""
 
@@ -68,11 +69,31 @@ def modes_of(parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> 
 
 def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> Mode:
     make = cast("Callable[[Parallel, Mesh], object]", import_callable(name, where))
-    with blamed(lambda: f"mode {name}"):
+    with blamed(lambda: f"mode {name}"), _naming(f"mode {name}: "):
         made = make(parallel, mesh)
-    if not isinstance(made, Mode):
-        lacking = [method for method in ("along", "part", "gather", "reduce") if not hasattr(made, method)]
-        raise CaptureError(
-            f"mode {name} gave a value of type {type(made).__name__}, which has no {lacking[0]}; expected a Mode"
-        )
-    return made
+    mode = _checked(name, made)
+    if mode.along:
+        with _naming(f"mode {name} parts parameters along {show(mode.along)}, but "):
+            mesh.refuse_unknown(mode.along)
+    return mode
+
+
+@contextmanager
+def _naming(beginning: str) -> Iterator[None]:
+    """Begin what a mesh says of a name that it does not have with who used it."""
+    try:
+        yield
+    except CaptureError as error:
+        raise CaptureError(f"{beginning}{error}") from None
+
+
+def _checked(name: str, made: object) -> Mode:
+    if made is None:
+        raise CaptureError(f"mode {name} returned None, expected a Mode")
+    lacking = [method for method in ("part", "gather", "reduce") if not callable(getattr(made, method, None))]
+    if not isinstance(getattr(made, "along", None), str):
+        lacking.insert(0, "along")
+    if lacking:
+        kind, what = type(made).__name__, f"no {'' if lacking[0] == 'along' else 'method '}{lacking[0]}"
+        raise CaptureError(f"mode {name} gave a value of type {kind}, which has {what}; expected a Mode")
+    return cast("Mode", made)

@@ -10,6 +10,7 @@ import torch
 from pytest_fxbucket.capture.state import first_step_differs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.rules import nearest
 from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, resolve
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def _listed(
         raise PlanError(f"{open_ones[0]} and {open_ones[1]} both name no params; one may, and has what no other group has")
     if rest and not open_ones:
         raise PlanError(
-            f"{where} groups leave out the parameter {rest[0]}; add it to one, or a group without params for the rest"
+            f"{where} groups leave out the parameter {rest[0]}; add it to one, "
+            "or add a group without params, `{}`, which has the rest"
         )
     if open_ones and not rest:
         raise PlanError(f"{open_ones[0]} has no parameter left; the others have them all, so take it out")
@@ -175,6 +177,7 @@ def _build(
         raise PlanError(f"{where} factory {spec.factory} raised {type(error).__name__}: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
         raise PlanError(f"{where} factory {spec.factory} gave a value of type {type(made).__name__}, expected an Optimizer")
+    _refuse_other_options(where, [options for _, options in groups], made)
     if flag := next((key for key in ("capturable", "differentiable") for group in made.param_groups if group.get(key)), None):
         raise PlanError(f"{where} sets {flag}, but a step is traced and compared without it; leave it out")
     if any(map(first_step_differs, made.param_groups)):
@@ -183,3 +186,12 @@ def _build(
             "all steps; leave it out"
         )
     return made
+
+
+def _refuse_other_options(where: str, groups: Sequence[Mapping[str, Any]], made: Optimizer) -> None:
+    """torch takes any option of a group, and never reads one that it does not know."""
+    known = [*made.defaults, "params"]
+    for number, options in enumerate(groups, 1):
+        if foreign := next((key for key in options if key not in known), None):
+            near = nearest(foreign, known) or f"; known are {', '.join(made.defaults)}"
+            raise PlanError(f'{where} groups {number} has no option "{foreign}"{near}')

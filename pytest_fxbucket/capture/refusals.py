@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,19 +13,6 @@ from pytest_fxbucket.graph.ops import overload
 
 if TYPE_CHECKING:
     from torch import fx, nn
-
-
-def refuse_other_loss(loss: Any) -> None:
-    """A loss is a scalar tensor that depends on a trainable parameter."""
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        gave = (
-            f"a tensor of shape {tuple(loss.shape)}"
-            if isinstance(loss, torch.Tensor)
-            else f"a value of type {type(loss).__name__}"
-        )
-        raise CaptureError(f"the loss must be a scalar tensor, but [model] loss gave {gave}")
-    if not loss.requires_grad:
-        raise CaptureError("the loss does not depend on any trainable parameter, so there is no step to check")
 
 
 def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:

@@ -51,12 +51,31 @@ def parted_linears(model: nn.Module, styles: Mapping[str, str]) -> dict[str, Par
     for fqn, style in styles.items():
         module = model.get_submodule(fqn)
         if type(module).forward is not torch.nn.Linear.forward:
+            kind = type(module).__name__
+            article = "an" if kind[0] in "AEIOU" else "a"
             raise CaptureError(
-                f"tp_plan makes {fqn} {style}, but it is a {type(module).__name__}; only modules with the forward of "
+                f"tp_plan makes {fqn} {style}, but it is {article} {kind}; only modules with the forward of "
                 'torch.nn.Linear can be parted, others need mode = "module:callable"'
             )
         found[fqn] = Parted(style)
     return found
+
+
+def blame_tp(parted: Mapping[str, Parted], ranks: int, error: Exception) -> str:
+    """End of the sentence about ``error``, which a model raised while its linears ``parted`` gave parts of their outputs."""
+    narrow = [fqn for fqn, how in parted.items() if how.style == "colwise"]
+    if ranks == 1 or not narrow or not isinstance(error, (RuntimeError, ValueError, IndexError)):
+        return ""
+    more = f" and {len(narrow) - 1} more" if narrow[1:] else ""
+    outputs = (
+        f"the outputs of {narrow[0]}{more} (colwise) are a rank's part"
+        if more
+        else f"the output of {narrow[0]} (colwise) is a rank's part"
+    )
+    return (
+        f"under tp = {ranks} {outputs}: let heads follow from the width, as in view(batch, sequence, -1, head_dim), "
+        "and make what reads them rowwise"
+    )
 
 
 def _refuse_whole(fqn: str, width: int, part: int, ranks: int) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.errors import CaptureError
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -28,10 +30,33 @@ class Travel:
     """dtype that it is gathered in; None: its own."""
     reduce_dtype: torch.dtype | None
     """dtype that its gradient is reduced in; None: the gradient's own."""
+    fqn: str = "a parameter"
+    mode_name: str = ""
+    """The mode's own, as the plan has it, for what is said of its mistakes."""
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole parameter."""
-        return self.mode.gather(part.to(self.param_dtype or part.dtype), self.shape)
+        """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
+        whole = self.mode.gather(part.to(self.param_dtype or part.dtype), self.shape)
+        self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", _use(whole, self.shape))
+        return whole
+
+    def reduce(self, gradient: torch.Tensor, part: torch.Size) -> torch.Tensor:
+        """Rank's part of ``gradient``, of the shape ``part``. Raises :class:`CaptureError` for a mode that gives another."""
+        reduced = self.mode.reduce(gradient)
+        self._refuse_other_shape(
+            "reduce",
+            reduced,
+            part,
+            f"for the gradient of {self.fqn}, of which part()'s shape",
+            "give the part that part() gives",
+        )
+        return reduced
+
+    def _refuse_other_shape(self, method: str, given: object, shape: torch.Size, of: str, use: str) -> None:
+        if isinstance(given, torch.Tensor) and given.shape == shape:
+            return
+        what = list(given.shape) if isinstance(given, torch.Tensor) else f"a value of type {type(given).__name__}"
+        raise CaptureError(f"mode {self.mode_name}: {method} gave {what} {of} is {list(shape)}; {use}")
 
     def unreduced(self, gradient: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
         """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
@@ -39,19 +64,24 @@ class Travel:
         return (gradient if before is None else before + gradient).to(dtype)
 
 
+def _use(whole: object, shape: torch.Size) -> str:
+    is_longer = isinstance(whole, torch.Tensor) and whole.numel() > shape.numel()
+    return "cut off what part() added" if is_longer else "give the whole of what part() parts, alike on every rank"
+
+
 class _Unshard(torch.autograd.Function):
     """Part to whole parameter; in backward whole gradient to the averaged part."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, travel: Travel, before: torch.Tensor | None) -> torch.Tensor:
-        ctx.travel, ctx.dtype, ctx.before = travel, part.dtype, before
+        ctx.travel, ctx.dtype, ctx.before, ctx.shape = travel, part.dtype, before, part.shape
         return travel.gather(part)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         travel: Travel = ctx.travel
         gradient = travel.unreduced(gradient, ctx.before)
-        return travel.mode.reduce(gradient).to(ctx.dtype), None, None
+        return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
 
 
 class Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,11 +154,18 @@ def _named(optimizer: Optimizer) -> Iterator[None]:
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
         text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
-        text = text or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        tail = "SGD, Adam and AdamW can, and others whose steps do not depend on values"
+        if text is None:
+            text, tail = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", _of_its_own(optimizer)
         raise CaptureError(
-            f"the step of {_name(optimizer)} cannot be traced{where}: {text}; SGD, Adam and AdamW can, and others whose steps "
-            "do not depend on values"
+            "; ".join(filter(None, (f"the step of {_name(optimizer)} cannot be traced{where}: {text}", tail)))
         ) from error
+
+
+def _of_its_own(optimizer: Optimizer) -> str:
+    """What to say of an error that is not about tracing: a step that asks for arguments gets none."""
+    needed = [one.name for one in signature(optimizer.step).parameters.values() if one.default is one.empty]
+    return "step() is called without closure or loss" if needed else ""
 
 
 def _name(optimizer: Optimizer) -> str:

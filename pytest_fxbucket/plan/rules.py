@@ -145,11 +145,26 @@ def callable_name(doc: str, *names: str) -> Metadata:
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, str) or not (value in names or _CALLABLE.fullmatch(value)):
-            known = nearest(value, list(names)) if isinstance(value, str) else ""
-            raise PlanError(f"{wrong(where, expects, value)}{known}")
+            raise PlanError(f"{wrong(where, expects, value)}{_meant(value, names)}")
         return value
 
     return {"rule": Rule(doc, expects, read)}
+
+
+_ELSEWHERE = {"ddp": "replicate", "fsdp": "fully_shard", "fsdp2": "fully_shard", "zero3": "fully_shard", "hsdp": "hybrid_shard"}
+"""What others call the same."""
+_DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)")
+
+
+def _meant(value: object, names: tuple[str, ...]) -> str:
+    """Which of ``names``, or which callable, was meant, as ``; did you mean "x"?``; nothing if that is not known."""
+    if not isinstance(value, str):
+        return ""
+    if (own := _ELSEWHERE.get(value.lower())) in names:
+        return f"; did you mean {show(own)}?"
+    if dotted := _DOTTED.fullmatch(value):
+        return f'; did you mean "{dotted[1]}:{dotted[2]}"?'
+    return nearest(value, list(names))
 
 
 def keyword_arguments(doc: str) -> Metadata:
@@ -188,7 +203,6 @@ def _cap(value: object, where: str, expects: str) -> float:
 def degrees(doc: str) -> Metadata:
     """Take a table of mesh degrees, as a dict; pp is not built yet."""
     expects = "a table such as { dp_shard = 4 }"
-    count: Callable[[object, str], object] = whole("", least=2)["rule"].read
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, Mapping):
@@ -198,9 +212,18 @@ def degrees(doc: str) -> Metadata:
                 raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
             if name == "pp":
                 raise not_built(f"{where}.{name}", degree, "the other dimensions")
-        return {name: count(degree, f"{where}.{name}") for name, degree in value.items()}
+        return {name: _of_several(degree, f"{where}.{name}") for name, degree in value.items()}
 
     return {"rule": Rule(doc, expects, read)}
+
+
+def _of_several(degree: object, where: str) -> object:
+    if degree == 1 and not isinstance(degree, bool):
+        raise PlanError(
+            f"{where} must be a whole number of at least 2, not 1: along one rank there is nothing to compare; use 2, or leave "
+            "it out where [parallel] has 1"
+        )
+    return whole("", least=2)["rule"].read(degree, where)
 
 
 def number(doc: str, *, least: float) -> Metadata:

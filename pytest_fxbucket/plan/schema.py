@@ -162,7 +162,8 @@ class Optimizer:
     groups: str | tuple[Mapping[str, object], ...] = field(
         default="one",
         metadata=parameter_groups(
-            "its parameter groups: one, one for each entry of `bucket.plan`, or those listed and one of the rest"
+            "its parameter groups: one, one for each entry of `bucket.plan`, or those listed, of which one may leave out "
+            '`params` and has the rest: `[{ params = ["norm"], weight_decay = 0.0 }, {}]`'
         ),
     )
 
@@ -255,7 +256,11 @@ class Run:
         ),
     )
     world: Mapping[str, int] = field(
-        default_factory=dict, metadata=degrees("a smaller mesh for bitwise; dimensions left out are as in `[parallel]`")
+        default_factory=dict,
+        metadata=degrees(
+            "a smaller mesh for bitwise, of at most 64 ranks; dimensions left out are as in `[parallel]`, and none can be 1: "
+            "along it there would be nothing to compare"
+        ),
     )
     steps: int = field(default=3, metadata=whole("steps that bitwise runs", least=1))
     seed: int = field(default=0, metadata=whole("seed of the weights and of random operators in the step", least=0))

@@ -399,3 +399,103 @@ class RaisingPart(LastDimension):
 
 def raising_part(parallel: Parallel, mesh: Mesh) -> RaisingPart:
     return RaisingPart(mesh.group("dp_shard"))
+
+
+class Rowwise(LastDimension):
+    """Sharded on dimension 0, padded so that ranks divide it."""
+
+    def padded(self, whole: Tensor) -> Tensor:
+        missing = -whole.shape[0] % self.size
+        return torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
+
+    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
+        return self.padded(whole).chunk(self.size)[mesh.at(rank, self.along)].clone()
+
+    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+        c10d = torch.ops._c10d_functional
+        return c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.size, self.name))[: shape[0]]
+
+    def reduce(self, gradient: Tensor) -> Tensor:
+        c10d = torch.ops._c10d_functional
+        return c10d.wait_tensor(c10d.reduce_scatter_tensor(self.padded(gradient), "avg", self.size, self.name))
+
+
+def leaves_padding(parallel: Parallel, mesh: Mesh) -> Rowwise:
+    class LeavesPadding(Rowwise):
+        def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+            return super().gather(part, torch.Size([part.shape[0] * self.size]))
+
+    return LeavesPadding(mesh.group("dp_shard"))
+
+
+def gathers_a_part(parallel: Parallel, mesh: Mesh) -> Rowwise:
+    class GathersAPart(Rowwise):
+        def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+            return part.clone()
+
+    return GathersAPart(mesh.group("dp_shard"))
+
+
+def gathers_nothing(parallel: Parallel, mesh: Mesh) -> Rowwise:
+    class GathersNothing(Rowwise):
+        def gather(self, part: Tensor, shape: torch.Size) -> Any:
+            super().gather(part, shape)
+
+    return GathersNothing(mesh.group("dp_shard"))
+
+
+def reduces_whole(parallel: Parallel, mesh: Mesh) -> Rowwise:
+    class ReducesWhole(Rowwise):
+        def reduce(self, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    return ReducesWhole(mesh.group("dp_shard"))
+
+
+def no_way_back(parallel: Parallel, mesh: Mesh) -> object:
+    class NoWayBack(LastDimension):
+        gather = None
+
+    return NoWayBack(mesh.group("dp_shard"))
+
+
+def forgotten(parallel: Parallel, mesh: Mesh) -> None:
+    LastDimension(mesh.group("dp_shard"))
+
+
+def along_dp(parallel: Parallel, mesh: Mesh) -> LastDimension:
+    class AlongDp(LastDimension):
+        along = "dp"
+
+    return AlongDp(mesh.group("dp_shard"))
+
+
+def group_of_dp(parallel: Parallel, mesh: Mesh) -> LastDimension:
+    return LastDimension(mesh.group("dp"))
+
+
+def embedded() -> nn.Module:
+    return nn.Sequential(nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+class Numpy(nn.Module):
+    """Leaves torch in forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + float(x.detach().numpy().sum())
+
+
+def leaves_torch() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Numpy())
+
+
+class LateBuffer(nn.Module):
+    """Registers a buffer when it is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("late", x.detach().mean(0))
+        return x
+
+
+def adds_a_buffer() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), LateBuffer())

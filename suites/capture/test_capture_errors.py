@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import capture_models
@@ -30,7 +31,8 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the line of ``function`` that begins with ``text``."""
     lines, first = inspect.getsourcelines(function)
     number = next(i for i, line in enumerate(lines) if line.strip().startswith(text))
-    return f"capture_models.py:{first + number} in {function.__name__}"
+    path = Path(inspect.getsourcefile(function) or "").relative_to(Path.cwd())
+    return f"{path.as_posix()}:{first + number} in {function.__name__}"
 
 
 def test_a_factory_that_raises_is_told_at_its_own_line() -> None:
@@ -63,6 +65,17 @@ def test_torchs_log_prints_no_traceback_beside_the_sentence(caplog: pytest.LogCa
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
+def test_pytest_hears_nothing_of_torchs_structured_log(caplog: pytest.LogCaptureFixture) -> None:
+    heard = logging.getLogger("torch.__trace")
+    heard.addHandler(caplog.handler)  # as pytest does with loggers that do not propagate
+    try:
+        sentence("wrong_width")
+    finally:
+        heard.removeHandler(caplog.handler)
+    assert caplog.records == []
+    assert not heard.disabled
+
+
 def test_an_error_after_a_caught_one_is_told_with_its_own_module() -> None:
     assert sentence("catches_then_raises").startswith("tracing the root module failed")
 
@@ -70,13 +83,22 @@ def test_an_error_after_a_caught_one_is_told_with_its_own_module() -> None:
 def test_a_forward_that_asks_for_a_value_is_told_with_module_and_line() -> None:
     at = line_of(capture_models.Item.forward, "return")
     assert sentence("asks_a_value") == (
-        f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist()), "
-        "which does not exist while tracing"
+        f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist(), numpy()), "
+        "which does not exist while tracing; keep it a tensor (torch.where instead of if), or leave it out of the step"
+    )
+
+
+def test_numpy_is_told_as_what_asks_for_a_value() -> None:
+    at = line_of(capture_models.Numpy.forward, "return")
+    said = sentence("leaves_torch")
+    assert said.startswith(
+        f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist(), numpy())"
     )
 
 
 def test_a_shape_that_depends_on_values_is_told() -> None:
-    assert "the shape that aten.nonzero.default gives depends on values" in sentence("selects_by_value")
+    assert "the shape that aten.nonzero.default gives depends on values" in (said := sentence("selects_by_value"))
+    assert said.endswith("; keep it a tensor (torch.where instead of if), or leave it out of the step")
 
 
 def test_a_tensor_that_is_no_buffer_is_told_with_what_to_do() -> None:
@@ -101,6 +123,12 @@ def test_a_parameter_read_past_its_attribute_is_told_and_not_left_ungathered() -
 
 def test_a_buffer_that_is_replaced_is_told_and_not_left_with_its_old_value() -> None:
     assert sentence("replaces_a_buffer") == "buffer 0.calls is replaced in forward; write it in place, as with copy_"
+
+
+def test_a_buffer_that_is_new_in_forward_is_told_with_where_it_belongs() -> None:
+    assert sentence("adds_a_buffer") == (
+        "buffer 1.late is new in forward, so it is no input of the step; register it in __init__"
+    )
 
 
 def test_a_parameter_without_dimensions_is_told_by_name() -> None:
@@ -134,8 +162,16 @@ def test_a_number_that_changes_with_the_step_is_told_and_not_traced_in() -> None
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        ("vector_loss", "the loss must be a scalar tensor, but [model] loss gave a tensor of shape (8,)"),
-        ("number_loss", "the loss must be a scalar tensor, but [model] loss gave a value of type float"),
+        (
+            "vector_loss",
+            "the loss must be a scalar tensor, but [model] loss capture_models:vector_loss gave a tensor of shape (8,); "
+            "take its mean() or sum()",
+        ),
+        (
+            "number_loss",
+            "the loss must be a scalar tensor, but [model] loss capture_models:number_loss gave a value of type float; "
+            "return a tensor without dimensions",
+        ),
         ("loss_without_parameters", "the loss does not depend on any trainable parameter, so there is no step to check"),
     ],
 )
@@ -151,8 +187,11 @@ def test_a_loss_that_raises_is_not_taken_for_the_model() -> None:
 def test_a_loss_left_out_that_the_output_does_not_have_is_told() -> None:
     plan = plan_of("residual")
     assert plan.model is not None
-    with pytest.raises(CaptureError, match=r"gave a tensor of shape \(4, 8\)"):
+    with pytest.raises(CaptureError) as caught:
         capture_plan(replace(plan, model=replace(plan.model, loss=None)), shard_mesh(4), 0)
+    assert str(caught.value) == (
+        "the model's output is a tensor of shape (4, 8); name a [model] loss that makes a scalar of it"
+    )
 
 
 def test_a_process_group_that_is_up_already_is_told_and_left_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import capture_models
@@ -11,7 +12,7 @@ from steps import plan_of
 from test_capture_errors import line_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.capture.mesh import KNOWN, mesh_of, mesh_with
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Step
@@ -77,7 +78,48 @@ FIT = {
     ),
     "half a mode": (
         {"mode": "capture_models:half_a_mode"},
-        "mode capture_models:half_a_mode gave a value of type HalfAMode, which has no gather; expected a Mode",
+        "mode capture_models:half_a_mode gave a value of type HalfAMode, which has no method gather; expected a Mode",
+    ),
+    "a mode whose gather is None": (
+        {"mode": "capture_models:no_way_back"},
+        "mode capture_models:no_way_back gave a value of type NoWayBack, which has no method gather; expected a Mode",
+    ),
+    "a mode that was not returned": (
+        {"mode": "capture_models:forgotten"},
+        "mode capture_models:forgotten returned None, expected a Mode",
+    ),
+    "a mode along nothing": (
+        {"mode": "capture_models:along_dp"},
+        'mode capture_models:along_dp parts parameters along "dp", but the mesh has no dimension "dp"; '
+        'did you mean "dp_shard"?',
+    ),
+    "a group of nothing": (
+        {"mode": "capture_models:group_of_dp"},
+        'mode capture_models:group_of_dp: the mesh has no dimension "dp"; did you mean "dp_shard"?',
+    ),
+    "gathered with the padding": (
+        {"factory": "uneven", "mode": "capture_models:leaves_padding"},
+        "mode capture_models:leaves_padding: gather gave [8, 8] for 0.weight, whose shape is [5, 8]; cut off what part() added",
+    ),
+    "gathered in part": (
+        {"mode": "capture_models:gathers_a_part"},
+        "mode capture_models:gathers_a_part: gather gave [2, 8] for layers.0.weight, whose shape is [8, 8]; "
+        "give the whole of what part() parts, alike on every rank",
+    ),
+    "gathered as no tensor": (
+        {"mode": "capture_models:gathers_nothing"},
+        "mode capture_models:gathers_nothing: gather gave a value of type NoneType for layers.0.weight, whose shape is "
+        "[8, 8]; give the whole of what part() parts, alike on every rank",
+    ),
+    "reduced whole": (
+        {"mode": "capture_models:reduces_whole"},
+        "mode capture_models:reduces_whole: reduce gave [8] for the gradient of head.bias, of which part()'s shape is "
+        "[2]; give the part that part() gives",
+    ),
+    "an embedding": (
+        {"factory": "embedded", "tp": 2, "tp_plan": {"0": "colwise"}},
+        "tp_plan makes 0 colwise, but it is an Embedding; only modules with the forward of torch.nn.Linear can be parted, "
+        'others need mode = "module:callable"',
     ),
     "no mode": (
         {"mode": "capture_models:last_dimensions"},
@@ -95,6 +137,24 @@ def test_heads_that_do_not_fit_are_told_at_the_users_own_line() -> None:
     at = line_of(capture_models.Heads.forward, "heads =")
     said = sentence("two_heads", tp=2, tp_plan={"inner": "colwise", "out": "rowwise"})
     assert said.startswith(f"tracing the root module failed at {at}: RuntimeError: shape '[4, 2, 3]' is invalid")
+    assert said.endswith(
+        "; under tp = 2 the output of inner (colwise) is a rank's part: let heads follow from the width, as in "
+        "view(batch, sequence, -1, head_dim), and make what reads them rowwise"
+    )
+
+
+def test_an_error_of_the_models_own_is_not_put_down_to_tp() -> None:
+    assert "under tp" not in sentence("raises_in_forward", tp=2, tp_plan={"0": "colwise"})
+
+
+def test_names_that_a_mesh_may_have_are_taken_and_others_are_told() -> None:
+    mesh = mesh_with({"dp_replicate": 2, "dp_shard": 4, "tp": 1})
+    assert [mesh.degree(name) for name in KNOWN] == [1, 2, 4, 1, 1, 1]
+    for ask in (mesh.degree, mesh.group, partial(mesh.at, 0), partial(mesh.ranks, 0)):
+        with pytest.raises(CaptureError, match=r'no dimension "dp"; did you mean "dp_replicate" or "dp_shard"\?$'):
+            ask("dp")
+        with pytest.raises(CaptureError, match=r'no dimension "dp_shrad"; did you mean "dp_shard"\?$'):
+            ask("dp_shrad")
 
 
 def test_a_mode_that_raises_is_told_at_its_own_line() -> None:

@@ -48,8 +48,32 @@ def test_a_users_optimizer_is_refused_with_the_users_own_line():
 
     text = refusal(Careful)
     assert re.search(
-        r"optimizer Careful cannot be traced at test_optimizer_errors.py:\d+ in update: it decides by the value", text
+        r"optimizer Careful cannot be traced at suites/capture/test_optimizer_errors.py:\d+ in update: it decides by the value",
+        text,
     )
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (True, r"step\(\) missing 1 required positional argument: 'loss'; step\(\) is called without closure or loss$"),
+        (False, r"TypeError: '>' not supported between instances of 'NoneType' and 'int'$"),
+    ],
+)
+def test_a_step_that_wants_a_loss_is_told_that_it_gets_none(needs, said):
+    class Wanting(Counting):
+        if needs:
+
+            def step(self, loss):
+                super().step()
+
+        else:
+
+            def step(self, loss=None):
+                if loss > 0:
+                    super().step()
+
+    assert re.search(said, refusal(Wanting))
 
 
 def test_deciding_by_the_learning_rate_is_refused():

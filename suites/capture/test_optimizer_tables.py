@@ -101,7 +101,19 @@ def test_each_entrys_update_depends_on_its_own_gradients_alone():
         ([Table(), Table()], "[[optimizer]] 1 and [[optimizer]] 2 both name no params"),
         ([table("embed", "layers", "out"), Table()], "[[optimizer]] 2 has no parameter left"),
         ([Table(groups=({"params": chosen(["layers.7"])}, {}))], '[optimizer] groups 1 params: entry "layers.7" matches no'),
-        ([Table(groups=({"params": chosen(["layers"])},))], "[optimizer] groups leave out the parameter embed.weight"),
+        (
+            [Table(groups=({"params": chosen(["layers"])},))],
+            "[optimizer] groups leave out the parameter embed.weight; add it to one, or add a group without params, `{}`, "
+            "which has the rest",
+        ),
+        (
+            [Table(groups=({"params": chosen(["layers"]), "weight_deacy": 0.0}, {}))],
+            '[optimizer] groups 1 has no option "weight_deacy"; did you mean "weight_decay"?',
+        ),
+        (
+            [Table(factory="torch.optim:SGD", groups=({"params": chosen(["layers"])}, {"qq": 0.0}))],
+            '[optimizer] groups 2 has no option "qq"; known are lr, momentum, dampening, weight_decay',
+        ),
         ([Table(groups=({}, {}))], "[optimizer] groups 1 and [optimizer] groups 2 both name no params"),
         (
             [Table(groups=({"params": chosen(["layers"])}, {"params": chosen(["layers.0.w"])}, {}))],

@@ -14,7 +14,8 @@ from repeats import Case, assert_same, case_of
 from torch import nn
 
 from fixtures.models import hf_llama, llama, uneven
-from pytest_fxbucket.capture.from_plan import capture_plan, own_loss
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.losses import own_loss
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.capture.repeat_confirm import refuse_other
 from pytest_fxbucket.capture.repeat_errors import NotAlike
@@ -169,7 +170,9 @@ def test_a_model_has_all_its_layers_and_its_own_forward_again(build: Callable[[i
 
 
 def test_what_cannot_be_traced_fails_as_the_full_trace_does() -> None:
-    with pytest.raises(CaptureError, match=r"tracing module layers\.0 failed at repeat_models.py:\d+ in forward"):
+    with pytest.raises(
+        CaptureError, match=r"tracing module layers\.0 failed at suites/capture/repeat_models.py:\d+ in forward"
+    ):
         case_of(models.asks_a_value, 12).repeated()
 
 

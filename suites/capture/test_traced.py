@@ -184,6 +184,7 @@ def test_roles_of_a_graph_that_is_not_there_are_refused(step: TracedStep) -> Non
 def test_a_factory_that_raises_is_told_with_its_name() -> None:
     plan = replace(PLAN, graph=Graph("capture_models:raises"))
     with pytest.raises(
-        CaptureError, match=r"^\[graph\] factory capture_models:raises failed at capture_models\.py:\d+ in raises"
+        CaptureError,
+        match=r"^\[graph\] factory capture_models:raises failed at suites/capture/capture_models\.py:\d+ in raises",
     ):
         capture_plan(plan, shard_mesh(RANKS), 0)

@@ -173,7 +173,8 @@ def test_ranks_show_that_the_program_is_another(llama: SmallLlama, runs: dict[st
 
 
 RAISED = {
-    "raises": r"pass broken_passes:raises raised KeyError at broken_passes.py:\d+ in raises: 'no such module as layers.9'",
+    "raises": r"pass broken_passes:raises raised KeyError at suites/checks/broken_passes.py:\d+ in raises: "
+    r"'no such module as layers.9'",
     "returns_none": "returned a NoneType, expected a GraphModule",
     "wrong_split": r"aten\.view\.default \(view_default_1\) of getitem_10: shape '\[32, 32\]' is invalid for input of size 512",
     "without_values": r"carries no fake value",
