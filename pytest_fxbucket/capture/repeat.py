@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.pictures import state_of
-from pytest_fxbucket.capture.repeat_calls import calls_of, refuse_irregular
+from pytest_fxbucket.capture.repeat_calls import Calls, calls_of, refuse_irregular
 from pytest_fxbucket.capture.repeat_confirm import refuse_other
 from pytest_fxbucket.capture.repeat_errors import NotAlike
 from pytest_fxbucket.capture.repeat_layers import (
@@ -88,8 +88,9 @@ def repeat_layers(
     refuse_shared(model, run)
     before = state_of(model)
     with reads_refused(model, run, differing(model, run)):
-        _refuse_irregular_calls(model, run, forward)
+        full, short = _calls(model, run, forward)
     _refuse_changes(before, state_of(model))
+    refuse_irregular(full, short)
     with reads_refused(model, run, differing(model, run)):
         small, large = (_traced_with(model, run, units, trace) for units in (UNITS, UNITS + 1))
     _refuse_changes(before, state_of(model))
@@ -100,12 +101,13 @@ def repeat_layers(
     return run, traced
 
 
-def _refuse_irregular_calls(model: nn.Module, run: Run, forward: Forward) -> None:
+def _calls(model: nn.Module, run: Run, forward: Forward) -> tuple[Calls, Calls]:
+    """All units called, and as many as are traced."""
     with _or_not_alike(f"calling the model with all of {run}"):
         full = calls_of(model, run, forward)
     with shortened(model, run, UNITS), _or_not_alike(f"calling the model with {UNITS} units of {run}"):
         short = calls_of(model, run.with_units(UNITS), forward)
-    refuse_irregular(full, short)
+    return full, short
 
 
 def _traced_with(model: nn.Module, run: Run, units: int, trace: Trace) -> Template:

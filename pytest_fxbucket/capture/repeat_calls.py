@@ -1,7 +1,8 @@
-"""How a model calls its layers, seen at full depth without tracing them: each once, in order, from the one before.
+"""How a model calls its layers and what these do, at full depth without tracing it: each once, in order, from the one before.
 
-Forward and loss run on fake tensors; the first layers are really called, the others give copies of what those gave. So what a
-parent does for one layer alone (a tap, a scale, a skip), deep where no template reaches, is seen in a fraction of a second.
+Forward and loss run on fake tensors, every layer is really called, and each operator is noted with its arguments. So what is
+done in one layer alone or for it (by its number, wherever it is kept; by a tap, a scale, a skip of the parent), deep where no
+template reaches, is seen at a fraction of a trace's cost.
 """
 
 from __future__ import annotations
@@ -17,21 +18,26 @@ from torch import nn
 from pytest_fxbucket.capture.pictures import Pictures
 from pytest_fxbucket.capture.repeat_errors import NotAlike
 from pytest_fxbucket.capture.repeat_layers import Run
+from pytest_fxbucket.capture.repeat_results import Results, tensors_in
+from pytest_fxbucket.capture.repeat_sweeps import MIDDLE, source_of
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.children import children_of
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode
+from pytest_fxbucket.compat.fake_tensors import FakeTensor
 
-Source = tuple[str, int, object]
-"""Where a tensor comes from: ("before" | "unit", number of the unit, which of its tensors) or ("held" | "given", 0, name)."""
+Happened = tuple[object, object]
+"""What was called, and its arguments. A tensor is where it comes from, seen from here: ("before", 0, which of the tensors),
+("unit", units from there to here, which) or ("held" | "given", 0, name); and shape, strides, dtype, whether it has gradients."""
 
 
 @dataclass(slots=True)
 class _Part:
     """What happens from the call of a unit's first layer until the next unit's: calls and operators, in order."""
 
-    happened: list[tuple[object, list[object]]] = field(default_factory=list)
-    """What was called, and its arguments: (Source of a tensor, description) or the picture of a plain value."""
+    happened: list[Happened] = field(default_factory=list)
     made: int = 0
+    called: int = 0
+    """How many of the unit's layers."""
 
 
 class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -42,19 +48,19 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.run = run
         self.parts = [_Part()]
         """What comes before the first unit, then one part a unit."""
-        self._sources: dict[int, tuple[Source, torch.Tensor]] = {}
+        self._sources: dict[int, tuple[str, int, object, torch.Tensor]] = {}
         self._pictures = Pictures()
         self._inside = False
         self._given = 0
-        self._gave: dict[int, Any] = {}
+        self._gave: dict[int, Results] = {}
         for fqn, tensor in (*model.named_parameters(), *model.named_buffers()):
             unit = run.unit_of(fqn)
             name = run.renamed(fqn, -(unit or 0), -run.units)
-            self._sources[id(tensor)] = (("held", 0, name) if unit is None else ("unit", unit, name), tensor)
+            self._sources[id(tensor)] = ("held", 0, name, tensor) if unit is None else ("unit", unit, name, tensor)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """In the block all layers of the run report their calls, and all but those of the first unit are not really called."""
+        """In the block all layers of the run report their calls."""
         container = children_of(model.get_submodule(self.run.container))
         layers = [layer for i in range(self.run.start, self.run.stop) if (layer := container[str(i)]) is not None]
         before = [{name: value for name, value in vars(layer).items() if name == "forward"} for layer in layers]
@@ -75,69 +81,73 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         unit, place = divmod(i, self.run.period)
         if place == 0:
             self.parts.append(_Part())
-        if (len(self.parts) - 2, place) != (unit, self._calls_in_part()):
+        part = self.parts[-1]
+        if (len(self.parts) - 2, place) != (unit, part.called):
             raise NotAlike(f"layer {self.run.start + i} of {self.run} is not called once and in its turn")
+        part.called += 1
         self._note(("layer", place), (args, kwargs))
         self._inside = True
         try:
-            outputs = self._first(place, forward, args, kwargs) if unit == 0 else self._like(place, (args, kwargs))
+            outputs = forward(*args, **kwargs)
         finally:
             self._inside = False
-        self._keep(outputs)
+        self._note(("end of layer", place), outputs)
         return outputs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """An operator is called."""
-        result = func(*args, **(kwargs or {}))
-        if not self._inside and func.namespace != "prim":  # which device a tensor is on
-            self._note(str(func), (args, kwargs or {}))
-            self._keep(result)
+        if func.namespace == "prim":  # which device a tensor is on, asked for more often than all else
+            tensor = args[0]
+            return tensor.fake_device if type(tensor) is FakeTensor and func is DEVICE else func(*args, **(kwargs or {}))
+        self._note(func, (args, kwargs) if kwargs else args)
+        result = self._result(func, args, kwargs)
+        self._keep(result)
         return result
 
-    def _calls_in_part(self) -> int:
-        return sum(isinstance(called, tuple) for called, _ in self.parts[-1].happened)
-
-    def _first(self, place: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        outputs = forward(*args, **kwargs)
-        inputs = {id(leaf): i for i, leaf in enumerate(pytree.tree_leaves((args, kwargs)))}
-        leaves, spec = pytree.tree_flatten(outputs)
-        self._gave[place] = (
-            [inputs.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves],
-            leaves,
-            spec,
-        )
-        return outputs
-
-    def _like(self, place: int, arguments: Any) -> Any:
-        """New tensors, as the layer at ``place`` of the first unit gave them; what it handed through is handed through."""
-        inputs = pytree.tree_leaves(arguments)
-        through, leaves, spec = self._gave[place]
-        made = [
-            inputs[i] if i is not None else _new(leaf) if isinstance(leaf, torch.Tensor) else leaf
-            for i, leaf in zip(through, leaves, strict=True)
-        ]
-        return pytree.tree_unflatten(made, spec)
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What ``func`` gives; made after what it gave in the unit that the others are compared with, if it gets the same."""
+        happened = self.parts[-1].happened
+        unit, at = len(self.parts) - 2, len(happened) - 1
+        if unit > MIDDLE and at in self._gave and happened[at] == self.parts[MIDDLE + 1].happened[at]:
+            return self._gave[at].again(tensors_in(args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        if unit == MIDDLE and (gave := Results(tensors_in(args, kwargs), result)).known:
+            self._gave[at] = gave
+        return result
 
     def _note(self, called: object, arguments: Any) -> None:
-        leaves, spec = pytree.tree_flatten(arguments)
-        self.parts[-1].happened.append((called, [str(spec), *(self._described(leaf) for leaf in leaves)]))
+        self.parts[-1].happened.append((called, self._described(arguments)))
 
-    def _described(self, leaf: Any) -> object:
-        if not isinstance(leaf, torch.Tensor):
-            return self._pictures.of(leaf)
-        if id(leaf) not in self._sources:
-            self._sources[id(leaf)] = (("given", 0, self._given), leaf)
+    def _described(self, value: Any) -> object:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if type(value) in (tuple, list):
+            return (type(value), *(self._described(item) for item in value))
+        leaves, spec = pytree.tree_flatten(value) if not isinstance(value, _LEAVES) else ([value], None)
+        if spec is None or (len(leaves) == 1 and leaves[0] is value):
+            return self._pictures.of(value)
+        return (str(spec), *(self._described(leaf) for leaf in leaves))
+
+    def _tensor(self, tensor: torch.Tensor) -> object:
+        found = self._sources.get(id(tensor))
+        if found is None:
+            found = self._sources[id(tensor)] = ("given", 0, self._given, tensor)
             self._given += 1
-        source, _ = self._sources[id(leaf)]
-        return (source, tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad)
+        kind, unit, which, _ = found
+        away = len(self.parts) - 2 - unit if kind == "unit" else 0
+        return (kind, away, which, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def _keep(self, result: Any) -> None:
         part = self.parts[-1]
-        for leaf in pytree.tree_leaves(result):
+        unit = len(self.parts) - 2
+        for leaf in result if type(result) in (tuple, list) else (result,):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self._sources:
-                unit = len(self.parts) - 2
-                self._sources[id(leaf)] = ((("before", 0, part.made) if unit < 0 else ("unit", unit, part.made)), leaf)
+                self._sources[id(leaf)] = ("before", 0, part.made, leaf) if unit < 0 else ("unit", unit, part.made, leaf)
                 part.made += 1
+
+
+DEVICE = torch.ops.prim.device.default
+_LEAVES = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 class _Stub:
@@ -148,11 +158,6 @@ class _Stub:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.calls.call(self.i, self.forward, args, kwargs)
-
-
-def _new(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.requires_grad_().clone() if tensor.requires_grad else made
 
 
 def calls_of(model: nn.Module, run: Run, forward: Callable[[nn.Module], object]) -> Calls:
@@ -166,35 +171,25 @@ def calls_of(model: nn.Module, run: Run, forward: Callable[[nn.Module], object])
 
 
 def refuse_irregular(full: Calls, short: Calls) -> None:
-    """Raise :class:`NotAlike` if units of ``full`` are not called alike, or what is around them is not as in ``short``."""
-    units = full.run.units
-    usual = _seen_from(full, 1)
-    for unit in range(2, units - 1):
-        if (here := _seen_from(full, unit)) != usual:
+    """Raise :class:`NotAlike` if units of ``full`` are not alike, or are not those of ``short`` that will be repeated for them."""
+    units, template = full.run.units, short.run.units
+    usual = _of(full, MIDDLE)
+    for unit in range(MIDDLE + 1, units - MIDDLE):
+        if (here := _of(full, unit)) != usual:
             layer = full.run.start + unit * full.run.period
             raise NotAlike(f"{full.run} is not called alike all along: {_first_change(here, usual)} at layer {layer}")
-    for where, part, other in (
-        ("before the layers", _seen_from(full, -1), _seen_from(short, -1)),
-        ("at the first layer", _seen_from(full, 0), _seen_from(short, 0)),
-        ("at the last layer", _seen_from(full, units - 1), _seen_from(short, short.run.units - 1)),
-    ):
-        if part != other:
-            raise NotAlike(f"{_first_change(part, other)} {where} depends on how many layers there are")
+    for unit in range(-1, units):
+        here, there = _of(full, unit), _of(short, source_of(unit, template, units))
+        if here != there:
+            where = {-1: "before the layers", units - 1: "at the last layer"}.get(unit, f"in unit {unit} of {full.run}")
+            raise NotAlike(f"{_first_change(here, there)} {where} depends on how many layers there are")
 
 
-def _seen_from(calls: Calls, unit: int) -> list[tuple[object, list[object]]]:
-    """A part with units as distances from it; those of tensors that are made before the layers stay as they are."""
-
-    def seen(argument: object) -> object:
-        match argument:
-            case ((str() as kind, int() as number, which), *rest):
-                return ((kind, unit - number if kind == "unit" else number, which), *rest)
-        return argument
-
-    return [(called, [seen(a) for a in arguments]) for called, arguments in calls.parts[unit + 1].happened]
+def _of(calls: Calls, unit: int) -> list[Happened]:
+    return calls.parts[unit + 1].happened
 
 
-def _first_change(here: list[tuple[object, list[object]]], there: list[tuple[object, list[object]]]) -> str:
+def _first_change(here: list[Happened], there: list[Happened]) -> str:
     for (called, arguments), other in zip(here, there, strict=False):
         if (called, arguments) != other:
             return "the layer's call" if isinstance(called, tuple) else f"a call of {called}"

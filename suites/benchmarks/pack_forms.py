@@ -147,6 +147,10 @@ def task(world: World, rank: int) -> Task:
         seed=0,
         steps=1,
         where="pack_forms.toml",
+        mesh=world.mesh,
+        parallel=world.plan.parallel,
+        parameters=step.parameters,
+        optimizing=step.optimizing,
     )
 
 
@@ -154,7 +158,7 @@ def job(rank: int, world: int, payload: tuple[int, Sequence[Task]]) -> list[list
     """Seconds of each turn of each form, and of the unbucketed graph, on this rank."""
     turns, tasks = payload
     graphs = [decode(one.bucketed) for one in tasks] + [decode(tasks[0].unbucketed)]
-    state, batches = state_and_batches(rank, world, tasks[0])
+    state, batches = state_and_batches(rank, tasks[0])
     inputs = [*state, *batches(0)]
     found: list[list[float]] = [[] for _ in graphs]
     for turn in range(turns + 1):

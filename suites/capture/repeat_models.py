@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -393,3 +397,140 @@ def asks_a_value(n: int) -> nn.Module:
 class Asking(Block):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum().item() > 0 else x
+
+
+# Layers that know their number from elsewhere: layer 8 alone is another one.
+
+ODD = 8
+running = 0
+RUNNING: ContextVar[int] = ContextVar("RUNNING", default=0)
+
+
+class Knows(Block):
+    """Three times as large in layer 8; says in what way it knows which one it is."""
+
+    def __init__(self, number: int, number_of: Callable[[Any], int]) -> None:
+        super().__init__(number)
+        self.number_of = number_of
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (3.0 if self.number_of(self) == ODD else 1.0)
+
+
+class Tells(Stack):
+    """The parent tells which layer runs, and takes it back."""
+
+    def __init__(self, n: int, number_of: Callable[[Any], int], tell: Callable[[int], object]) -> None:
+        super().__init__(n, lambda i: Knows(i, number_of))
+        self.tell = tell
+
+    def through(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            self.tell(i)
+            x = layer(x)
+        self.tell(0)
+        return x
+
+
+def _tell_all(number: int) -> None:
+    global running
+    running = number
+
+
+def told_by_a_variable(n: int) -> nn.Module:
+    return Tells(n, lambda _: running, _tell_all)
+
+
+def told_by_a_context(n: int) -> nn.Module:
+    return Tells(n, lambda _: RUNNING.get(), RUNNING.set)
+
+
+def told_by_a_config(n: int) -> nn.Module:
+    config = SimpleNamespace(at=0)
+    return Tells(n, lambda _: config.at, partial(setattr, config, "at"))
+
+
+def _number_in_dict(layer: nn.Module) -> int:
+    return layer.__dict__["number"]
+
+
+def _number_in_vars(layer: nn.Module) -> int:
+    return vars(layer)["number"]
+
+
+def reads_its_dict(n: int) -> nn.Module:
+    return Stack(n, lambda i: Knows(i, _number_in_dict))
+
+
+def reads_its_vars(n: int) -> nn.Module:
+    return Stack(n, lambda i: Knows(i, _number_in_vars))
+
+
+def in_a_registry(n: int) -> nn.Module:
+    numbers: dict[int, int] = {}
+    model = Stack(n, partial(Knows, number_of=lambda layer: numbers[id(layer)]))
+    numbers.update((id(layer), i) for i, layer in enumerate(model.layers))
+    return model
+
+
+def in_a_weak_registry(n: int) -> nn.Module:
+    numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+    model = Stack(n, partial(Knows, number_of=lambda layer: numbers[layer]))
+    numbers.update((layer, i) for i, layer in enumerate(model.layers))
+    return model
+
+
+def on_a_buffer(n: int) -> nn.Module:
+    model = Stack(n, partial(Knows, number_of=lambda layer: layer.one.number))
+    for i, layer in enumerate(model.layers):
+        layer.register_buffer("one", torch.ones(1))
+        layer.one.number = i
+    return model
+
+
+class Mute(Block):
+    """Without a gradient in layer 8: the same operators forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(vars(self)["number"] != ODD):
+            added = self.up(self.norm(x))
+        return x + self.down(added)
+
+
+class Stops(torch.autograd.Function):
+    """Hands its input on; in layer 8 the gradient is three times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: Any) -> Tensor:
+        ctx.number = number
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * (3.0 if ctx.number[0] == ODD else 1.0), None
+
+
+class BackwardOnly(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(Stops.apply(x, [vars(self)["number"]]))
+
+
+class HooksTensor(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x, odd = super().forward(x), vars(self)["number"] == ODD
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * (3.0 if odd else 1.0))
+        return x
+
+
+class Sharply(Stops):
+    """As every layer does it."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * 2.0, None
+
+
+class OwnBackward(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(Sharply.apply(x, None))

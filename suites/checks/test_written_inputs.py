@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.checks.bitwise_job import Task, run
 from pytest_fxbucket.graph.portable import encode_module
+from pytest_fxbucket.plan.schema import Parallel
 
 
 def writing(amount: float) -> fx.GraphModule:
@@ -21,7 +23,7 @@ def writing(amount: float) -> fx.GraphModule:
 def task(amount: float) -> Task:
     one = (Value("value", "0", (2,), torch.float32),)
     sent = encode_module(writing(1.0)), encode_module(writing(amount))
-    return Task(*sent, one, one, None, (torch.ones(2),), 0, 1, "plan.toml")
+    return Task(*sent, one, one, None, (torch.ones(2),), 0, 1, "plan.toml", shard_mesh(1), Parallel(), (), None)
 
 
 def test_a_pass_that_writes_something_else_to_an_input_is_seen() -> None:
