@@ -15,6 +15,7 @@ from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.errors import CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
+from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
 from pytest_fxbucket.plan.factories import first_on_path
 
 if TYPE_CHECKING:
@@ -232,6 +233,10 @@ class PlanRun:
         return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
 
     def _bitwise(self, folder: Folder) -> Verdict:
+        from pytest_fxbucket.ranks.launch import MAX_RANKS
+
+        if (self._settings.backend or self.plan.run.backend) != "fake":
+            refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
         choice = self._backend()
         if choice.backend is None:
             return skipped("bitwise", choice.lacking)
