@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.capture.pictures import Pictures
+from pytest_fxbucket.capture.repeat_backward import Operators, backward_of, refuse_irregular_backward
 from pytest_fxbucket.capture.repeat_errors import NotAlike
 from pytest_fxbucket.capture.repeat_layers import Run
 from pytest_fxbucket.capture.repeat_results import Results, tensors_in
@@ -27,7 +28,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensor
 
 Happened = tuple[object, object]
 """What was called, and its arguments. A tensor is where it comes from, seen from here: ("before", 0, which of the tensors),
-("unit", units from there to here, which) or ("held" | "given", 0, name); and shape, strides, dtype, whether it has gradients."""
+("unit", units from there to here, which) or ("held" | "given", 0, name); and shape, strides, dtype, requires_grad."""
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside = False
         self._given = 0
         self._gave: dict[int, Results] = {}
+        self.backward: Operators = []
         for fqn, tensor in (*model.named_parameters(), *model.named_buffers()):
             unit = run.unit_of(fqn)
             name = run.renamed(fqn, -(unit or 0), -run.units)
@@ -115,6 +117,10 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._gave[at] = gave
         return result
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All that were seen."""
+        return [tensor for *_, tensor in self._sources.values()]
+
     def _note(self, called: object, arguments: Any) -> None:
         self.parts[-1].happened.append((called, self._described(arguments)))
 
@@ -164,14 +170,15 @@ def calls_of(model: nn.Module, run: Run, forward: Callable[[nn.Module], object])
     """What happens when ``forward`` calls ``model``. Raises :class:`NotAlike` if not each layer is called once, in order."""
     calls = Calls(model, run)
     with calls.watching(model):
-        forward(model)
+        loss = forward(model)
     if len(calls.parts) != run.units + 1:
         raise NotAlike(f"layer {run.start + (len(calls.parts) - 1) * run.period} of {run} is not called")
+    calls.backward = backward_of(loss, model.parameters(), calls.tensors())
     return calls
 
 
 def refuse_irregular(full: Calls, short: Calls) -> None:
-    """Raise :class:`NotAlike` if units of ``full`` are not alike, or are not those of ``short`` that will be repeated for them."""
+    """Raise :class:`NotAlike` if units of ``full`` are not alike, or not those of ``short`` that are repeated for them."""
     units, template = full.run.units, short.run.units
     usual = _of(full, MIDDLE)
     for unit in range(MIDDLE + 1, units - MIDDLE):
@@ -183,6 +190,7 @@ def refuse_irregular(full: Calls, short: Calls) -> None:
         if here != there:
             where = {-1: "before the layers", units - 1: "at the last layer"}.get(unit, f"in unit {unit} of {full.run}")
             raise NotAlike(f"{_first_change(here, there)} {where} depends on how many layers there are")
+    refuse_irregular_backward(full.backward, short.backward, units - template)
 
 
 def _of(calls: Calls, unit: int) -> list[Happened]:

@@ -33,7 +33,7 @@ class Results:
     def __init__(self, got: list[torch.Tensor], result: Any) -> None:
         self._one = isinstance(result, torch.Tensor)
         self._type = type(result)
-        leaves = [result] if self._one else list(result) if type(result) in (list, tuple) else [None]
+        leaves: list[Any] = [result] if self._one else list(result) if type(result) in (list, tuple) else [None]
         self.known = all(type(leaf) is FakeTensor for leaf in leaves) and all(type(tensor) is FakeTensor for tensor in got)
         """Whether :meth:`again` can be asked: all that was given are tensors."""
         if self.known:

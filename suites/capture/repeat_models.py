@@ -122,12 +122,6 @@ class Residual(Stack):
         return x
 
 
-def frozen(n: int) -> nn.Module:
-    model = Stack(n)
-    model.layers.requires_grad_(False)
-    return model
-
-
 def first_frozen(n: int) -> nn.Module:
     model = Stack(n)
     model.layers[0].requires_grad_(False)

@@ -30,8 +30,7 @@ MIXED = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
 @pytest.mark.parametrize(
     ("args", "rest"),
     [
-        ({"layers": 7}, MIXED),
-        ({"layers": 9, "tied": True, "dim": 40, "heads": 2, "vocab": 130}, {"reshard_after_forward": False}),
+        ({"layers": 7, "tied": True, "dim": 40, "heads": 2, "vocab": 130}, {"reshard_after_forward": False, **MIXED}),
     ],
 )
 def test_llama_repeated_is_llama_traced(args: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -48,7 +47,7 @@ def test_layers_of_uneven_shards_with_norms_and_biases_repeat() -> None:
     assert_same(Case(partial(uneven.build, blocks=7), uneven.batch(0, 0), uneven.loss), "blocks[0-6]")
 
 
-@pytest.mark.parametrize(("n", "reshard"), [(7, True), (8, False), (12, True)])
+@pytest.mark.parametrize(("n", "reshard"), [(7, True), (12, False)])
 def test_any_depth_repeats(n: int, reshard: bool) -> None:
     assert_same(case_of(models.Stack, n, reshard_after_forward=reshard), f"layers[0-{n - 1}]")
 
@@ -60,19 +59,19 @@ def test_any_depth_repeats(n: int, reshard: bool) -> None:
         (partial(models.Stack, make=models.Wasteful), "layers[0-9]"),
         (models.SharesOnce, "layers[0-9]"),
         (models.Residual, "layers[0-9]"),
-        (models.frozen, "layers[0-9]"),
         (models.first_frozen, "layers[2-9]"),
         (models.wider_inside, "layers[2-11]"),
         (models.sequential, "the root module[1-10]"),
         (models.Keyed, "layers[0-9]"),
         (models.Shares, "layers[0-9]"),
+        (partial(models.Stack, make=models.OwnBackward), "layers[0-9]"),
     ],
 )
 def test_layers_repeat(build: Callable[[int], nn.Module], repeated: str) -> None:
     assert_same(case_of(build, 10), repeated)
 
 
-@pytest.mark.parametrize("n", [14, 17])
+@pytest.mark.parametrize("n", [15])
 def test_pairs_of_layers_repeat_where_every_second_is_alike(n: int) -> None:
     assert_same(case_of(models.every_second, n), f"layers[0-{n // 2 * 2 - 1}]")
 
@@ -150,17 +149,14 @@ def test_layers_that_the_plan_treats_otherwise_are_not_alike() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"microbatches": 2},
-        {"checkpoint": "layers.*"},
         {"microbatches": 2, "checkpoint": "layers.*", "reshard_after_forward": False},
-        {"mode": "replicate", "dp_shard": 1, "dp_replicate": 4},
         {"mode": "hybrid_shard", "dp_shard": 2, "dp_replicate": 2, "microbatches": 2},
         {"dp_shard": 2, "tp": 2, "tp_plan": {"layers.*.up": "colwise", "layers.*.down": "rowwise"}},
     ],
     ids=lambda asked: "-".join(map(str, asked)),
 )
 def test_layers_repeat_in_every_mode(asked: dict[str, Any]) -> None:
-    assert_same(case_of(models.Stack, 8, **asked), "layers[0-7]")
+    assert_same(case_of(models.Stack, 7, **asked), "layers[0-6]")
 
 
 def test_two_short_models_are_traced_however_deep_the_model() -> None:
@@ -169,7 +165,7 @@ def test_two_short_models_are_traced_however_deep_the_model() -> None:
     assert case.traces == [4 + 4 * 5, 4 + 4 * 6]
 
 
-@pytest.mark.parametrize("build", [models.Stack, models.every_second, models.Taps, models.ByNumber])
+@pytest.mark.parametrize("build", [models.every_second, models.ByNumber])
 def test_a_model_has_all_its_layers_and_its_own_forward_again(build: Callable[[int], nn.Module]) -> None:
     case = case_of(build, 14)
     model = case.model()
@@ -190,9 +186,9 @@ def test_what_cannot_be_traced_fails_as_the_full_trace_does() -> None:
 def test_a_plan_asks_for_it_and_the_step_says_which_layers() -> None:
     plan = load_plans(PLANS / "uneven.toml")[0]
     assert plan.model is not None
-    deep = replace(plan, model=replace(plan.model, args={"blocks": 8}))
+    deep = replace(plan, model=replace(plan.model, args={"blocks": 7}))
     asked = replace(deep, step=replace(deep.step, reuse_layers=True))
     full, reusing = (capture_plan(p, mesh_of(p), 0) for p in (deep, asked))
-    assert (full.reused, reusing.reused) == ("", "blocks[0-7] repeated")
+    assert (full.reused, reusing.reused) == ("", "blocks[0-6] repeated")
     assert (reusing.inputs, reusing.outputs, reusing.parameters) == (full.inputs, full.outputs, full.parameters)
     assert encode_module(reusing.graphs["joint"]).rows == encode_module(full.graphs["joint"]).rows
