@@ -345,7 +345,7 @@ class PlanRun:
         """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
         if self.plan.graph is not None:
             return {}
-        from pytest_fxbucket.capture.parts import Parts
+        from pytest_fxbucket.capture.parallel.parts import Parts
 
         parts = Parts.of(self.plan.parallel, world.mesh)
         return {one.fqn: parts.copies(one) for one in world.step(0).parameters}

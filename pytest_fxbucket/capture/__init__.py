@@ -9,7 +9,7 @@ from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.capture.traced import TracedStep
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called import CapturedStep, capture_step
+    from pytest_fxbucket.capture.called.step import CapturedStep, capture_step
 
 __all__ = ["CapturedStep", "Mesh", "StepGraph", "TracedStep", "capture_step"]
 
@@ -17,7 +17,7 @@ __all__ = ["CapturedStep", "Mesh", "StepGraph", "TracedStep", "capture_step"]
 def __getattr__(name: str) -> Any:
     """A step that is called brings torch in: only where it is asked for."""
     if name in ("CapturedStep", "capture_step"):
-        from pytest_fxbucket.capture import called
+        from pytest_fxbucket.capture.called import step
 
-        return getattr(called, name)
+        return getattr(step, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,12 +37,12 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     import torch
 
     from pytest_fxbucket.capture.batches import first_batch
-    from pytest_fxbucket.capture.forwards import forwards_of
     from pytest_fxbucket.capture.join import join
     from pytest_fxbucket.capture.joint import trace_joint
-    from pytest_fxbucket.capture.optimizing import optimizing_of, update_of
-    from pytest_fxbucket.capture.parts import Parts
-    from pytest_fxbucket.capture.reusing import trace_reusing
+    from pytest_fxbucket.capture.optimizers.optimizing import optimizing_of, update_of
+    from pytest_fxbucket.capture.parallel.forwards import forwards_of
+    from pytest_fxbucket.capture.parallel.parts import Parts
+    from pytest_fxbucket.capture.repeat.reusing import trace_reusing
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 

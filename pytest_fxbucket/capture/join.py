@@ -11,7 +11,7 @@ from pytest_fxbucket.capture.roles import Value
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.joint import Joint
-    from pytest_fxbucket.capture.update import Update
+    from pytest_fxbucket.capture.optimizers.update import Update
 
 Key = tuple[str, str]
 """Role and name of an input or output."""

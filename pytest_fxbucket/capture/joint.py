@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.capture.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.losses import refuse_other_loss
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.names import NodeNamer
-from pytest_fxbucket.capture.parts import Parts, describe_parameters
+from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
+from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
+from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
+from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, read_by
+from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, shapes_of
 from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
-from pytest_fxbucket.capture.tensor_parallel import blame_tp
-from pytest_fxbucket.capture.unshard import Reader, Travel, read_by
-from pytest_fxbucket.capture.whole_output import Shapes, refuse_parts, shapes_of
 from pytest_fxbucket.compat import pytree, trace
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.dtypes import dtype_named

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from pytest_fxbucket.capture.optimizing import Optimizing
+    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
 
 Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "value"]
 Phase = Literal["joint", "forward", "backward"]

@@ -14,7 +14,7 @@ from torch import fx
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.mesh import Mesh, make_groups
-from pytest_fxbucket.capture.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import RUNS
 from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.compat import pytree
@@ -26,7 +26,7 @@ from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.gpus.nccl import record
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.optimizing import Optimizing
+    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
     from pytest_fxbucket.capture.roles import Parameter, Value
     from pytest_fxbucket.plan.schema import Model, Parallel
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fixtures.models.llama import build, loss
 from pytest_fxbucket.capture import joint
-from pytest_fxbucket.capture.forwards import forwards_of
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.mesh import fake_mesh, mesh_of
 from pytest_fxbucket.capture.names import NodeNamer
-from pytest_fxbucket.capture.parts import Parts
+from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.compat import trace
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.plan.load import parse_plans

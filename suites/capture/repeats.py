@@ -11,13 +11,13 @@ import repeat_models as models
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.forwards import forwards_of
 from pytest_fxbucket.capture.mesh import fake_mesh, mesh_of
-from pytest_fxbucket.capture.parts import Parts
-from pytest_fxbucket.capture.repeat import Captured, repeat_layers, trace_repeated
-from pytest_fxbucket.capture.repeat_confirm import refuse_other
-from pytest_fxbucket.capture.repeat_template import Traced
-from pytest_fxbucket.capture.reusing import Asked
+from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.repeat.confirm import refuse_other
+from pytest_fxbucket.capture.repeat.repeated import Captured, repeat_layers, trace_repeated
+from pytest_fxbucket.capture.repeat.reusing import Asked
+from pytest_fxbucket.capture.repeat.template import Traced
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.graph.portable import digest, encode_module
 from pytest_fxbucket.plan.entries import parse_entries

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pytest_fxbucket.capture.state import make_state, state_tensors
+from pytest_fxbucket.capture.optimizers.state import make_state, state_tensors
 from pytest_fxbucket.errors import CaptureError
 from suites.capture.optimizer_steps import beginning, shards, trace_update, values
 

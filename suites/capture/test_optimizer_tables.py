@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.capture.optimizer import build_optimizers
-from pytest_fxbucket.capture.update import trace_update
+from pytest_fxbucket.capture.optimizers.optimizer import build_optimizers
+from pytest_fxbucket.capture.optimizers.update import trace_update
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, parse_entries
 from suites.capture.optimizer_steps import values

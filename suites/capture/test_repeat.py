@@ -17,8 +17,8 @@ from fixtures.models import hf_llama, llama, uneven
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.losses import own_loss
 from pytest_fxbucket.capture.mesh import mesh_of
-from pytest_fxbucket.capture.repeat_confirm import refuse_other
-from pytest_fxbucket.capture.repeat_errors import NotAlike
+from pytest_fxbucket.capture.repeat.confirm import refuse_other
+from pytest_fxbucket.capture.repeat.errors import NotAlike
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans

@@ -13,11 +13,11 @@ from parity import payload_of, run
 from steps import captured, plan_of
 from torch import nn
 
-from pytest_fxbucket.capture.forwards import Forwards
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.joint import trace_joint
 from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.parts import Parts
+from pytest_fxbucket.capture.parallel.forwards import Forwards
+from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode

@@ -15,7 +15,7 @@ from parity import STEPS, run, step_of
 from whole_step_cases import CLIPPED, LLAMA, MOE, TP, Case, payloads_of
 
 from pytest_fxbucket.capture.mesh import mesh_of
-from pytest_fxbucket.capture.parts import Parts
+from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.ranks.pools import Pools
 
 SGD = '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 1.0 }\n'

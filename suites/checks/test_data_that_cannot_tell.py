@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_copies import HYBRID
 
-from pytest_fxbucket.capture.sharded import Sharded
+from pytest_fxbucket.capture.parallel.sharded import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Optimizer, Parallel, Plan, Run, Step
@@ -91,6 +91,6 @@ def test_ranks_of_one_batch_with_other_losses_are_red(pools: Pools, tmp_path: Pa
     plan = {"parallel": Parallel(dp_shard=2, tp=2, tp_plan={"up": "colwise", "down": "rowwise"})}
     model = {"model": replace(PLAN.model, factory="bitwise_models:build_beside")} if PLAN.model is not None else {}
     assert bitwise(pools, tmp_path, **plan, **model).outcome == "passed"
-    monkeypatch.setattr("pytest_fxbucket.capture.tensor_parallel._summed", lambda part, group: part.clone())
+    monkeypatch.setattr("pytest_fxbucket.capture.parallel.tensor_parallel._summed", lambda part, group: part.clone())
     verdict = bitwise(pools, tmp_path, **plan, **model)
     assert any(line.startswith("ranks 0 and 1 have one batch, since tp parts them, but other losses") for line in verdict.lines)

@@ -1,0 +1,1 @@
+"""A user's own training step, captured and called like the function."""

@@ -1,0 +1,1 @@
+"""From writes in place to edges: functional twins of operators."""

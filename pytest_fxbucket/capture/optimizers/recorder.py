@@ -1,0 +1,137 @@
+"""Records what a function does to fake tensors as a graph, numbers that it takes from tensors (``item()``) included.
+
+make_fx knows constants' values and would bake them in (an optimizer's step counter begins as a constant); here a tensor is an
+input or computed, and a number taken from one stays live. In-place operators are recorded as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from pytest_fxbucket.capture.functional.in_place import given_back
+from pytest_fxbucket.compat.dispatch import TorchDispatchMode, value_of
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
+from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
+from pytest_fxbucket.errors import CaptureError
+
+_ATEN = torch.ops.aten
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """While recording, every operator becomes a node of ``graph``; it does not ask for gradients."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self._mode = fake_mode
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[torch.Tensor] = []
+
+    def input(self, name: str, fake: torch.Tensor) -> torch.Tensor:
+        """Make ``fake`` the next input of the graph."""
+        node = self.graph.placeholder(re.sub(r"\W", "_", name))
+        self._remember(fake, node)
+        return fake
+
+    def node(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that is ``tensor``. Raises :class:`CaptureError` for a tensor from elsewhere."""
+        found = self._nodes.get(id(tensor))
+        if found is None:
+            raise CaptureError(
+                f"it uses a tensor of shape {tuple(tensor.shape)} that is neither parameter, gradient, state nor learning rate"
+            )
+        return found
+
+    def number(self, tensor: torch.Tensor) -> LiveNumber:
+        """The value of a floating tensor of one element, as a number that the graph computes."""
+        if tensor.numel() != 1 or not tensor.dtype.is_floating_point:
+            raise CaptureError(f"it takes the value of a tensor of {tensor.numel()} elements and dtype {tensor.dtype}")
+        return LiveNumber(self.graph.call_function(_ATEN._local_scalar_dense.default, (self.node(tensor),)))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the block."""
+        with self._mode, _Items(self), self, torch.no_grad():
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            return self._constant(args[0])
+        if func is _ATEN._local_scalar_dense.default:
+            raise CaptureError("it decides by the value of a tensor, which is known only when the step runs")
+        result = given_back(func, args, kwargs)
+        if result is None:
+            with self._mode:
+                result = func(*_shown(args), **_shown(kwargs))
+        node = self.graph.call_function(func, self._plain(args), self._plain(kwargs))
+        if not func._schema.returns:
+            return None
+        self._remember_results(result, node)
+        return result
+
+    def _remember(self, fake: torch.Tensor, node: fx.Node) -> None:
+        node.meta["val"] = fake
+        self._nodes[id(fake)] = node
+        self._alive.append(fake)
+
+    def _remember_results(self, result: Any, node: fx.Node) -> None:
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor):
+            if id(result) not in self._nodes:
+                self._remember(result, node)
+        elif isinstance(result, (list, tuple)):
+            for place, part in enumerate(result):
+                if isinstance(part, torch.Tensor) and id(part) not in self._nodes:
+                    self._remember(part, self.graph.call_function(getitem, (node, place)))
+
+    def _constant(self, value: torch.Tensor) -> torch.Tensor:
+        """A number that was made a tensor."""
+        if value.dim():
+            raise CaptureError(f"it makes a tensor of shape {tuple(value.shape)} from Python numbers")
+        with self._mode:
+            fake = torch.empty((), dtype=value.dtype, device=value.device)
+        self._remember(fake, self.graph.call_function(_ATEN.scalar_tensor.default, (value_of(value),), {"dtype": value.dtype}))
+        return fake
+
+    def _plain(self, value: Any) -> Any:
+        """Arguments with nodes for tensors and live numbers."""
+        if isinstance(value, torch.Tensor):
+            return self.node(value)
+        if isinstance(value, torch.SymFloat):
+            return node_of(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._plain, value))
+        return {name: self._plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+class _Items(TorchFunctionMode):
+    """Takes ``item()`` where it is called; C++ would lose the number's type."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.item:
+            return self._recorder.number(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _shown(value: Any) -> Any:
+    """Live numbers as some number: only shapes and dtypes are asked for."""
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_shown, value))
+    return {name: _shown(item) for name, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,164 @@
+"""An optimizer's state by name, and how it is made before the first step: by a step that leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.capture.functional.in_place import written_values
+from pytest_fxbucket.compat.dispatch import TorchDispatchMode
+from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.trace import is_fake
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_STILL = {"weight_decay": 0.0, "maximize": False}
+"""What would let a parameter or a sign into state that begins as a copy of the gradient."""
+
+
+def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.Tensor]) -> None:
+    """Let ``optimizers`` make the state of the parameters ``with_gradient``, real or fake; nothing else changes.
+
+    Each takes one step with gradients of negative zero, after which everything that was written gets its value from before the
+    first write. Negative zero added to any number is that number, so momentum, which begins as a copy of the first gradient,
+    gives the same bits from this state as from none (with dampening it does not, see :func:`first_step_differs`).
+    Raises :class:`CaptureError` for real state that a second such step changes.
+    """
+    wanted = {id(tensor) for tensor in with_gradient}
+    for optimizer in optimizers:
+        _step_and_undo(optimizer, wanted)
+        made = _values(optimizer)
+        if not made:
+            continue
+        _step_and_undo(optimizer, wanted)
+        again = _values(optimizer)
+        if key := next((at[1] for at in again if not _same(again[at], made.get(at))), ""):
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} puts another tensor in the place of its state {key!r} in each step, "
+                "so what that was before the first step is not known; write it in place, or make it in the constructor"
+            )
+
+
+def first_step_differs(group: Mapping[str, Any]) -> bool:
+    """Whether a parameter group is that of SGD with dampening, which takes its first gradient whole and no later one.
+
+    No state from before its first step gives the bits of that step: plans and captured steps refuse it.
+    """
+    return bool(group.get("momentum") and group.get("dampening"))
+
+
+def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
+    with _still(optimizer), torch.no_grad():
+        with _PutBack() as written:
+            optimizer.step()
+        written.put_back()
+    for parameter, grad in zip(parameters, before, strict=True):
+        parameter.grad = grad
+
+
+def _values(optimizer: Optimizer) -> dict[tuple[int, str], torch.Tensor]:
+    """Copies of the state's tensors that have values, by parameter and key."""
+    return {
+        (number, key): value.clone()
+        for number, state in enumerate(optimizer.state.values())
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and not is_fake(value)
+    }
+
+
+def _same(value: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and value.shape == other.shape and bool(torch.equal(value, other))
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of an optimizer's state."""
+
+    fqn: str
+    """``<parameter>.<key>``"""
+    held_by: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What is in its place now."""
+        found: torch.Tensor = self.held_by[self.key]
+        return found
+
+    @tensor.setter
+    def tensor(self, value: torch.Tensor) -> None:
+        self.held_by[self.key] = value
+
+
+def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> list[StateTensor]:
+    """All tensors of the state that ``optimizers`` keep for ``parameters``, by FQN: by optimizer, group, parameter and key."""
+    fqns = {id(parameter): fqn for fqn, parameter in parameters.items()}
+    return [
+        StateTensor(f"{fqns[id(parameter)]}.{key}", optimizer.state[parameter], key)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) in fqns and parameter in optimizer.state
+        for key, value in optimizer.state[parameter].items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
+    """Learning rate of each group by its name, ``optimizers.<i>.groups.<j>.lr``; 0.0 for a group that has none."""
+    return {
+        f"optimizers.{i}.groups.{j}.lr": float(group.get("lr", 0.0))
+        for i, optimizer in enumerate(optimizers)
+        for j, group in enumerate(optimizer.param_groups)
+    }
+
+
+@contextmanager
+def _still(optimizer: Optimizer) -> Iterator[None]:
+    before = [{key: group[key] for key in _STILL if key in group} for group in optimizer.param_groups]
+    for group, known in zip(optimizer.param_groups, before, strict=True):
+        group.update({key: _STILL[key] for key in known})
+    try:
+        yield
+    finally:
+        for group, known in zip(optimizer.param_groups, before, strict=True):
+            group.update(known)
+
+
+class _PutBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """Remembers the value of every tensor before it is first written, but of those that had none: ``empty``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._save(written_values(func, args, kwargs))
+        result = func(*args, **kwargs)
+        if func._schema.name.startswith(("aten::empty", "aten::new_empty")):
+            self._saved[storage_key(result)] = (result, None)
+        return result
+
+    def _save(self, written: Any) -> None:
+        if isinstance(written, (list, tuple)):
+            for tensor in written:
+                self._save(tensor)
+        elif isinstance(written, torch.Tensor) and not is_fake(written) and storage_key(written) not in self._saved:
+            self._saved[storage_key(written)] = (written, written.clone())
+
+    def put_back(self) -> None:
+        """Give them their values again."""
+        for tensor, before in self._saved.values():
+            if before is not None:
+                tensor.copy_(before)

@@ -1,0 +1,176 @@
+"""Traces the update of a training step, clipping and optimizers, into a functional graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.blame import user_frame
+from pytest_fxbucket.capture.functional.writes import make_functional
+from pytest_fxbucket.capture.optimizers.clip import Clip, clip_
+from pytest_fxbucket.capture.optimizers.elementwise import refuse_looking_at_all
+from pytest_fxbucket.capture.optimizers.recorder import Recorder
+from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
+from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.collector import paused
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.trace import untraceable
+from pytest_fxbucket.errors import CaptureError, FxbucketError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+Build = Callable[[Mapping[str, torch.Tensor]], Sequence["Optimizer"]]
+"""Makes the optimizers of parameters that are given by FQN."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update as a graph without writes in place."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Value, ...]
+    """Parameters that have a gradient, their gradients, state, learning rates."""
+    outputs: tuple[Value, ...]
+    """New values of those parameters, then of all state, in the inputs' order."""
+
+
+def trace_update(
+    build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None = None, parted: bool = False
+) -> Update:
+    """Trace one step of the optimizers that ``build`` makes; ``parted``: whether ``parameters`` are parts of whole ones.
+
+    ``parameters`` are local shards in registration order, ``grads`` the FQNs of those that have a gradient; others have no
+    state and are no inputs. Gradients come reduced and not clipped. State is named ``<parameter>.<key>``, the learning rate of
+    a group ``optimizers.<i>.groups.<j>.lr``, a float64 tensor without dimensions. Optimizers run the way that is eager's
+    default, not capturable: step counters and learning rates become Python numbers in the graph. Raises
+    :class:`CaptureError` for an optimizer that decides by values, or keeps what changes outside of tensors, and for one that
+    looks at a whole parameter where it is given a part.
+    """
+    with paused():
+        return _trace(build, parameters, grads, clip, parted)
+
+
+def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None, parted: bool) -> Update:
+    mode = FakeTensorMode()
+    shards = {value.fqn: value for value in parameters}
+    with mode:
+        fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in shards.items()}
+        optimizers = list(build(fakes))
+        held = [fqn for fqn in fakes if fqn in grads]
+        hypers = {name: torch.empty((), dtype=torch.float64) for name in rates(optimizers)}
+        gradients = {fqn: torch.empty_like(fakes[fqn]) for fqn in held}
+    _make_state(optimizers, {fqn: fakes[fqn] for fqn in held}, Recorder(mode))
+    recorder = Recorder(mode)
+    states = state_tensors(optimizers, {fqn: fakes[fqn] for fqn in held})
+    inputs = [*(shards[fqn] for fqn in held), *(_value("grad", fqn, gradients[fqn]) for fqn in held)]
+    inputs += [_value("state", state.fqn, state.tensor) for state in states]
+    inputs += [_value("hyper", name, hyper) for name, hyper in hypers.items()]
+    tensors = [*(fakes[fqn] for fqn in held), *gradients.values(), *(state.tensor for state in states), *hypers.values()]
+    for value, tensor in zip(inputs, tensors, strict=True):
+        recorder.input(f"{value.role}_{value.fqn}", tensor)
+    with recorder.recording():
+        if clip is not None and gradients:
+            clip_(gradients, clip)
+        clipping = set(recorder.graph.nodes)
+        _step(optimizers, fakes, gradients, list(hypers.values()), recorder)
+    results = [*(fakes[fqn] for fqn in held), *(state.tensor for state in states)]
+    graph = recorder.graph
+    if parted:
+        refuse_looking_at_all([node for node in graph.nodes if node not in clipping], optimizers)
+    graph.output([recorder.node(tensor) for tensor in results])
+    make_functional(graph)
+    graph.eliminate_dead_code()
+    outputs = [value for value in inputs if value.role in ("param", "state")]
+    return Update(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
+
+
+def _make_state(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
+    """As on real shards; what is recorded is thrown away, but numbers taken from tensors have no value while recording."""
+    for fqn, parameter in parameters.items():
+        recorder.input(fqn, parameter)
+    for state in state_tensors(optimizers, parameters):
+        recorder.input(state.fqn, state.tensor)
+    with recorder.recording():
+        for optimizer in optimizers:
+            with _named(optimizer):
+                make_state([optimizer], list(parameters.values()))
+
+
+def _step(
+    optimizers: Sequence[Optimizer],
+    fakes: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    hypers: Sequence[torch.Tensor],
+    recorder: Recorder,
+) -> None:
+    given = iter(hypers)
+    for fqn, fake in fakes.items():
+        fake.grad = gradients.get(fqn)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = next(given)
+            if "lr" in group:
+                group["lr"] = rate if group.get("fused") else recorder.number(rate)
+        before = _described(optimizer)
+        with _named(optimizer):
+            optimizer.step()
+        _refuse_hidden_state(optimizer, before)
+
+
+def _described(optimizer: Optimizer) -> dict[str, object]:
+    """State as far as it must not change: which keys there are, and what is no tensor."""
+    return {
+        key: torch.Tensor if isinstance(value, torch.Tensor) else repr(value)
+        for state in optimizer.state.values()
+        for key, value in state.items()
+    }
+
+
+def _refuse_hidden_state(optimizer: Optimizer, before: Mapping[str, object]) -> None:
+    after = _described(optimizer)
+    if missing := next((key for key in after if key not in before), None):
+        raise CaptureError(
+            f"the state {missing} of {_name(optimizer)} is missing before its second step; make all state in the first one"
+        )
+    if changed := next((key for key in after if before[key] != after[key]), None):
+        raise CaptureError(
+            f"{_name(optimizer)} counts its state {changed} outside of tensors, where no graph can; keep it in a tensor"
+        )
+
+
+@contextmanager
+def _named(optimizer: Optimizer) -> Iterator[None]:
+    """Raise what cannot be traced as a sentence that names the optimizer, and the user's own frame if there is one."""
+    try:
+        yield
+    except Exception as error:
+        frame = user_frame(error)
+        where = f" at {frame}" if frame else ""
+        text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
+        tail = "SGD, Adam and AdamW can, and others whose steps do not depend on values"
+        if text is None:
+            text, tail = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", _of_its_own(optimizer)
+        raise CaptureError(
+            "; ".join(filter(None, (f"the step of {_name(optimizer)} cannot be traced{where}: {text}", tail)))
+        ) from error
+
+
+def _of_its_own(optimizer: Optimizer) -> str:
+    """What to say of an error that is not about tracing: a step that asks for arguments gets none."""
+    needed = [one.name for one in signature(optimizer.step).parameters.values() if one.default is one.empty]
+    return "step() is called without closure or loss" if needed else ""
+
+
+def _name(optimizer: Optimizer) -> str:
+    return f"the optimizer {type(optimizer).__name__}"
+
+
+def _value(role: Any, fqn: str, tensor: torch.Tensor) -> Value:
+    return Value(role, fqn, tuple(tensor.shape), tensor.dtype)

@@ -1,0 +1,1 @@
+"""How parameters and activations are parted over ranks."""

@@ -1,0 +1,125 @@
+"""Modules whose forward is another while the step is traced: parted over tp or ep, or computed again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.capture.parallel.expert_parallel import count_of_experts, experts_forward
+from pytest_fxbucket.capture.parallel.tensor_parallel import Parted, parted_linears
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.entries import Entry, parse_entries
+from pytest_fxbucket.plan.selector import resolve
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.capture.mesh import Mesh
+    from pytest_fxbucket.capture.names import NodeNamer
+    from pytest_fxbucket.plan.schema import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """Modules of one model by what is done to their forward."""
+
+    parted: Mapping[str, Parted]
+    experts: Mapping[str, int]
+    """Modules of experts, and how many experts each has in all."""
+    recomputed: Sequence[str]
+
+    def expert_parameters(self, model: nn.Module) -> frozenset[str]:
+        """FQNs of the experts' parameters."""
+        return frozenset(
+            fqn for fqn, _ in model.named_parameters() if any(fqn.startswith(f"{module}.") for module in self.experts)
+        )
+
+
+def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
+    """What ``plan`` asks for. Raises PlanError for selectors that name no module, CaptureError for modules that cannot be."""
+    parallel, where = plan.parallel, str(plan.path)
+    styles: dict[str, str] = {}
+    for selector, style in parallel.tp_plan.items():
+        inside = f"{where}: [parallel] tp_plan"
+        for fqn in modules_named(parse_entries([selector], inside), model, inside):
+            if styles.setdefault(fqn, style) != style:
+                raise PlanError(
+                    f"{inside}: {fqn} is {styles[fqn]} and {style} by two of its selectors; let one of them name it"
+                )
+    experts = modules_named(parallel.ep_plan, model, f"{where}: [parallel] ep_plan")
+    return Forwards(
+        parted_linears(model, styles),
+        {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
+        _called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
+    )
+
+
+def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
+    """FQN of each module that ``entries`` name, ``*`` written out. Raises PlanError, beginning with ``where``."""
+    single = [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
+    modules = [fqn for fqn, _ in model.named_modules()]
+    parameters = [fqn for fqn, _ in model.named_parameters()]
+    aliases = _aliases(model)
+    found = [
+        entry.name for entry in resolve(single, parameters, modules, aliases=aliases, unplanned="allow", where=where).entries
+    ]
+    if foreign := next((name for name in found if name not in modules), None):
+        raise PlanError(
+            f'{where}: "{foreign}" is a parameter, where a module is expected; name {foreign.rpartition(".")[0] or "one"}'
+        )
+    return found
+
+
+def _called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
+    """FQN of each module that ``entries`` name, with parameters or without. Raises PlanError, beginning with ``where``."""
+    single = [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
+    modules = [fqn for fqn, _ in model.named_modules()]
+    calls = [f"{fqn}.forward" for fqn in modules if fqn]
+    found = resolve(single, calls, modules, unplanned="allow", where=where, what="modules")
+    return [entry.name.removesuffix(".forward") for entry in found.entries]
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    first = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    return {fqn: first[id(p)] for fqn, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != fqn}
+
+
+@contextmanager
+def other_forwards(model: nn.Module, forwards: Forwards, mesh: Mesh, namer: NodeNamer) -> Iterator[None]:
+    """While inside, modules of ``model`` compute as ``forwards`` says."""
+    changed: list[tuple[nn.Module, Any]] = []
+
+    def change(fqn: str, make: Callable[[nn.Module], Callable[..., Any]]) -> None:
+        module = model.get_submodule(fqn)
+        made = make(module)
+        changed.append((module, module.__dict__.get("forward")))
+        module.__dict__["forward"] = made
+
+    try:
+        for fqn, parted in forwards.parted.items():
+            change(fqn, lambda module, fqn=fqn, parted=parted: parted.forward_of(fqn, module, mesh.group("tp")))  # type: ignore[misc]
+        for fqn, count in forwards.experts.items():
+            change(fqn, lambda module, fqn=fqn, count=count: experts_forward(fqn, module, count, mesh.group("ep")))  # type: ignore[misc]
+        for fqn in forwards.recomputed:
+            change(fqn, lambda module, fqn=fqn: _recomputed(module.forward, fqn, namer))  # type: ignore[misc]
+        yield
+    finally:
+        for module, before in reversed(changed):
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+
+
+def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Callable[..., Any]:
+    """``forward``, whose results are not kept but computed again when backward needs them."""
+    from torch.utils.checkpoint import checkpoint
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with namer.inside(fqn):
+            return forward(*args, **kwargs)
+
+    # What is drawn again would be other numbers: capture refuses random operators that are computed again.
+    return lambda *args, **kwargs: checkpoint(named, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

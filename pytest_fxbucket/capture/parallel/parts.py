@@ -1,0 +1,135 @@
+"""Parameters of a model, and the part of each that a rank of the mesh holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.capture.blame import blamed
+from pytest_fxbucket.capture.mesh import GROUPED
+from pytest_fxbucket.capture.optimizers.clip import Clip, NormDim
+from pytest_fxbucket.capture.parallel.modes import Modes, modes_of
+from pytest_fxbucket.capture.parallel.tensor_parallel import Parted
+from pytest_fxbucket.capture.roles import Parameter
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.capture.mesh import Mesh
+    from pytest_fxbucket.plan.schema import Parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What each rank of ``mesh`` holds of the parameters: parted by tp and ep first, then as the mode says."""
+
+    mesh: Mesh
+    parallel: Parallel
+    modes: Modes
+
+    @classmethod
+    def of(cls, parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> Parts:
+        """Parts of parameters that travel as ``parallel`` says; ``where`` begins what is said of a mode of the user's own."""
+        return cls(mesh, parallel, modes_of(parallel, mesh, where))
+
+    def local(self, whole: torch.Tensor, tp_dim: int | None, is_expert: bool, rank: int) -> torch.Tensor:
+        """What ranks of the data-parallel groups of ``rank`` hold together: a view of ``whole``."""
+        if tp_dim is not None:
+            whole = whole.chunk(self.mesh.degree("tp"), tp_dim)[self.mesh.at(rank, "tp")]
+        if is_expert:
+            whole = whole.chunk(self.mesh.degree("ep"), 0)[self.mesh.at(rank, "ep")]
+        return whole
+
+    def of_rank(self, whole: torch.Tensor, parameter: Parameter, rank: int) -> torch.Tensor:
+        """The part of ``whole`` that ``rank`` holds: a new contiguous tensor."""
+        local = self.local(whole, parameter.tp_dim, parameter.is_expert, rank)
+        return self.modes.of(parameter.is_expert).part(local, self.mesh, rank)
+
+    def parted_along(self, parameter: Parameter) -> tuple[str, ...]:
+        """Mesh dimensions over which ``parameter`` is parted; along all others ranks hold the same."""
+        mode = self.modes.of(parameter.is_expert)
+        along = "dp_shard" if parameter.is_expert else mode.along
+        return tuple(name for name in (along, "tp" if parameter.tp_dim is not None else "") if name)
+
+    def copies(self, parameter: Parameter) -> list[list[int]]:
+        """Sets of ranks that hold the same of ``parameter``."""
+        dims, found = self.parted_along(parameter), dict[tuple[int, ...], list[int]]()
+        for rank in range(self.mesh.size):
+            found.setdefault(tuple(self.mesh.at(rank, dim) for dim in dims), []).append(rank)
+        return [ranks for ranks in found.values() if len(ranks) > 1]
+
+    def clip(self, max_norm: float, parameters: Sequence[Parameter]) -> Clip:
+        """Clipping of the gradients of ``parameters`` by the norm of all, over all ranks."""
+        sharded = {parameter.fqn: self.parted_along(parameter) for parameter in parameters}
+        names = dict.fromkeys(name for dims in sharded.values() for name in dims)
+        dims = [(name, self.mesh.group(name)) for name in sorted(names, key=GROUPED.index)]
+        return Clip(max_norm, tuple(NormDim(name, group.name, group.size) for name, group in dims), sharded)
+
+
+def describe_parameters(
+    model: nn.Module, parts: Parts, parted: Mapping[str, Parted], experts: frozenset[str] = frozenset()
+) -> list[Parameter]:
+    """Parameters of ``model`` in registration order.
+
+    ``parted`` says of modules how their parameters are parted over tp, ``experts`` are the FQNs of those that are parted over
+    ep. Raises :class:`CaptureError` for one that cannot be parted so.
+    """
+    names: dict[int, list[str]] = {}
+    for fqn, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(fqn)
+    described = []
+    for fqn, parameter in model.named_parameters():
+        if parameter.dim() == 0 and parts.parallel.mode != "replicate":
+            raise CaptureError(f"parameter {fqn} has no dimension to shard; give it the shape (1,)")
+        aliases = tuple(name for name in names[id(parameter)] if name != fqn)
+        dims = {alias: _tp_dim(alias, parted) for alias in (fqn, *aliases)}
+        _refuse_unequal(dims)
+        _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
+        local = parts.local(parameter, dims[fqn], fqn in experts, 0)
+        with blamed(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
+            part = parts.modes.of(fqn in experts).part(local, parts.mesh, 0)
+        described.append(
+            Parameter(
+                fqn,
+                aliases,
+                tuple(parameter.shape),
+                tuple(part.shape),
+                parameter.dtype,
+                parameter.requires_grad,
+                tuple(local.shape),
+                dims[fqn],
+                fqn in experts,
+            )
+        )
+    return described
+
+
+def _tp_dim(fqn: str, parted: Mapping[str, Parted]) -> int | None:
+    module, _, name = fqn.rpartition(".")
+    return parted[module].dim_of(name) if module in parted else None
+
+
+def _refuse_unequal(dims: Mapping[str, int | None]) -> None:
+    (first, dim), *others = dims.items()
+    for fqn, other in others:
+        if other != dim:
+            raise CaptureError(
+                f"tp_plan parts {first} and {fqn} in two ways, but they are one tied parameter; give both one way"
+            )
+
+
+def _refuse_indivisible(fqn: str, parameter: torch.Tensor, tp_dim: int | None, is_expert: bool, mesh: Mesh) -> None:
+    for name, dim in (("tp", tp_dim), ("ep", 0 if is_expert else None)):
+        degree = mesh.degree(name)
+        if dim is None:
+            continue
+        if parameter.dim() <= dim or parameter.shape[dim] % degree:
+            raise CaptureError(
+                f"{name} = {degree} does not divide dimension {dim} of parameter {fqn}, "
+                f"whose shape is {tuple(parameter.shape)}; "
+                f"use another {name}, or leave {fqn.rpartition('.')[0] or 'it'} out of {name}_plan"
+            )

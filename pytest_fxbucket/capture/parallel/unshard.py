@@ -1,0 +1,144 @@
+"""Parameters that are gathered where a module first reads them: SimpleFSDP's way (arXiv 2411.00284), for any mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.capture.names import NodeNamer
+    from pytest_fxbucket.capture.parallel.modes import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Travel:
+    """How one parameter travels."""
+
+    mode: Mode
+    shape: torch.Size
+    """Of what the mode gathers."""
+    param_dtype: torch.dtype | None
+    """dtype that it is gathered in; None: its own."""
+    reduce_dtype: torch.dtype | None
+    """dtype that its gradient is reduced in; None: the gradient's own."""
+    fqn: str = "a parameter"
+    mode_name: str = ""
+    """The mode's own, as the plan has it, for what is said of its mistakes."""
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
+        whole = self.mode.gather(part.to(self.param_dtype or part.dtype), self.shape)
+        self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", _use(whole, self.shape))
+        return whole
+
+    def reduce(self, gradient: torch.Tensor, part: torch.Size) -> torch.Tensor:
+        """Rank's part of ``gradient``, of the shape ``part``. Raises :class:`CaptureError` for a mode that gives another."""
+        reduced = self.mode.reduce(gradient)
+        self._refuse_other_shape(
+            "reduce",
+            reduced,
+            part,
+            f"for the gradient of {self.fqn}, of which part()'s shape",
+            "give the part that part() gives",
+        )
+        return reduced
+
+    def _refuse_other_shape(self, method: str, given: object, shape: torch.Size, of: str, use: str) -> None:
+        if isinstance(given, torch.Tensor) and given.shape == shape:
+            return
+        what = list(given.shape) if isinstance(given, torch.Tensor) else f"a value of type {type(given).__name__}"
+        raise CaptureError(f"mode {self.mode_name}: {method} gave {what} {of} is {list(shape)}; {use}")
+
+    def unreduced(self, gradient: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
+        dtype = self.reduce_dtype or gradient.dtype
+        return (gradient if before is None else before + gradient).to(dtype)
+
+
+def _use(whole: object, shape: torch.Size) -> str:
+    is_longer = isinstance(whole, torch.Tensor) and whole.numel() > shape.numel()
+    return "cut off what part() added" if is_longer else "give the whole of what part() parts, alike on every rank"
+
+
+class _Unshard(torch.autograd.Function):
+    """Part to whole parameter; in backward whole gradient to the averaged part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, travel: Travel, before: torch.Tensor | None) -> torch.Tensor:
+        ctx.travel, ctx.dtype, ctx.before, ctx.shape = travel, part.dtype, before, part.shape
+        return travel.gather(part)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        travel: Travel = ctx.travel
+        gradient = travel.unreduced(gradient, ctx.before)
+        return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
+
+
+class Reader:
+    """Gives whole parameters to the modules of one microbatch, each gathered at its first read.
+
+    ``before`` holds sums of earlier microbatches' gradients, not reduced, which are reduced with this one's. With ``last``
+    False nothing is reduced: gradients are to be asked for what :attr:`whole` holds then.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, torch.Tensor],
+        travels: Mapping[str, Travel],
+        namer: NodeNamer,
+        before: Mapping[str, torch.Tensor],
+        last: bool,
+    ) -> None:
+        self._parts, self._travels, self._namer, self._before, self._last = parts, travels, namer, before, last
+        self.whole: dict[str, torch.Tensor] = {}
+
+    def read(self, fqn: str) -> torch.Tensor:
+        """The whole parameter ``fqn``."""
+        if fqn not in self.whole:
+            with self._namer.inside(fqn.rpartition(".")[0]):
+                self.whole[fqn] = self._gathered(fqn)
+        return self.whole[fqn]
+
+    def _gathered(self, fqn: str) -> torch.Tensor:
+        part, travel = self._parts[fqn], self._travels[fqn]
+        if self._last:
+            whole: torch.Tensor = _Unshard.apply(part, travel, self._before.get(fqn))  # type: ignore[no-untyped-call]
+            return whole
+        with torch.no_grad():
+            whole = travel.gather(part.detach())
+        return whole.requires_grad_(part.requires_grad)
+
+
+@contextmanager
+def read_by(model: nn.Module, reader: Reader) -> Iterator[None]:
+    """While inside, reading a parameter of ``model`` gives what ``reader`` has of it, and ``model.parameters()`` is untouched.
+
+    A tied parameter is gathered once and has one gradient. Each module gets a class of its own for the time being, so nothing
+    leaks into other models of the process.
+    """
+    canonical = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    classes = [(module, type(module)) for module in model.modules()]
+    try:
+        for module, cls in classes:
+            names = {name: canonical[id(p)] for name, p in module.named_parameters(recurse=False, remove_duplicate=False)}
+            if names:
+                readers = {name: property(partial(_read_for, reader.read, fqn)) for name, fqn in names.items()}
+                module.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **readers})
+        yield
+    finally:
+        for module, cls in classes:
+            module.__class__ = cls
+
+
+def _read_for(read: Callable[[str], torch.Tensor], fqn: str, module: nn.Module) -> torch.Tensor:
+    return read(fqn)

@@ -1,0 +1,1 @@
+"""Layers that are alike, traced once and repeated."""
