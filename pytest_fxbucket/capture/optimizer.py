@@ -179,7 +179,7 @@ def _build(
         raise PlanError(f"{where} sets {flag}, but a step is traced and compared without it; leave it out")
     if any(map(first_step_differs, made.param_groups)):
         raise PlanError(
-            f"{where} sets dampening, with which SGD takes its first gradient whole and no later one, so that no graph does for "
+            f"{where} sets dampening, with which SGD takes its first gradient whole and no later one, so no graph does for "
             "all steps; leave it out"
         )
     return made
