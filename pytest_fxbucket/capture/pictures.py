@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch import nn
 
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
 DEEP = 8
 """How far what an object holds is looked at."""
 MANY = 1_000
@@ -87,10 +89,10 @@ def _slots(value: object) -> Iterator[str]:
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
     """What ``module`` holds besides parameters, buffers, children and hooks."""
-    registered = {"_parameters", "_buffers", "_modules"}
-    return {name: value for name, value in vars(module).items() if name not in registered and not is_hooks(name)}
+    return {name: value for name, value in vars(module).items() if name not in _REGISTERED and not is_hooks(name)}
 
 
+@cache
 def is_hooks(name: str) -> bool:
     """Whether ``name`` is an attribute in which torch keeps hooks by numbers that no two modules share."""
     return name.startswith("_") and "_hooks" in name
@@ -98,13 +100,14 @@ def is_hooks(name: str) -> bool:
 
 def held_by(owner: object) -> dict[str, Any]:
     """What ``owner``, a module or an optimizer, has of its own: attributes, a forward or step that was put in place, hooks."""
-    hooks = {
-        name: list(held.values()) for name, held in vars(owner).items() if held and is_hooks(name) and isinstance(held, dict)
-    }
-    if isinstance(owner, nn.Module):
-        return own_attributes(owner) | hooks
-    kept = ("state", "param_groups", "defaults")
-    return {name: value for name, value in vars(owner).items() if name not in kept and not name.startswith("_")} | hooks
+    elsewhere = _REGISTERED if isinstance(owner, nn.Module) else _OF_OPTIMIZERS
+    found: dict[str, Any] = {}
+    for name, value in vars(owner).items():
+        if is_hooks(name) and isinstance(value, dict):
+            found.update({name: list(value.values())} if value else {})
+        elif name not in elsewhere and (elsewhere is _REGISTERED or not name.startswith("_")):
+            found[name] = value
+    return found
 
 
 def state_of(model: nn.Module) -> dict[str, object]:

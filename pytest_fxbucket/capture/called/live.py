@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +34,9 @@ class Live:
                 for parameter in group["params"]:
                     self._own(optimizer, f"group {j} of optimizer {i} ({type(optimizer).__name__})", parameter)
 
+    @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters, buffers and the gradients that are there, by what they are called in a sentence."""
+        """Parameters, buffers and the gradients that were there first, by what they are called in a sentence."""
         gradients = {fqn: p.grad for fqn, p in self.params.items() if p.grad is not None}
         roles = {"param": self.params, "buffer": self.buffers, "grad": gradients}
         return {called(role, fqn): tensor for role, tensors in roles.items() for fqn, tensor in tensors.items()}

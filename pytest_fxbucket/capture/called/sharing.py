@@ -23,24 +23,23 @@ def called(role: str, fqn: str) -> str:
 
 def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
     """Pairs of different tensors with memory in common, from the first byte of each to its last, by name."""
-    spans = sorted((span for name, tensor in tensors.items() if (span := _span(name, tensor))), key=lambda span: span[:2])
-    open_ones: list[tuple[str, int, int, str, int]] = []
-    for span in spans:
-        device, start, _, name, identity = span
-        open_ones = [one for one in open_ones if one[0] == device and one[2] > start]
-        yield from ((one[3], name) for one in open_ones if one[4] != identity)
-        open_ones.append(span)
+    spans = sorted((tensor.data_ptr(), name) for name, tensor in tensors.items())
+    open_ones: list[tuple[int, str, torch.Tensor]] = []
+    for start, name in spans:
+        tensor = tensors[name]
+        end = start + _extent_bytes(tensor)
+        if not start or start == end:
+            continue
+        open_ones = [one for one in open_ones if one[0] > start]
+        yield from ((other, name) for _, other, one in open_ones if one is not tensor and one.device == tensor.device)
+        open_ones.append((end, name, tensor))
 
 
-def _span(name: str, tensor: torch.Tensor) -> tuple[str, int, int, str, int] | None:
-    start = tensor.data_ptr()
-    if not start or not tensor.numel():
-        return None
-    if tensor.is_contiguous():
-        size = tensor.numel()
-    else:
-        size = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return str(tensor.device), start, start + size * tensor.element_size(), name, id(tensor)
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.nbytes
+    elements = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return elements * tensor.element_size()
 
 
 def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> None:

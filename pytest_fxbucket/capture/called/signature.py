@@ -47,7 +47,7 @@ def signature(arguments: Arguments, live: Live, around: Mapping[Name, object]) -
 
     ``around`` is what :func:`around_of` gives.
     """
-    first = {id(tensor): name for name, tensor in live.tensors().items()}
+    first = {id(tensor): name for name, tensor in live.tensors.items()}
     leaves = tuple(
         (_tensor(leaf), first.setdefault(id(leaf), path)) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
         for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
@@ -63,7 +63,7 @@ def signature(arguments: Arguments, live: Live, around: Mapping[Name, object]) -
 def shared_memory(arguments: Arguments, live: Live) -> list[Pair]:
     """Pairs of arguments, parameters, buffers and gradients that share memory, by what they are called."""
     given = {called("batch", path): tensor for path, tensor in arguments.tensors().items()}
-    return list(overlapping(live.tensors() | given))
+    return list(overlapping(live.tensors | given))
 
 
 def plain_values(group: dict[str, Any]) -> dict[str, str]:
