@@ -19,8 +19,8 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """One set of warm pools for all tests of a process."""
-    pools = Pools()
+    """One set of warm pools for all tests of a process; each rank would import FSDP2 anew, in a second."""
+    pools = Pools(warm=("fixtures.reference.by_torch",))
     yield pools
     pools.close()
 

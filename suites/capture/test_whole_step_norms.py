@@ -8,6 +8,7 @@ in another order than parts of them.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -16,39 +17,40 @@ from whole_step_cases import CLIPPED, LLAMA, MOE, TP, Case, payloads_of
 
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.ranks.pools import Pools
 
 SGD = '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 1.0 }\n'
 WITH_TP, EXPERTS = Case(LLAMA + TP + SGD + CLIPPED), Case(MOE + SGD + CLIPPED)
 
+CASES = {"tensor parallelism": WITH_TP, "experts": EXPERTS}
 SHARDED = {
-    "tensor parallelism": (
-        WITH_TP,
-        {
-            "layers.0.attention.wq.weight": ("dp_shard", "tp"),
-            "layers.0.attention.wo.weight": ("dp_shard", "tp"),
-            "layers.0.attention_norm.weight": ("dp_shard",),
-        },
-        ["dp_shard", "tp"],
-    ),
-    "experts": (EXPERTS, {"layers.0.experts.w1": ("dp_shard",), "layers.0.norm.bias": ("dp_shard",)}, ["dp_shard"]),
+    "tensor parallelism": {
+        "layers.0.attention.wq.weight": ("dp_shard", "tp"),
+        "layers.0.attention.wo.weight": ("dp_shard", "tp"),
+        "layers.0.attention_norm.weight": ("dp_shard",),
+    },
+    "experts": {"layers.0.experts.w1": ("dp_shard",), "layers.0.norm.bias": ("dp_shard",)},
 }
 
 
-@pytest.mark.parametrize(("case", "sharded", "dims"), SHARDED.values(), ids=SHARDED)
-def test_a_gradient_is_summed_over_the_dimensions_that_shard_it(
-    case: Case, sharded: dict[str, tuple[str, ...]], dims: list[str]
-) -> None:
-    plan = case.plan
-    clip = Parts.of(plan.parallel, mesh_of(plan)).clip(0.5, step_of(plan).parameters)
-    assert {fqn: clip.sharded[fqn] for fqn in sharded} == sharded
-    assert [dim.name for dim in clip.dims] == dims
+@cache
+def captured(case: str) -> StepGraph:
+    return step_of(CASES[case].plan)
 
 
-@pytest.mark.parametrize("case", [WITH_TP, EXPERTS], ids=SHARDED)
-def test_gradients_are_clipped_by_the_norm_of_whole_gradients(case: Case, pools: Pools) -> None:
-    step = step_of(case.plan)
-    results = run(pools, "whole_step_jobs:graph_steps", payloads_of(case.plan, step, decay=1.0)[0])
+@pytest.mark.parametrize("case", CASES)
+def test_a_gradient_is_summed_over_the_dimensions_that_shard_it(case: str) -> None:
+    plan = CASES[case].plan
+    clip = Parts.of(plan.parallel, mesh_of(plan)).clip(0.5, captured(case).parameters)
+    assert {fqn: clip.sharded[fqn] for fqn in SHARDED[case]} == SHARDED[case]
+    assert [dim.name for dim in clip.dims] == (["dp_shard", "tp"] if plan.parallel.tp > 1 else ["dp_shard"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_clipped_by_the_norm_of_whole_gradients(case: str, pools: Pools) -> None:
+    step = captured(case)
+    results = run(pools, "whole_step_jobs:graph_steps", payloads_of(CASES[case].plan, step, decay=1.0)[0])
     for number in range(1, STEPS):
         squares = 0.0
         for parameter in step.parameters:

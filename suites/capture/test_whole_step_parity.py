@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from parity import STEPS, differing, run, step_of
-from whole_step_cases import BY_FOUR, CASES, LLAMA, SGD, Case, named_by, payloads_of
+from whole_step_cases import CASES, Case, named_by, payloads_of
 
 from pytest_fxbucket.ranks.pools import Pools
 
@@ -19,6 +17,8 @@ def test_the_captured_step_leaves_what_eager_torch_leaves(case: Case, pools: Poo
     plan = case.plan
     step = step_of(plan)
     trainable = [parameter.fqn for parameter in step.parameters if parameter.trainable]
+    rates = [value.dtype for value in step.inputs["joint"] if value.role == "hyper"]
+    assert rates == [torch.float64] * sum(len(groups) for _, _, groups in case.optimizers)
     payload, told = payloads_of(plan, step, DECAY)
     told |= {
         "optimizers": named_by(case.optimizers, trainable),
@@ -34,11 +34,3 @@ def test_the_captured_step_leaves_what_eager_torch_leaves(case: Case, pools: Poo
                 seen += len(a)
     assert seen >= len(ours) * STEPS * (1 + 2 * len(trainable))
     assert any(bool((mine[0]["parameter"][fqn] != mine[-1]["parameter"][fqn]).any()) for mine in ours for fqn in trainable[:1])
-
-
-def test_the_learning_rate_is_an_input_of_the_graph() -> None:
-    plan = Case(LLAMA + BY_FOUR + SGD).plan
-    other = replace(plan, optimizer=(replace(plan.optimizer[0], args={**plan.optimizer[0].args, "lr": 0.25}),))
-    one, two = (payloads_of(each, step_of(each), DECAY)[0]["task"] for each in (plan, other))
-    assert one.unbucketed.rows == two.unbucketed.rows
-    assert [value.dtype for value in one.inputs if value.role == "hyper"] == [torch.float64]
