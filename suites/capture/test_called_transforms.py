@@ -184,7 +184,7 @@ def raising(step: StepGraph, state: State) -> StepGraph:
         (new_input, f"added the input batch {AVERAGE}; only state can be added"),
         (ill_formed, "left a graph that is not well formed"),
         (nothing, "gave a value of type NoneType; it is to give the StepGraph"),
-        (raising, "failed at test_called_transforms.py:"),
+        (raising, "failed at suites/capture/test_called_transforms.py:"),
     ],
 )
 def test_what_does_not_fit_is_told_with_the_transform_and_changes_nothing(change: Any, text: str) -> None:

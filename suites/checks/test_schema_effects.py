@@ -101,7 +101,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=GRAPH),
     ("parallel", "mode"): Case('"replicate"\nparallel.dp_shard = 1\nparallel.dp_replicate = 2', "unbucketed"),
     ("parallel", "dp_shard"): Case("4", "unbucketed"),
-    ("parallel", "dp_replicate"): Case("4", "unbucketed", base=REPLICATE),
+    ("parallel", "dp_replicate"): Case("4", "audit", "as planned on 4 ranks", base=REPLICATE),
     ("parallel", "tp"): Case("4", "unbucketed", base=TENSOR),
     ("parallel", "tp_plan"): Case(
         '{ "layers.*.feed_forward.w1" = "colwise", "layers.*.feed_forward.w3" = "colwise",'

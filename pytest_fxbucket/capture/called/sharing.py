@@ -47,6 +47,8 @@ def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> Non
     names = {called(value.role, value.fqn) for value in written}
     for one, other in pairs:
         if one in names or other in names:
+            # In memory either may lie first.
+            one, other = sorted((one, other), key=lambda name: (not _is_argument(name), name))
             both = f"arguments {one[9:]} and {other[9:]}" if _is_argument(one) and _is_argument(other) else f"{one} and {other}"
             raise CaptureError(f"{both} share memory, and the step writes there; pass it once, or a clone")
 
