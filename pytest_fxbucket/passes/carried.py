@@ -37,6 +37,8 @@ class Carried(NamedTuple):
     """Why it is no parameter and no gradient; empty if it is one."""
     level: int = 0
     """Through how many other launches what it sends went before."""
+    again: bool = False
+    """Of a gather: whether what it sends was gathered over its own group before."""
 
 
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
@@ -50,7 +52,8 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
         if kind == "all_gather":
-            found[node] = _gather(node, inputs)._replace(level=_launched_before(node))
+            again = _gathered_before(node)
+            found[node] = _gather(node, inputs)._replace(level=_launched_before(node), again=again)
         elif kind is not None:
             found[node] = _reduction(node, outputs, products, index)._replace(level=_launched_before(node))
     return found
@@ -78,6 +81,21 @@ def _launched_before(node: fx.Node) -> int:
                 depth[source] = depth[current] + launches
                 queue.append(source)
     return max(depth.values())
+
+
+def _gathered_before(gather: fx.Node) -> bool:
+    """Whether ``gather`` sends what another gather over its group brought, with data but moved and cast between."""
+    group = collectives.argument(gather, "group_name")
+    queue, seen = [gather], {gather}
+    for current in queue:
+        for source in _data_inputs(current):
+            if collectives.is_all_gather(source) and collectives.argument(source, "group_name") == group:
+                return True
+            passing = collectives.launch_kind(source) is not None or moves_data(source) or collectives.is_wait(source)
+            if source not in seen and passing:
+                seen.add(source)
+                queue.append(source)
+    return False
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:

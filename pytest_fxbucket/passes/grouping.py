@@ -134,7 +134,8 @@ def _key(target: Target, rules: Rules) -> _Key:
     if rules.mixed and target.kind == "all_gather":
         dtype, several = "mixed", False
     alone = target.launch.name if several or target.launch.meta.get(BUCKETED) else ""
-    return _Key(target.group, target.op, target.device, target.ranks, dtype, f"round {target.round + 1}", alone)
+    turn = "gathers of gathers" if target.kind == "all_gather" and target.level else f"round {target.round + 1}"
+    return _Key(target.group, target.op, target.device, target.ranks, dtype, turn, alone)
 
 
 _DIFFERENCES: tuple[Reason, ...] = ("group", "op", "device", "dtype", "round")

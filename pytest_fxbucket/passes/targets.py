@@ -50,7 +50,8 @@ class Target:
     round: int = 0
     """Of an all-gather: which of those of its parameter in its direction, as :attr:`Bucket.round` says."""
     level: int = 0
-    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says."""
+    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says; of a gather 1 if what
+    it sends was gathered over its own group before."""
 
     @property
     def waits(self) -> list[fx.Node]:
@@ -172,10 +173,12 @@ def _named(known: Mapping[fx.Node, Carried], entry_of: Mapping[fx.Node, str | No
         if collectives.is_all_gather(node):
             group = collectives.argument(node, "group_name")
             keys = {(entry, name, one.direction, group, one.level) for name in one.names}
-            number = max((gathers[key] for key in keys), default=0)
-            gathers.update(keys)
+            if not one.again:
+                number = max((gathers[key] for key in keys), default=0)
+                gathers.update(keys)
         reason = one.reason or _NO_ENTRY
-        found[node] = _Name(entry, one.names, one.place, one.direction, reason, number, one.level)
+        level = int(one.again) if collectives.is_all_gather(node) else one.level
+        found[node] = _Name(entry, one.names, one.place, one.direction, reason, number, level)
     return found
 
 
