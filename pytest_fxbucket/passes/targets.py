@@ -172,7 +172,7 @@ def _named(known: Mapping[fx.Node, Carried], entry_of: Mapping[fx.Node, str | No
         entry, number = None if one.reason else entry_of[node], 0
         if collectives.is_all_gather(node):
             group = collectives.argument(node, "group_name")
-            keys = {(entry, name, one.direction, group, one.level) for name in one.names}
+            keys = {(entry, name, one.direction, group) for name in one.names}
             if not one.again:
                 number = max((gathers[key] for key in keys), default=0)
                 gathers.update(keys)
