@@ -1,0 +1,1 @@
+"""One step on a clock: where each rank launched, waited and computed."""
