@@ -4,55 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket import collector
-from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.capture.mesh import Mesh, make_groups
-from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.bitwise import RUNS
 from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes
 from pytest_fxbucket.passes.own_group import ensure_twins
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.gpus.nccl import record
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
-    from pytest_fxbucket.capture.roles import Parameter, Value
-    from pytest_fxbucket.plan.schema import Model, Parallel
-
-LEARNING_RATE = 0.03125
-"""Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
+from pytest_fxbucket.stepping import KEPT, Stepping, state_and_batches, update
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Stepping):
     """What one rank is to run."""
 
     unbucketed: PortableGraph
     bucketed: PortableGraph
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    model: Model | None
-    example_inputs: tuple[torch.Tensor, ...]
-    """Of a graph that somebody else traced; used instead of a model."""
-    seed: int
     steps: int
-    where: str
-    """Plan file, for errors."""
-    mesh: Mesh
-    parallel: Parallel
-    parameters: tuple[Parameter, ...]
-    optimizing: Optimizing | None
     backend: str = "gloo"
     """What its ranks run on; says which settings are to be recorded."""
     localise_step: int | None = None
@@ -115,7 +93,9 @@ def run(rank: int, world: int, task: Task) -> Outcome:
         ensure_twins(graph.graph)
         place(graph, device())
     outcome.ran_on = record(task.backend)
-    start, batches = state_and_batches(rank, task, outcome.built)
+    start, batches = state_and_batches(
+        rank, task, on_built=lambda whole: outcome.built.update({fqn: _bits_digest([one]) for fqn, one in whole.items()})
+    )
     states = [[tensor.to(device(), copy=True) for tensor in start] for _ in graphs]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}
     for step in range(task.steps):
@@ -131,7 +111,7 @@ def run(rank: int, world: int, task: Task) -> Outcome:
             given.append([*state, *(tensor.clone() for tensor in batch)])
             outputs = graph(*given[-1])
             results.append(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
-            _update(state, results[-1], task)
+            update(state, results[-1], task)
         outcome.differences += _compare_step(step, rank, task, given, results)
         losses = [result for value, result in zip(task.outputs, results[0], strict=True) if value.role == "loss"]
         outcome.losses.append(_bits_digest(losses))
@@ -152,41 +132,6 @@ def _peak_bytes() -> int:
     if device() == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.cuda.max_memory_allocated()
-
-
-def state_and_batches(
-    rank: int, task: Task, built: dict[str, str] | None = None
-) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
-    """Parameters, buffers and the optimizer's state to begin with, in input order; and the batch of a step.
-
-    ``built`` gets the digests of whole parameters and buffers.
-    """
-    if task.model is None:
-        split = [value.role in KEPT for value in task.inputs]
-        if True in split and False in split and split.index(False) < len(split) - 1 - split[::-1].index(True):
-            raise CaptureError("inputs of a traced graph must list parameters and buffers before everything else")
-        state = [t.detach() for t, kept in zip(task.example_inputs, split, strict=True) if kept]
-        rest = [t.detach() for t, kept in zip(task.example_inputs, split, strict=True) if not kept]
-        return state, lambda step: rest
-    factory, batch, _ = import_model(task.model, task.where)
-    torch.manual_seed(task.seed)
-    model = factory(**task.model.args)
-    whole = {fqn: p.detach() for fqn, p in model.named_parameters()} | dict(model.named_buffers())
-    if built is not None:
-        built.update({fqn: _bits_digest([tensor]) for fqn, tensor in whole.items()})
-    parts = Parts.of(task.parallel, task.mesh)
-    own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in task.parameters}
-    kept = {("param", fqn): part for fqn, part in own.items()}
-    kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
-    if task.optimizing is not None:
-        kept |= task.optimizing.state(own, {value.fqn for value in task.outputs if value.role == "grad"})
-    state = [kept[value.role, value.fqn] for value in task.inputs if value.role in KEPT]
-
-    def tensors(step: int) -> list[torch.Tensor]:
-        leaves = pytree.tree_leaves(batch(task.mesh.data_rank(rank), step))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-    return state, tensors
 
 
 def _squares(task: Task, results: Sequence[Any]) -> dict[str, float]:
@@ -217,21 +162,6 @@ def _still(task: Task, start: Sequence[torch.Tensor], state: Sequence[torch.Tens
         for value, before, after in zip(kept, start, state, strict=True)
         if value.role == "param" and value.fqn in updated and bool((bits(before) == bits(after.cpu())).all())
     ]
-
-
-KEPT = ("param", "buffer", "state", "hyper")
-"""Roles of what lives on from step to step."""
-
-
-def _update(state: list[torch.Tensor], results: Sequence[Any], task: Task) -> None:
-    """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
-    made = {(v.role, v.fqn): r for v, r in zip(task.outputs, results, strict=True)}
-    has_optimizer = any(role in ("param", "state") for role, _ in made)
-    for value, tensor in zip(task.inputs, state, strict=False):
-        if (value.role, value.fqn) in made:
-            tensor.copy_(made[value.role, value.fqn])
-        elif value.role == "param" and not has_optimizer and ("grad", value.fqn) in made:
-            tensor.add_(made["grad", value.fqn].to(tensor.dtype), alpha=-LEARNING_RATE)
 
 
 def _compare_step(

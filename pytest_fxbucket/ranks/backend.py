@@ -13,6 +13,8 @@ BACKENDS = ("gloo", "gloo:cuda", "nccl", "local", "fake")
 """gloo: processes, sums in rank order. gloo:cuda: the same with tensors on GPUs, which ranks share. nccl: a GPU for each rank.
 local: all ranks in one process. fake: no values."""
 CHOICES = ("auto", *BACKENDS)
+PLAIN = "gloo:plain"
+"""For timing: gloo as it is, which reduces in an order of its own and on threads of its own; no choice of a plan."""
 ON_GPUS = frozenset({"gloo:cuda", "nccl"})
 IN_ONE_PROCESS = frozenset({"local", "fake"})
 

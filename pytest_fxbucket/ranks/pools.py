@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, Machine, choose, gpus, gpus_to_lease
+from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, PLAIN, Machine, choose, gpus, gpus_to_lease
 from pytest_fxbucket.ranks.gpus.lease import Lease, take
 from pytest_fxbucket.ranks.launch import MAX_RANKS, Crew, ForkServer
 from pytest_fxbucket.ranks.messages import PoolRequest
@@ -47,7 +47,7 @@ class Pools:
         """The pool of `world` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
         if backend in IN_ONE_PROCESS:
             return self._together(world, backend)
-        if backend not in BACKENDS:
+        if backend not in (*BACKENDS, PLAIN):
             raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(BACKENDS)}')
         if not 1 <= world <= MAX_RANKS:
             raise RankError(f"a pool of {world} ranks; expected 1 to {MAX_RANKS}")

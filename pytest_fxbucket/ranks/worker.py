@@ -22,7 +22,7 @@ import torch.distributed as dist
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.groups import destroy_subgroups
 from pytest_fxbucket.ranks import ledger, ordered, wire
-from pytest_fxbucket.ranks.backend import use_device
+from pytest_fxbucket.ranks.backend import PLAIN, use_device
 from pytest_fxbucket.ranks.fresh import Workplace
 from pytest_fxbucket.ranks.gpus import nccl
 from pytest_fxbucket.ranks.gpus.entered import Entered
@@ -100,8 +100,10 @@ def _join(seat: Seat) -> None:
     if seat.request.backend == "nccl":
         nccl.join(store, seat.rank, seat.world, _NEVER)
         return
-    ordered.register()
-    dist.init_process_group(ordered.BACKEND, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
+    if seat.request.backend != PLAIN:
+        ordered.register()
+    backend = "gloo" if seat.request.backend == PLAIN else ordered.BACKEND
+    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
 
 
 def _store(seat: Seat, address: StoreAddress | None) -> c10d.Store:

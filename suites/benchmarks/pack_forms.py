@@ -17,13 +17,14 @@ import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.checks.bitwise_job import Task, state_and_batches
+from pytest_fxbucket.checks.bitwise_job import Task
 from pytest_fxbucket.graph.portable import decode
 from pytest_fxbucket.passes.default_packer import cut_columns, cut_views, pack
 from pytest_fxbucket.passes.making import Maker
 from pytest_fxbucket.passes.packers import Bucket
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.stepping import state_and_batches
 from pytest_fxbucket.world import World
 
 RANKS = 4

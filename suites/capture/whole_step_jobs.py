@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fixtures.reference import by_torch
 from fixtures.reference.stepping import backward, imported, local
 from pytest_fxbucket.capture.mesh import make_groups
-from pytest_fxbucket.checks.bitwise_job import KEPT, Task, state_and_batches
+from pytest_fxbucket.checks.bitwise_job import Task
 from pytest_fxbucket.graph.portable import decode
+from pytest_fxbucket.stepping import KEPT, state_and_batches
 
 Step = dict[str, dict[str, Tensor]]
 """By ``loss``, ``gradient``, ``parameter`` and ``state``, then by name; of this rank's own rows."""

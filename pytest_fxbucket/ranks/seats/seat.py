@@ -13,6 +13,7 @@ from typing import cast
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
@@ -66,7 +67,7 @@ class SeatPools(Pools):
         __tracebackhide__ = True
         if backend in _ALONE:
             return super().get(world, backend)
-        if backend != "gloo":
+        if backend not in ("gloo", PLAIN):
             raise RankError(
                 f'no ranks for backend "{backend}" under torchrun; expected gloo, local or fake (--fxbucket-backend=gloo)'
             )
