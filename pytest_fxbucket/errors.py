@@ -38,6 +38,10 @@ class GoldenError(FxbucketError):
     """A golden file that is missing, damaged, or of another version."""
 
 
+class BenchmarkError(FxbucketError):
+    """Step times that cannot be had, stored, read or compared."""
+
+
 class GraphError(FxbucketError):
     """A question about a graph that has no answer."""
 

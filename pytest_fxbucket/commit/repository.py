@@ -38,12 +38,14 @@ class Repository:
     """Top folder of the working tree, without links."""
     environment: Mapping[str, str]
     """What git is run with."""
+    asked_by: str = "--at"
+    """The option that needs it, for errors."""
 
     @classmethod
-    def of(cls, file: Path) -> Repository:
+    def of(cls, file: Path, asked_by: str = "--at") -> Repository:
         """The repository that holds ``file``, which need not be there. Raises FxbucketError if there is none, or no git."""
         if shutil.which("git") is None:
-            raise FxbucketError("--at needs git, and there is no git on PATH")
+            raise FxbucketError(f"{asked_by} needs git, and there is no git on PATH")
         folder = next(folder for folder in Path(os.path.abspath(file)).parents if folder.is_dir())
         ours = {name: value for name, value in os.environ.items() if name not in OF_HOOKS} | _QUIET
         told = finished(_top(), folder, ours)
@@ -53,8 +55,8 @@ class Repository:
         if told.returncode != 0:
             said = _said(told.stderr)
             why = "" if "not a git repository" in said else f": {said}"
-            raise FxbucketError(f"{file} is in no git working tree, so --at has no commits to look in{why}")
-        return cls(Path(told.stdout.rstrip("\n")).resolve(), ours)
+            raise FxbucketError(f"{file} is in no git working tree, so {asked_by} has no commits to look in{why}")
+        return cls(Path(told.stdout.rstrip("\n")).resolve(), ours, asked_by)
 
     def git(self, *arguments: str) -> str:
         """What git prints. Raises FxbucketError with the line that git says is wrong."""
@@ -66,11 +68,11 @@ class Repository:
     def commit(self, rev: str) -> Commit:
         """The commit that ``rev`` names. Raises UsageError that names the nearest branch or tag if there is none."""
         if not rev.strip() or rev.startswith("-"):
-            raise UsageError(f'--at "{rev}" names no commit; write what git calls one, such as main, HEAD~1 or v1.0')
+            raise UsageError(f'{self.asked_by} "{rev}" names no commit; write what git calls one, such as main, HEAD~1 or v1.0')
         try:
             sha = self.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}").strip()
         except FxbucketError:
-            raise UsageError(f"--at {rev} is no commit of {self.top}{self._hint(rev)}") from None
+            raise UsageError(f"{self.asked_by} {rev} is no commit of {self.top}{self._hint(rev)}") from None
         return Commit(rev, sha)
 
     def _hint(self, rev: str) -> str:
