@@ -39,7 +39,7 @@ class GoldenError(FxbucketError):
 
 
 class BenchmarkError(FxbucketError):
-    """Step times that cannot be had, stored, read or compared."""
+    """Step times that cannot be taken, stored, read back, compared or shown."""
 
 
 class GraphError(FxbucketError):

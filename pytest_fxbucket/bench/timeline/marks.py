@@ -1,0 +1,138 @@
+"""Where in a graph launches, waits and each module's compute begin: plain data that a rank is sent and puts clocks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind
+from pytest_fxbucket.graph.modules import direction_of, module_of
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.schedule.events import entry_text
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.bench.timeline.span import Kind
+    from pytest_fxbucket.capture.roles import Phase
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.world import World
+
+UNBUCKETED = "unbucketed"
+"""The variant whose launches the plan's entries do not name: each is of a parameter."""
+
+ELSEWHERE = "what another graph launched"
+"""Label of a wait in a backward graph for what the forward graph launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """From ``node`` on, in graph order and until the next mark's, a rank does this."""
+
+    node: str
+    """Name of the first node; of a launch or a wait the only one."""
+    kind: Kind
+    """launch, wait or compute."""
+    label: str
+    """"all_gather layers.3"; of compute the FQN of its module ("" outside of any), "copy-in layers.3" of what packs a bucket,
+    "copy-out layers.3" of what unpacks one."""
+    direction: str
+    bucket: int = -1
+    """Index in the graph's reading; -1 of compute."""
+
+
+def marks_of(world: World, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:
+    """Marks of a graph of rank ``rank``: unbucketed, or (any other ``variant``) as ``world``'s pass made it."""
+    if variant == UNBUCKETED:
+        return marks_in(world.reading(rank)[phase], {})
+    return marks_in(world.passed(rank)[phase].reading, world.entry_of)
+
+
+def marks_in(reading: Reading, entry_of: Mapping[str, str]) -> tuple[Mark, ...]:
+    """Marks of the graph that was read; ``entry_of``: entry of each FQN, which names launches (else the FQN does)."""
+    assert reading.order is not None
+    return tuple(_Walk(reading, reading.order.nodes, labels_of(reading.buckets, entry_of)).marks())
+
+
+def labels_of(buckets: Iterable[Bucket], entry_of: Mapping[str, str]) -> list[str]:
+    """``all_gather layers.3`` of each bucket; the second of a name in its direction ends in ``#2``."""
+    seen: dict[tuple[str, str], int] = {}
+    found = []
+    for bucket in buckets:
+        label = f"{bucket.kind} {entry_text(bucket, entry_of)}"
+        number = seen[bucket.direction, label] = seen.get((bucket.direction, label), 0) + 1
+        found.append(f"{label} #{number}" if number > 1 else label)
+    return found
+
+
+class _Walk:
+    """One walk over the nodes, which opens a mark wherever another thing begins."""
+
+    def __init__(self, reading: Reading, nodes: tuple[fx.Node, ...], labels: list[str]) -> None:
+        self.reading, self.nodes, self.labels = reading, nodes, labels
+        self.launches = {bucket.launch: i for i, bucket in enumerate(reading.buckets)}
+        self.waits = {where: i for i, bucket in enumerate(reading.buckets) for where in bucket.waits}
+        self.directions = {where: direction for where, direction, _ in (*reading.computes, *reading.products)}
+        self.copied_in = _copied_in(nodes[where] for where in self.launches)
+        self.is_marked = any(direction_of(node) == "backward" for node in nodes)
+        self.direction: str = next((self.directions[where] for where in sorted(self.directions)), "forward")
+        self.label = ""
+
+    def marks(self) -> Iterator[Mark]:
+        """In graph order; the first stands at the first node that is no input."""
+        running: tuple[str, str] | None = None
+        for where, node in enumerate(self.nodes):
+            if node.op in ("placeholder", "output"):
+                continue
+            if (communication := self._communication(where, node)) is not None:
+                running = None
+                yield communication
+                continue
+            if running is None or not _may_stay(node):
+                self._enter(where, node)
+            if running != (self.label, self.direction):
+                running = self.label, self.direction
+                yield Mark(node.name, "compute", *running)
+
+    def _communication(self, where: int, node: fx.Node) -> Mark | None:
+        bucket = self.launches.get(where, self.waits.get(where))
+        if bucket is not None:
+            kind: Kind = "launch" if where in self.launches else "wait"
+            return Mark(node.name, kind, self.labels[bucket], self.reading.buckets[bucket].direction, bucket)
+        if is_wait(node):
+            return Mark(node.name, "wait", ELSEWHERE, self._direction(where, node))
+        return None
+
+    def _enter(self, where: int, node: fx.Node) -> None:
+        self.direction = self._direction(where, node)
+        entry = node.meta.get("fxbucket_entry")
+        if isinstance(entry, str) and not module_of(node):
+            self.label = f"copy-{'in' if node in self.copied_in else 'out'} {entry}"
+        else:
+            self.label = module_of(node)
+
+    def _direction(self, where: int, node: fx.Node) -> str:
+        if where in self.reading.updating:
+            return "optimizer"
+        if where in self.directions:
+            return self.directions[where]
+        # Of a graph without tracers' marks, what stands around a node says.
+        return direction_of(node) if self.is_marked else self.direction
+
+
+def _may_stay(node: fx.Node) -> bool:
+    """Whether ``node`` goes along with what runs: a view, or the like, of which no module is known."""
+    return moves_data(node) and not module_of(node) and "fxbucket_entry" not in node.meta
+
+
+def _copied_in(launches: Iterable[fx.Node]) -> set[fx.Node]:
+    """What was made for merged ``launches`` to send."""
+    found: set[fx.Node] = set()
+    queue = list(launches)
+    for node in queue:
+        for source in node.all_input_nodes:
+            if "fxbucket_entry" in source.meta and source not in found and not is_wait(source) and launch_kind(source) is None:
+                found.add(source)
+                queue.append(source)
+    return found

@@ -1,0 +1,115 @@
+"""Runs in the ranks: a step with clocks between its nodes.
+
+The clocks are calls in a copy of the graph (half a microsecond each), not an interpreter around it, so that what runs is
+what is measured elsewhere. They return plain integers and touch no tensor.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import distributed, fx
+
+from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.timeline.marks import Mark
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+Stamps = tuple[int, ...]
+"""Nanoseconds on the rank's clock at each mark, in order, and at the end."""
+
+
+def traced_steps(
+    graph_module: fx.GraphModule, marks: Sequence[Mark], run_step: Callable[[fx.GraphModule], None], steps: int
+) -> tuple[tuple[Span, ...], ...]:
+    """Run ``steps`` steps of ``graph_module`` with clocks at ``marks``; the spans of each step.
+
+    ``run_step`` runs one step of the graph it is given, whose results are those of ``graph_module``: it lets all ranks begin
+    together and keeps state. All ranks call this alike. Steps begin, on every rank of a machine, when the first of its ranks
+    begins. Raises :class:`BenchmarkError` if the graph lacks a marked node.
+    """
+    taken: list[Stamps] = []
+    clocked = with_clocks(graph_module, marks, taken.append)
+    for _ in range(steps):
+        run_step(clocked)
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    begins = _begins([stamps[0] for stamps in taken])
+    return tuple(spans_of(rank, marks, stamps, begin) for stamps, begin in zip(taken, begins, strict=True))
+
+
+def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Callable[[Stamps], None]) -> fx.GraphModule:
+    """A copy of ``graph_module`` that gives ``take`` the times at which ``marks`` begin, and at which the last one ends.
+
+    Raises :class:`BenchmarkError` if the graph lacks a marked node.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    returned = graph.graph_copy(graph_module.graph, copies)
+    by_name = {node.name: copies[node] for node in graph_module.graph.nodes if node in copies}
+    stamps = []
+    for mark in marks:
+        if mark.node not in by_name:
+            raise BenchmarkError(
+                f"the graph that was sent has no node {mark.node}, at which {mark.kind} {mark.label} begins; "
+                "the rank runs another graph than the one that was read"
+            )
+        with graph.inserting_before(by_name[mark.node]):
+            stamps.append(graph.call_function(time.monotonic_ns))
+
+    def keep(*times: int) -> None:
+        take(times)
+
+    stamps.append(graph.call_function(time.monotonic_ns))
+    graph.call_function(keep, tuple(stamps))
+    graph.output(returned)
+    return fx.GraphModule(graph_module, graph)
+
+
+def spans_of(rank: int, marks: Sequence[Mark], stamps: Stamps, begin_ns: int) -> tuple[Span, ...]:
+    """Spans of one step, by start, from the times of its marks; each launch that is waited for is in flight until then."""
+    spans = []
+    launched: dict[int, tuple[Mark, int]] = {}
+    landed: dict[int, int] = {}
+    for mark, (start, end) in zip(marks, pairwise(stamps), strict=True):
+        spans.append(Span(rank, COMPUTE, mark.kind, mark.label, mark.direction, start - begin_ns, end - begin_ns, mark.bucket))
+        if mark.kind == "launch":
+            launched[mark.bucket] = mark, start
+        elif mark.bucket in launched:
+            landed[mark.bucket] = end
+    for bucket, end in landed.items():
+        mark, start = launched[bucket]
+        spans.append(Span(rank, COMMUNICATION, "flight", mark.label, mark.direction, start - begin_ns, end - begin_ns, bucket))
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.stream, span.end_ns)))
+
+
+Firsts = tuple[str, tuple[int, ...]]
+"""A rank's machine, and on its clock the begin of each step."""
+
+
+def begins_of(mine: Firsts, everybody: Sequence[Firsts]) -> list[int]:
+    """When each step began: when the first rank of my machine did. All processes of one machine share its monotonic clock."""
+    return [min(column) for column in zip(*(firsts for machine, firsts in everybody if machine == mine[0]), strict=True)]
+
+
+def _begins(firsts: Sequence[int]) -> list[int]:
+    mine = (_boot_id(), tuple(firsts))
+    everybody: list[Firsts] = [mine]
+    if distributed.is_initialized():
+        everybody *= distributed.get_world_size()
+        distributed.all_gather_object(everybody, mine)
+    return begins_of(mine, everybody)
+
+
+def _boot_id() -> str:
+    """The machine, until it is started anew; a random one where the system tells none, so that nobody shares its clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex

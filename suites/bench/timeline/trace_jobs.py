@@ -1,0 +1,51 @@
+"""Runs in the ranks: steps of a plan's graphs with clocks in them, and without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed, fx
+
+from pytest_fxbucket.bench.timeline.marks import Mark
+from pytest_fxbucket.bench.timeline.record import traced_steps
+from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.capture.mesh import make_groups
+from pytest_fxbucket.checks.bitwise_job import Task, bits, state_and_batches
+from pytest_fxbucket.graph.portable import decode
+from pytest_fxbucket.passes.own_group import ensure_twins
+
+
+@dataclass(frozen=True)
+class Traced:
+    task: Task
+    marks: dict[str, tuple[Mark, ...]]
+    """Of the unbucketed and of the bucketed graph."""
+
+
+def trace(rank: int, world: int, traced: Traced) -> tuple[dict[str, tuple[tuple[Span, ...], ...]], list[str]]:
+    """Spans of each step by variant; names of what differs from a run of the same graph without clocks."""
+    task = traced.task
+    make_groups(task.mesh, rank)
+    start, batches = state_and_batches(rank, task)
+    spans, different = {}, []
+    for variant, portable in (("unbucketed", task.unbucketed), ("bucketed", task.bucketed)):
+        graph = decode(portable)
+        ensure_twins(graph.graph)
+        seen: list[list[torch.Tensor]] = []
+
+        def run_step(module: fx.GraphModule, seen: list[list[torch.Tensor]] = seen) -> None:
+            given = [tensor.clone() for tensor in (*start, *batches(0))]
+            distributed.barrier()
+            torch.manual_seed(0)
+            results: Any = module(*given)
+            seen.append([*given, *results])
+
+        run_step(graph)
+        spans[variant] = traced_steps(graph, traced.marks[variant], run_step, task.steps)
+        assert len(seen) == task.steps + 1
+        for clocked in seen[1:]:
+            pairs = zip(seen[0], clocked, strict=True)
+            different += [f"{variant} {i}" for i, (a, b) in enumerate(pairs) if not torch.equal(bits(a), bits(b))]
+    return spans, different
