@@ -318,24 +318,15 @@ class PlanRun:
 
     def _task(self, world: World, phase: Phase, rank: int, backend: str, localise: int | None) -> Task:
         from pytest_fxbucket.checks.bitwise_job import Task
+        from pytest_fxbucket.stepping import fields_of
 
-        step, plan = world.step(rank), self.plan
         return Task(
             unbucketed=world.unbucketed(rank, phase),
             bucketed=world.passed(rank)[phase].portable,
-            inputs=step.inputs[phase],
-            outputs=step.outputs[phase],
-            model=plan.model,
-            example_inputs=step.example_inputs.get(phase, ()),
-            seed=plan.run.seed,
-            steps=plan.run.steps,
-            where=str(plan.path),
-            mesh=world.mesh,
-            parallel=plan.parallel,
-            parameters=step.parameters,
-            optimizing=step.optimizing,
+            steps=self.plan.run.steps,
             backend=backend,
             localise_step=localise,
+            **fields_of(self.plan, world.mesh, world.step(rank), phase),
         )
 
     def _launched(self, world: World, phase: Phase) -> dict[int, tuple[Reading, Reading]]:

@@ -16,8 +16,8 @@ from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
-    from pytest_fxbucket.capture.roles import Parameter, Value
-    from pytest_fxbucket.plan.schema import Model, Parallel
+    from pytest_fxbucket.capture.roles import Parameter, Phase, StepGraph, Value
+    from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 
 LEARNING_RATE = 0.03125
 """Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
@@ -42,6 +42,22 @@ class Stepping:
     parallel: Parallel
     parameters: tuple[Parameter, ...]
     optimizing: Optimizing | None
+
+
+def fields_of(plan: Plan, mesh: Mesh, step: StepGraph, phase: Phase) -> dict[str, Any]:
+    """What :class:`Stepping` holds of one graph of ``step``, which was captured from ``plan``."""
+    return {
+        "inputs": step.inputs[phase],
+        "outputs": step.outputs[phase],
+        "model": plan.model,
+        "example_inputs": step.example_inputs.get(phase, ()),
+        "seed": plan.run.seed,
+        "where": str(plan.path),
+        "mesh": mesh,
+        "parallel": plan.parallel,
+        "parameters": step.parameters,
+        "optimizing": step.optimizing,
+    }
 
 
 def state_and_batches(

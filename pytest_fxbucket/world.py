@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -43,6 +45,18 @@ class Passed:
     """What is wrong with launches and waits inside the graph."""
 
 
+class Seconds(dict[str, float]):
+    """Seconds of what was done, by its name."""
+
+    @contextmanager
+    def of(self, what: str, rank: int) -> Iterator[None]:
+        """Take the time of a block that works for ``rank``, if that is the first."""
+        begin = time.perf_counter()
+        yield
+        if rank == 0:
+            self[what] = time.perf_counter() - begin
+
+
 @dataclass
 class World:
     """``plan`` on the ranks of ``mesh``, through the pass ``pass_name``. Work is done when asked for, once."""
@@ -51,6 +65,8 @@ class World:
     mesh: Mesh
     pass_name: str
     say: Callable[[str], None]
+    seconds: Seconds = field(default_factory=Seconds)
+    """What the first rank's capture and its pass took, as "capture" and "pass"."""
     _passed: dict[int, dict[Phase, Passed]] = field(default_factory=dict)
     _known: dict[tuple[Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
     _steps: dict[int, StepGraph] = field(default_factory=dict)
@@ -66,7 +82,7 @@ class World:
         traced = rank if self.plan.graph is not None else 0
         if traced not in self._steps:
             self.say(f"tracing the step as rank {traced} of {self.size}")
-            with collector.paused():
+            with collector.paused(), self.seconds.of("capture", traced):
                 self._steps[traced] = capture_plan(self.plan, self.mesh, traced)
         return self._steps[traced]
 
@@ -94,12 +110,12 @@ class World:
             readings = self._readings(step)
             self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
             with collector.paused(), fake_mesh(self.mesh, rank):
-                self._passed[rank] = {
-                    phase: self._look(
-                        phase, step, run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries))
-                    )
-                    for phase in step.graphs
-                }
+                with self.seconds.of("pass", rank):
+                    made = {
+                        phase: run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries))
+                        for phase in step.graphs
+                    }
+                self._passed[rank] = {phase: self._look(phase, step, bucketed) for phase, bucketed in made.items()}
         return self._passed[rank]
 
     def unbucketed(self, rank: int, phase: Phase) -> PortableGraph:
@@ -132,6 +148,10 @@ class World:
         with fake_mesh(self.mesh, 0):
             groups = _group_ranks(graph)
         return {name: dims_text(ranks, mesh) + (" (own)" if name != untwinned(name) else "") for name, ranks in groups.items()}
+
+    def by_pass(self, pass_name: str) -> World:
+        """The same step through another pass; captured once."""
+        return World(self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), _steps=self._steps, _sent=self._sent)
 
     def members_of(self, phase: Phase) -> dict[str, tuple[int, ...]]:
         """Ranks of each process group that rank 0's graphs of ``phase`` name."""

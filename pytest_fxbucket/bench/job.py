@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 import torch
@@ -15,6 +16,8 @@ from pytest_fxbucket.bench.clock import seconds_of
 from pytest_fxbucket.bench.memory import peak_bytes_of
 from pytest_fxbucket.bench.pace import has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.task import PhaseTask, Task, Timed
+from pytest_fxbucket.bench.timeline.record import traced_steps
+from pytest_fxbucket.bench.timeline.span import Span
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.graph.portable import decode, digest, encode_module
@@ -24,7 +27,7 @@ from pytest_fxbucket.stepping import state_and_batches, update
 
 
 def run(rank: int, world: int, task: Task) -> Timed:
-    """Warm up, take samples until there are enough, then a step of each variant for its memory."""
+    """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
         steps = {name: Step(name, rank, task.phases) for name in task.variants}
         timed = Timed({name: step.digests for name, step in steps.items()})
@@ -37,6 +40,8 @@ def run(rank: int, world: int, task: Task) -> Timed:
         while not is_enough(timed.samples, rounds.shared_s(begin), task.pacing):
             rounds.add_one(timed.samples)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
+        if task.traced_steps:
+            timed.spans = {name: step.traced(task.traced_steps) for name, step in steps.items()}
     return timed
 
 
@@ -59,10 +64,25 @@ class Step:
             self._batches.append([tensor.to(device()) for tensor in batches(0)])
         self._seed = phases[0].seed
 
-    def run(self, graphs: Sequence[fx.GraphModule] | None = None) -> None:
+    def run(self) -> None:
         """One step, and the update of its state."""
         self.prepare()
-        self.call(graphs or self.graphs)
+        self.call()
+        self.settle()
+
+    def traced(self, steps: int) -> tuple[tuple[tuple[Span, ...], ...], ...]:
+        """Of each phase the spans of some steps with clocks in it."""
+        mark(f"timeline of {self.name}")
+        return tuple(
+            traced_steps(graph, phase.marks[self.name], partial(self._run_with, number), steps)
+            for number, (phase, graph) in enumerate(zip(self._phases, self.graphs, strict=True))
+        )
+
+    def _run_with(self, number: int, graph: fx.GraphModule) -> None:
+        """One step with another graph as its phase ``number``; ranks begin together."""
+        self.prepare()
+        dist.barrier()
+        self.call([graph if number == other else own for other, own in enumerate(self.graphs)])
         self.settle()
 
     def prepare(self) -> None:

@@ -48,5 +48,5 @@ class Timed:
     is_stable: bool = False
     peak_bytes: dict[str, int] = field(default_factory=dict)
     """Largest resident size of this rank's process during one step; on a GPU, most memory of it that its tensors took."""
-    spans: dict[str, tuple[tuple[Span, ...], ...]] = field(default_factory=dict)
-    """By variant, of each traced step this rank's spans."""
+    spans: dict[str, tuple[tuple[tuple[Span, ...], ...], ...]] = field(default_factory=dict)
+    """By variant, of each phase and each traced step this rank's spans."""

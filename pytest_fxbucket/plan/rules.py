@@ -6,12 +6,14 @@ reference of the plan file can be written from ``doc``, ``expects``, ``choices``
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
 
@@ -30,6 +32,7 @@ class Rule:
     choices: tuple[object, ...] = ()  # every value that has a meaning, if they can be listed
     unbuilt: tuple[object, ...] = ()  # those of them that are refused for now
     built: bool = True  # False: no value but the default is taken yet
+    options: type[Any] | None = None  # dataclass whose fields are the keys of a table that is a value too
 
 
 Metadata = Mapping[str, Rule]
@@ -96,22 +99,44 @@ def switch(doc: str, *, unbuilt: tuple[bool, ...] = ()) -> Metadata:
     return {"rule": Rule(doc, "true or false", read, (False, True), unbuilt, built=not unbuilt)}
 
 
-def check_switch(doc: str, *, unbuilt: bool = False) -> Metadata:
-    """Take true, false, or a table of the check's own options, of which there are none yet."""
+def check_switch(doc: str, options: type[Any] | None = None) -> Metadata:
+    """Take true, false, or a table of the check's own options, the fields of ``options``: true gives their defaults."""
 
     def read(value: object, where: str) -> object:
         if isinstance(value, Mapping):
-            if value:
-                raise PlanError(f'{where} has no key "{next(iter(value))}"; this check has no options yet, use true or false')
-            value = True
+            return _options(value, where, options)
         if not isinstance(value, bool):
             raise wrong(where, "true, false or a table", value)
-        if value and unbuilt:
-            raise not_built(where, value, "false")
-        return value
+        return options() if value and options is not None else value
 
-    refused = (True,) if unbuilt else ()
-    return {"rule": Rule(doc, "true, false or a table", read, (False, True), refused, built=not unbuilt)}
+    return {"rule": Rule(doc, "true, false or a table", read, (False, True), options=options)}
+
+
+def _options(raw: Mapping[str, object], where: str, options: type[Any] | None) -> object:
+    """The table of a check's options, read; true for an empty one of a check that has none."""
+    rules = {spec.name: cast(Rule, spec.metadata["rule"]) for spec in dataclasses.fields(options)} if options else {}
+    for key in raw:
+        if not rules:
+            raise PlanError(f'{where} has no key "{key}"; this check has no options, use true or false')
+        if key not in rules:
+            raise PlanError(f'{where} has no key "{key}"{nearest(key, list(rules)) or "; known are " + ", ".join(rules)}')
+    return options(**{key: rules[key].read(value, f"{where}.{key}") for key, value in raw.items()}) if options else True
+
+
+def passes(doc: str) -> Metadata:
+    """Take a list of passes, each once, as a tuple."""
+    expects = 'a list of passes, each "torch" or "module:callable"'
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, list):
+            raise wrong(where, expects, value)
+        for index, name in enumerate(value):
+            callable_name("", "torch")["rule"].read(name, f"{where}[{index}]")
+            if name in value[:index]:
+                raise PlanError(f"{where} has {show(name)} twice; name it once")
+        return tuple(value)
+
+    return {"rule": Rule(doc, expects, read)}
 
 
 def whole(doc: str, *, least: int, most: int | None = None) -> Metadata:
@@ -232,6 +257,18 @@ def number(doc: str, *, least: float) -> Metadata:
 
     def read(value: object, where: str) -> object:
         if not least <= _number(value) < math.inf:
+            raise wrong(where, expects, value)
+        return _number(value)
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def part(doc: str) -> Metadata:
+    """Take a number from 0 and below 1, as a float: a part of something."""
+    expects = "a number from 0 and below 1, such as 0.03 for 3 %"
+
+    def read(value: object, where: str) -> object:
+        if not 0 <= _number(value) < 1:
             raise wrong(where, expects, value)
         return _number(value)
 

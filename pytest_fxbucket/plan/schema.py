@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.groups import parameter_groups
 from pytest_fxbucket.plan.places import Places, places
@@ -32,6 +33,7 @@ from pytest_fxbucket.plan.rules import (
 from pytest_fxbucket.plan.tp_plan import linear_styles
 
 __all__ = [
+    "Benchmark",
     "Bucket",
     "Checks",
     "Entry",
@@ -275,7 +277,9 @@ class Checks:
     golden: bool = field(default=True, metadata=check_switch("the schedule is the reviewed one"))
     collectives: bool = field(default=True, metadata=check_switch("all ranks launch the same, and nothing can hang"))
     bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
-    benchmark: bool = field(default=False, metadata=check_switch("step time", unbuilt=True))
+    benchmark: Benchmark | Literal[False] = field(
+        default=False, metadata=check_switch("step time, bucketed beside unbucketed, and against stored runs", Benchmark)
+    )
 
 
 @dataclass(frozen=True, slots=True)

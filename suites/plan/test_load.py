@@ -219,7 +219,26 @@ def test_a_table_written_as_a_value_is_refused() -> None:
     [
         ({"parallel": "dp_shard = 4\npp = 2"}, "pp = 2 is not built yet; use 1"),
         ({"run": "world = { pp = 2 }"}, "world.pp = 2 is not built yet; use the other dimensions"),
-        ({"checks": "benchmark = true"}, "benchmark = true is not built yet; use false"),
+        ({"checks": "benchmark = 1"}, "[checks] benchmark must be true, false or a table, not 1"),
+        ({"checks": "benchmark = { treshold = 0.1 }"}, '[checks] benchmark has no key "treshold"; did you mean "threshold"?'),
+        ({"checks": "benchmark = { a = 1 }"}, 'no key "a"; known are threshold, precision, budget_s, against'),
+        (
+            {"checks": 'benchmark = { threshold = "3%" }'},
+            "benchmark.threshold must be a number from 0 and below 1, such as 0.03",
+        ),
+        ({"checks": "benchmark = { threshold = 3 }"}, "benchmark.threshold must be a number from 0 and below 1, such as 0.03"),
+        (
+            {"checks": "benchmark = { threshold = nan }"},
+            "benchmark.threshold must be a number from 0 and below 1, such as 0.03",
+        ),
+        ({"checks": "benchmark = { budget_s = 0 }"}, "benchmark.budget_s must be a number of seconds above 0, not 0"),
+        ({"checks": "benchmark = { against = 'torch' }"}, 'benchmark.against must be a list of passes, each "torch" or'),
+        (
+            {"checks": "benchmark = { against = ['torhc'] }"},
+            'against[0] must be "torch" or "module:callable", not "torhc"; did',
+        ),
+        ({"checks": "benchmark = { against = ['torch', 'torch'] }"}, 'benchmark.against has "torch" twice; name it once'),
+        ({"checks": "audit = { a = 1 }"}, '[checks] audit has no key "a"; this check has no options, use true or false'),
     ],
 )
 def test_a_known_key_that_is_not_built_is_refused_and_not_ignored(tables: dict[str, str], says: str) -> None:

@@ -1,0 +1,154 @@
+"""One plan's step, timed: several sets of processes one after another, each running all variants in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from pytest_fxbucket.bench.pace import Pacing
+from pytest_fxbucket.bench.series import Series
+from pytest_fxbucket.bench.task import PhaseTask, Task, Timed
+from pytest_fxbucket.bench.timeline.exposed import bucket_rows, middle_step
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
+from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.graph.portable import digest
+from pytest_fxbucket.stepping import fields_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.timeline.span import Span
+    from pytest_fxbucket.capture.roles import Phase
+    from pytest_fxbucket.graph.portable import PortableGraph
+    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.plan.schema import Benchmark
+    from pytest_fxbucket.world import World
+
+BUCKETED = "bucketed"
+SETS = 4
+"""Sets of processes: what differs between processes, as the layout of their memory, is no difference of the code."""
+TRACED_STEPS = 5
+
+Worlds = Mapping[str, "World"]
+"""Variant to the world whose graphs it runs; the unbucketed one has those from before that world's pass."""
+
+
+class Runner(Protocol):
+    """What runs tasks on fresh ranks, one each, and gives what they bring back."""
+
+    def __call__(self, tasks: Sequence[Task]) -> list[object]:
+        """Run them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of a plan's step time."""
+
+    series: Series
+    graphs: Mapping[str, Mapping[str, Any]]
+    """By variant what a record keeps of its graphs: digest, launches, bytes, peak_bytes, buckets."""
+    spans: Mapping[str, tuple[Span, ...]]
+    """By variant one step of all ranks, the one of median length."""
+
+
+def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str], None] = lambda _: None) -> Measured:
+    """Time the variants of ``worlds`` until they are known as well as ``options`` asks, or its time is over.
+
+    Raises :class:`BenchmarkError` if a rank ran another graph than the one that was checked.
+    """
+    pacing = Pacing(options.budget_s / SETS, options.precision * SETS**0.5)
+    sets = []
+    for number in range(SETS):
+        say(f"timing {', '.join(worlds)} in processes {number + 1} of {SETS}")
+        last = number == SETS - 1
+        timed = cast("list[Timed]", run(tasks_of(worlds, pacing, TRACED_STEPS if last else 0)))
+        _refuse_other_graphs(worlds, timed)
+        sets.append(timed)
+    return Measured(_series(sets), {name: _facts(name, world, sets) for name, world in worlds.items()}, _drawn(sets[-1]))
+
+
+def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task]:
+    """What each rank is to do; with ``traced_steps`` its graphs have marks."""
+    first = next(iter(worlds.values()))
+    return [
+        Task(
+            variants=tuple(worlds),
+            phases=tuple(
+                PhaseTask(
+                    graphs={name: _graph(name, world, rank, phase) for name, world in worlds.items()},
+                    marks={name: marks_of(world, rank, phase, name) for name, world in worlds.items()} if traced_steps else {},
+                    **fields_of(first.plan, first.mesh, first.step(rank), phase),
+                )
+                for phase in first.step(rank).graphs
+            ),
+            pacing=pacing,
+            traced_steps=traced_steps,
+        )
+        for rank in range(first.size)
+    ]
+
+
+def _graph(name: str, world: World, rank: int, phase: Phase) -> PortableGraph:
+    return world.unbucketed(rank, phase) if name == UNBUCKETED else world.passed(rank)[phase].portable
+
+
+def _readings(name: str, world: World) -> list[Reading]:
+    if name == UNBUCKETED:
+        return list(world.reading(0).values())
+    return [passed.reading for passed in world.passed(0).values()]
+
+
+def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:
+    for rank, one in enumerate(timed):
+        for name, world in worlds.items():
+            sent = tuple(digest(_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)
+            if one.digests[name] != sent:
+                raise BenchmarkError(f"rank {rank} timed another {name} graph than the one that it was sent")
+
+
+def _series(sets: Sequence[Sequence[Timed]]) -> Series:
+    firsts = [timed[0] for timed in sets]
+    return Series(
+        samples={name: tuple(tuple(first.samples[name]) for first in firsts) for name in firsts[0].samples},
+        warmup_rounds=tuple(first.warmup_rounds for first in firsts),
+        is_stable=all(first.is_stable for first in firsts),
+        peak_bytes={
+            name: tuple(max(timed[rank].peak_bytes[name] for timed in sets) for rank in range(len(sets[0])))
+            for name in firsts[0].samples
+        },
+    )
+
+
+def _facts(name: str, world: World, sets: Sequence[Sequence[Timed]]) -> dict[str, Any]:
+    readings = _readings(name, world)
+    entry_of = world.entry_of if name == BUCKETED else {}
+    rows: list[Mapping[str, Any]] = []
+    for number, reading in enumerate(readings):
+        rows += bucket_rows(reading, entry_of, name, [timed.spans[name][number] for timed in sets[-1]])
+    return {
+        "digest": " ".join(digest(_graph(name, world, 0, phase)) for phase in world.step(0).graphs),
+        "launches": len(rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "peak_bytes": list(_series(sets).peak_bytes[name]),
+        "buckets": rows,
+    }
+
+
+def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
+    """By variant one step to draw, its phases one after another."""
+    drawn = {}
+    for name in timed[0].spans:
+        spans: list[Span] = []
+        for number in range(len(timed[0].spans[name])):
+            shift = max((span.end_ns for span in spans), default=0)
+            first = 1 + max((span.bucket for span in spans), default=-1)
+            spans += [
+                replace(
+                    span,
+                    start_ns=span.start_ns + shift,
+                    end_ns=span.end_ns + shift,
+                    bucket=span.bucket + first if span.bucket >= 0 else -1,
+                )
+                for span in middle_step([one.spans[name][number] for one in timed])
+            ]
+        drawn[name] = tuple(spans)
+    return drawn
