@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.plan.schema import Plan
 
-CHECKS_WITH_RANKS = frozenset({"bitwise"})
-FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check"})
+CHECKS_WITH_RANKS = frozenset({"bitwise", "benchmark"})
+FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PlanFile(pytest.File):
 
         for plan in plans:
             for name in item_names(plan):
-                yield PlanItem.from_parent(self, name=name, plan=plan)
+                yield _item(self, name, plan)
 
 
 class BrokenPlan(pytest.Item):
@@ -74,17 +74,21 @@ class BrokenPlan(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return where the item is from, and what its failure is headed with."""
-        return _place(self)
+        return place(self)
 
 
-class PlanItem(pytest.Item):
-    """One check of one plan."""
+class OfPlan(pytest.Item):
+    """What all items of a plan are: of one check."""
 
     def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.plan = plan
-        self.check = self.name.partition("[")[0].partition("@")[0]
+        self.check = self.name.partition("[")[0].partition("@")[0].partition(":")[0]
         self.verdict: Verdict | None = None
+
+
+class PlanItem(OfPlan):
+    """One check of one plan."""
 
     def runtest(self) -> None:
         """Run the check: a failed one fails with its lines, one that could not run with its sentence."""
@@ -116,10 +120,19 @@ class PlanItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return where the item is from, and what its failure is headed with."""
-        return _place(self)
+        return place(self)
 
 
-def _place(item: pytest.Item) -> tuple[Path, int, str]:
+def _item(parent: PlanFile, name: str, plan: Plan) -> pytest.Item:
+    """Return the item of a plan that is called `name`."""
+    if name.startswith("benchmark"):
+        from pytest_fxbucket.benchmark_item import BenchmarkItem
+
+        return BenchmarkItem.of(parent, name, plan)
+    return PlanItem.from_parent(parent, name=name, plan=plan)
+
+
+def place(item: pytest.Item) -> tuple[Path, int, str]:
     """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""
     return item.path, 0, f"{item.nodeid.partition('::')[0]}: {item.name}"
 
@@ -151,13 +164,13 @@ def plan_params(paths: Iterable[Path], rootdir: Path) -> Iterator[tuple[str, Pla
 
 def needs_ranks(item: pytest.Item) -> bool:
     """Say whether an item will run functions on ranks."""
-    if isinstance(item, PlanItem):
+    if isinstance(item, OfPlan):
         return item.check in CHECKS_WITH_RANKS
     return is_marked(item) or not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def is_last_of_plan(item: pytest.Item, following: pytest.Item | None) -> bool:
     """Say whether `following` leaves the plan that `item` belongs to."""
-    if not isinstance(item, PlanItem):
+    if not isinstance(item, OfPlan):
         return False
-    return not isinstance(following, PlanItem) or key_of(following.plan) != key_of(item.plan)
+    return not isinstance(following, OfPlan) or key_of(following.plan) != key_of(item.plan)

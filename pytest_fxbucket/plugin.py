@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fxbucket.asserting import fixtures as asserting
+from pytest_fxbucket.benchmark_item import measure_in, note_fixture
 from pytest_fxbucket.body import item as body
-from pytest_fxbucket.collect import PlanFile, PlanItem, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
+from pytest_fxbucket.collect import OfPlan, PlanFile, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
 from pytest_fxbucket.controller import Controller
 from pytest_fxbucket.errors import FxbucketError, without_our_frames
 from pytest_fxbucket.options import (
@@ -32,6 +33,7 @@ from pytest_fxbucket.whole_files import WholeFiles
 if TYPE_CHECKING:
     from pytest_fxbucket.asserting.inline import Expectation
     from pytest_fxbucket.asserting.named import NamedGolden
+    from pytest_fxbucket.bench.of_plan import StepTime
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.passes.registry import Bucketed
@@ -97,6 +99,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PlanFile |
     return plan_file(file_path, parent)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let pytest-benchmark know tests whose benchmark is ours."""
+    note_fixture(item)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize tests that ask for `fxbucket_plan` over the plans, or else by their marker."""
     if "fxbucket_plan" not in metafunc.fixturenames or _has_own_plans(metafunc):
@@ -155,7 +162,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Let go of a plan's graphs after its last item, so that memory stays flat; and of GPUs that another run waits for."""
     fx_session(item.config).give_back_gpus()
-    if isinstance(item, PlanItem) and is_last_of_plan(item, nextitem):
+    if isinstance(item, OfPlan) and is_last_of_plan(item, nextitem):
         fx_session(item.config).release(key_of(item.plan))
 
 
@@ -174,7 +181,7 @@ def pytest_runtest_makereport(
     told |= asserting.told_by(item, report)
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
-    if isinstance(item, PlanItem) and call.when == "call":
+    if isinstance(item, OfPlan) and call.when == "call":
         told |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
         if report.skipped and isinstance(report.longrepr, tuple):
             report.longrepr = (str(item.path), 1, report.longrepr[2])
@@ -237,6 +244,21 @@ def fxbucket_check(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Cal
             return fxbucket_run.check(name)
 
     return check
+
+
+@pytest.fixture
+def fxbucket_benchmark(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Callable[..., StepTime]:
+    """A function that times the plan's step on its ranks and returns its StepTime; the samples go to pytest-benchmark.
+
+    Its keyword arguments are those of `[checks] benchmark`: threshold, precision, budget_s, against; left out: the plan's.
+    Without pytest-benchmark, and where that takes no samples, the test is skipped.
+    """
+
+    @without_our_frames
+    def measure(**options: object) -> StepTime:
+        return measure_in(request, options)
+
+    return measure
 
 
 @pytest.fixture

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
-from pytest_fxbucket.errors import CaptureError, GoldenError, RankError, UsageError
+from pytest_fxbucket.errors import BenchmarkError, CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
 from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
+from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.plan.factories import first_on_path
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.bench.of_plan import StepTime
     from pytest_fxbucket.capture.roles import Phase, StepGraph
     from pytest_fxbucket.checks.bitwise_job import Outcome, Task
     from pytest_fxbucket.graph.reading import Reading
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from pytest_fxbucket.world import World
 
 _MOST_LINES = 30
-CHECKS = ("audit", "golden", "collectives", "bitwise")
+CHECKS = ("audit", "golden", "collectives", "bitwise", "benchmark")
+ON_RANKS = frozenset({"bitwise", "benchmark"})
+"""Checks that run the step, on `[run] world`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,10 @@ def item_names(plan: Plan) -> list[str]:
     """Enabled checks as item names: ``audit``, ``bitwise@4`` on a smaller mesh, ``audit[fp32]`` of a matrix row."""
     small = f"@{plan.run_world}" if plan.run_world != plan.world_size else ""
     row = f"[{plan.matrix_id}]" if plan.matrix_id else ""
-    names = {check: check + (small if check == "bitwise" else "") + row for check in CHECKS}
-    return [names[check] for check in CHECKS if getattr(plan.checks, check)]
+    checks = [check for check in CHECKS if getattr(plan.checks, check)]
+    if plan.checks.benchmark:
+        checks += [f"benchmark:{variant}" for variant in ("unbucketed", *plan.checks.benchmark.against)]
+    return [check + (small if check.partition(":")[0] in ON_RANKS else "") + row for check in checks]
 
 
 class PlanRun:
@@ -83,11 +89,18 @@ class PlanRun:
         on_compare: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self.plan, self._on_compare = plan, on_compare
+        self._step_times: dict[Benchmark, StepTime] = {}
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
 
     def check(self, name: str) -> Verdict:
         """Run one check. Raises :class:`FxbucketError` for what could not be run at all."""
-        checks = {"audit": self._audit, "golden": self._golden, "collectives": self._collectives, "bitwise": self._bitwise}
+        checks = {
+            "audit": self._audit,
+            "golden": self._golden,
+            "collectives": self._collectives,
+            "bitwise": self._bitwise,
+            "benchmark": self._benchmark,
+        }
         if name not in checks:
             raise UsageError(f"there is no check {name!r}; known are {', '.join(checks)}")
         folder = Folder(self._settings.artifacts, self.name, name, self._settings.log_of)
@@ -95,7 +108,7 @@ class PlanRun:
         with self._paths():
             verdict = checks[name](folder)
             if verdict.outcome == "failed":
-                world = self._run_world if name == "bitwise" else self._mesh_world
+                world = self._run_world if name in ON_RANKS else self._mesh_world
                 folder.write_graphs(world.step(0), {ranks[0]: graphs for ranks, graphs in world.distinct()})
                 return replace(verdict, folder=folder.path)
         folder.clear()
@@ -266,6 +279,57 @@ class PlanRun:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
         verdict = passed("bitwise", f"{self._equal(world, choice)}; largest rank {largest >> 20} MiB")
         return replace(verdict, lines=outcomes[0].ran_on)
+
+    def _benchmark(self, folder: Folder) -> Verdict:
+        choice = self._choice_for_timing()
+        if choice.backend is None:
+            return skipped("benchmark", choice.lacking)
+        return passed("benchmark", f"{self.step_time().record.ranks} ranks timed")
+
+    def step_time(self, options: Benchmark | None = None) -> StepTime:
+        """Time the step on the ranks, once for each ``options`` (None: the plan's, or the defaults).
+
+        Raises BenchmarkError where ranks cannot be timed.
+        """
+        options = options or self.plan.checks.benchmark or Benchmark()
+        if options not in self._step_times:
+            choice = self._choice_for_timing()
+            if choice.backend is None:
+                raise BenchmarkError(f"{self.name}: step time cannot be measured: {choice.lacking}")
+            self._step_times[options] = self._measured(options, choice.backend)
+        return self._step_times[options]
+
+    def _choice_for_timing(self) -> Choice:
+        from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, Choice
+        from pytest_fxbucket.ranks.launch import MAX_RANKS
+
+        asked = self._settings.backend or self.plan.run.backend
+        if asked in IN_ONE_PROCESS:
+            return Choice(None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time")
+        refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
+        return self._backend()
+
+    def _measured(self, options: Benchmark, backend: str) -> StepTime:
+        from pytest_fxbucket.bench.of_plan import step_time
+        from pytest_fxbucket.ranks.backend import PLAIN
+
+        def run(tasks: Sequence[object]) -> list[object]:
+            pool = self._pools.get(len(tasks), PLAIN if backend == "gloo" else backend)
+            try:
+                return pool.run(
+                    "pytest_fxbucket.bench.job:run",
+                    tasks,
+                    timeout_s=self.plan.run.timeout_s + options.budget_s,
+                    paths=[str(self.plan.path.parent), str(self._settings.rootdir)],
+                    log_dir=Folder(self._settings.artifacts, self.name, "benchmark", self._settings.log_of).make(),
+                    what=f"benchmark of {self.name}",
+                )
+            finally:
+                pool.close()  # other processes for each set, and nobody's idle threads beside the next item
+
+        shown = Path(os.path.relpath(self.plan.path, self._settings.rootdir)).as_posix()
+        with self._paths():
+            return step_time(shown, self._run_world, options, backend, run, self._say)
 
     def _backend(self) -> Choice:
         """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""

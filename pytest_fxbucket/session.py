@@ -59,6 +59,11 @@ class FxSession:
     _runs: dict[PlanKey, PlanRun] = field(default_factory=dict)
 
     @property
+    def is_reporting(self) -> bool:
+        """Whether this process says and keeps what was measured; of torchrun's the first."""
+        return self.torchrun is None or self.torchrun.log_name is None
+
+    @property
     def pools(self) -> Pools:
         """The session's rank pools, made at first use."""
         if self._pools is None:

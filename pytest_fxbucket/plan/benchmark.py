@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, cast
 
-from pytest_fxbucket.plan.rules import part, passes, seconds
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.rules import Rule, nearest, part, passes, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +23,14 @@ class Benchmark:
     against: tuple[str, ...] = field(
         default=(), metadata=passes('passes that are timed beside the plan\'s: `"torch"` or `"module:callable"`')
     )
+
+
+def benchmark_of(planned: Benchmark | Literal[False], changes: Mapping[str, object]) -> Benchmark:
+    """The plan's options, or the defaults, with ``changes``. Raises PlanError for what no plan may hold."""
+    known = {spec.name: cast(Rule, spec.metadata["rule"]) for spec in fields(Benchmark)}
+    for key in changes:
+        if key not in known:
+            raise PlanError(f'fxbucket_benchmark has no argument "{key}"{nearest(key, list(known))}')
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
+    read = {key: known[key].read(value, f"fxbucket_benchmark: {key}") for key, value in given.items()}
+    return replace(planned or Benchmark(), **cast("dict[str, Any]", read))

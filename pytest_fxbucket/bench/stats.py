@@ -1,0 +1,169 @@
+"""How much slower one variant is than another, with the interval that noise leaves: a hierarchical, smoothed bootstrap.
+
+What is estimated is the logarithm of a ratio of step times. In one set of processes it is the midmean (the mean of the middle
+half) over rounds of log(new / old), so that a burst that hits both variants cancels out and one that hits a single round is cut
+off; over sets it is the mean. The interval is the percentile interval of resamples (Efron & Tibshirani, An Introduction to the
+Bootstrap, 1993, ch. 13), drawn as the noise is nested (Davison & Hinkley, Bootstrap Methods and their Application, 1997, 3.8;
+Kalibera & Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013):
+
+- sets of processes with replacement, since processes differ from each other by the layout of their memory alone; deviations
+  from their mean are stretched by sqrt(n / (n - 1)), as n sets vary less than what they are drawn from;
+- in a set, blocks of rounds that follow each other, since the noise of machines comes in bursts (Künsch 1989; in a circle, so
+  that no round counts less than others: Politis & Romano 1992);
+- to each set drawn, normal noise is added (smoothed bootstrap: Efron & Tibshirani, 16.5), since two to five sets, let alone
+  one, cannot show by themselves how much processes differ: half a per cent is taken for granted.
+
+The same data give the same answer: the generator is seeded, and is Python's own. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from pytest_fxbucket.bench.series import Samples
+from pytest_fxbucket.errors import BenchmarkError
+
+PROCESS_SPREAD = 0.005
+"""Standard deviation of log(new / old) between sets of processes that is taken for granted."""
+_RESAMPLES = 2000
+_OF_A_SET = (50, 200)  # resamples of each set of processes: fewest, and most
+_WORK = 200_000  # samples drawn in all of them, about: what keeps long series quick
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A ratio of step times, as a natural logarithm, and the interval that holds it with `confidence`."""
+
+    log_ratio: float
+    low: float
+    high: float
+    confidence: float
+
+    @property
+    def ratio(self) -> float:
+        """New time by old time."""
+        return math.exp(self.log_ratio)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval, of the logarithm; 0.01 is about one per cent."""
+        return (self.high - self.low) / 2
+
+    def is_slower(self, threshold: float) -> bool:
+        """Whether new is slower by more than `threshold` (0.03: three per cent), and than noise."""
+        return self.log_ratio > math.log1p(threshold) and self.low > 0
+
+    def is_faster(self, threshold: float) -> bool:
+        """Whether old is slower than new by more than `threshold`, and than noise."""
+        return -self.log_ratio > math.log1p(threshold) and self.high < 0
+
+    def __str__(self) -> str:
+        change, low, high = (f"{math.expm1(each):+.1%}" for each in (self.log_ratio, self.low, self.high))
+        return f"{change} ({self.confidence:.0%} interval {low} to {high})"
+
+
+def ratio_of(
+    new: Samples, old: Samples, *, confidence: float = 0.99, seed: int = 0, process_spread: float = PROCESS_SPREAD
+) -> Estimate:
+    """log(new / old) of two variants that took turns: round r of each ran right after the other's, in the same processes.
+
+    Raises BenchmarkError if they differ in sets or rounds, if there are none, or for seconds that are not positive and finite.
+    """
+    draws = _Draws(_log_ratios(new, old), process_spread)
+    return _estimate(draws.centre, draws.some(Random(seed)), confidence)
+
+
+def ratio_between(
+    run_a: tuple[Samples, Samples],
+    run_b: tuple[Samples, Samples],
+    *,
+    confidence: float = 0.99,
+    seed: int = 0,
+    process_spread: float = PROCESS_SPREAD,
+) -> Estimate:
+    """log((num_b / den_b) / (num_a / den_a)) of two runs, each (num, den) of variants that took turns.
+
+    A change of the machine's speed between the runs cancels out. The runs are resampled independently of each other. Raises
+    BenchmarkError as `ratio_of` does.
+    """
+    random = Random(seed)
+    a, b = (_Draws(_log_ratios(*run), process_spread) for run in (run_a, run_b))
+    differences = [of_b - of_a for of_a, of_b in zip(a.some(random), b.some(random), strict=True)]
+    return _estimate(b.centre - a.centre, differences, confidence)
+
+
+def midmean(values: Sequence[float]) -> float:
+    """Mean of the middle half: efficient for noise that is normal, blind to what lies far out. Of three or fewer the median."""
+    cut = (len(values) - 1) // 2 if len(values) < 4 else len(values) // 4
+    middle = sorted(values)[cut : len(values) - cut]
+    return math.fsum(middle) / len(middle)
+
+
+class _Draws:
+    """Resamples of the mean over sets of each set's midmean."""
+
+    def __init__(self, rounds_of_sets: Sequence[Sequence[float]], process_spread: float) -> None:
+        self._rounds, self._spread = rounds_of_sets, process_spread
+        self._means = [midmean(rounds) for rounds in rounds_of_sets]
+        self.centre = math.fsum(self._means) / len(self._means)
+
+    def some(self, random: Random) -> list[float]:
+        """Draw `_RESAMPLES` of them."""
+        count = len(self._rounds)
+        most = _WORK // sum(map(len, self._rounds))
+        each = min(max(most, _OF_A_SET[0]), _OF_A_SET[1])
+        pools = [[midmean(_blocks(rounds, random)) for _ in range(each)] for rounds in self._rounds]
+        stretch = math.sqrt(count / (count - 1)) if count > 1 else 1.0
+        drawn = []
+        for _ in range(_RESAMPLES):
+            total = 0.0
+            for _ in range(count):
+                at = int(random.random() * count)
+                of_set = self.centre + stretch * (self._means[at] - self.centre)
+                total += of_set + (pools[at][int(random.random() * each)] - self._means[at]) + random.gauss(0.0, self._spread)
+            drawn.append(total / count)
+        return drawn
+
+
+def _blocks(rounds: Sequence[float], random: Random) -> list[float]:
+    """As many rounds as there are, in runs of consecutive ones from anywhere in the circle that they are bent to."""
+    count = len(rounds)
+    length = math.ceil(count ** (1 / 3))
+    circle = [*rounds, *rounds[: length - 1]]
+    drawn: list[float] = []
+    while len(drawn) < count:
+        at = int(random.random() * count)
+        drawn += circle[at : at + length]
+    return drawn[:count]
+
+
+def _log_ratios(new: Samples, old: Samples) -> list[list[float]]:
+    shapes = [[len(rounds) for rounds in samples] for samples in (new, old)]
+    if shapes[0] != shapes[1]:
+        raise BenchmarkError(f"variants that took turns have as many rounds each, and these have {shapes[0]} and {shapes[1]}")
+    if not shapes[0] or 0 in shapes[0]:
+        raise BenchmarkError("a step time cannot be compared without a round in every set of processes")
+    for sample in (sample for samples in (new, old) for rounds in samples for sample in rounds):
+        if not (sample > 0 and math.isfinite(sample)):
+            raise BenchmarkError(f"a step took {sample} s; expected a positive number of seconds")
+    return [[math.log(n / o) for n, o in zip(*pair, strict=True)] for pair in zip(new, old, strict=True)]
+
+
+def _estimate(centre: float, drawn: list[float], confidence: float) -> Estimate:
+    if not 0 < confidence < 1:
+        raise BenchmarkError(f"a confidence of {confidence} cannot be had; expected one between 0 and 1, such as 0.99")
+    drawn.sort()
+    tail = (1 - confidence) / 2
+    low, high = _quantile(drawn, tail), _quantile(drawn, 1 - tail)
+    return Estimate(centre, min(low, centre), max(high, centre), confidence)
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    """Interpolated between the two nearest; `ordered` ascends."""
+    at = part * (len(ordered) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
