@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import MODES
 from pytest_fxbucket.pass_names import no_pass
 from pytest_fxbucket.ranks.backend import CHOICES
@@ -57,6 +58,12 @@ TABLE = (
         ini_type="bool",
         ini_default=False,
     ),
+    Row(
+        "compare",
+        "compare step time with a stored run: latest, a file of pytest-benchmark, or a commit, branch or tag; a file wins over "
+        "a branch of its name",
+        "REF|FILE|latest",
+    ),
     Row("golden", "folder of the goldens, below rootdir", ini_default="golden"),
 )
 
@@ -80,6 +87,8 @@ class Options:
     require_gpus: bool = False
     """too few GPUs are a failure"""
     golden_dir: Path = Path("golden")
+    compare: str | None = None
+    """what step time is compared with: latest, a commit as git calls it, or the absolute path of a file"""
 
     def shown(self, path: Path) -> str:
         """Return `path` as people and node ids write it: from rootdir if it lies below."""
@@ -139,9 +148,10 @@ def read_options(config: pytest.Config) -> Options:
             "with the plan's own pass only; leave out one of the two"
         )
     prune = _switch(config, "prune")
+    plans = tuple(_plans(config))
     return Options(
         rootdir=config.rootpath,
-        plans=tuple(_plans(config)),
+        plans=plans,
         pass_name=pass_name,
         accept=accept,
         prune=prune,
@@ -149,6 +159,7 @@ def read_options(config: pytest.Config) -> Options:
         backend=_backend(*_value(config, "backend")),
         require_gpus=_switch(config, "require_gpus"),
         golden_dir=_golden_dir(config, is_written=bool(accept or prune)),
+        compare=_compare(config, plans),
     )
 
 
@@ -209,6 +220,20 @@ def _golden_dir(config: pytest.Config, is_written: bool) -> Path:
     if is_written and folder.exists() and not folder.is_dir():
         raise pytest.UsageError(f"ini fxbucket_golden: {folder} is a file; expected the folder of the goldens, or nothing yet")
     return folder
+
+
+def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
+    text, where = _value(config, "compare")
+    is_given = config.getoption("fxbucket_compare") is not None
+    if not text and not is_given:
+        return None
+    from pytest_fxbucket.bench.compared_with import compared_with
+
+    base = config.invocation_params.dir if is_given or config.inipath is None else config.inipath.parent
+    try:
+        return compared_with(text, where, base, next(iter(plans), config.rootpath / "pytest.ini"))
+    except FxbucketError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _plans(config: pytest.Config) -> Iterator[Path]:

@@ -78,6 +78,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fxbucket.asserting.hooks import Expectations
 
             config.pluginmanager.register(Expectations(fx_session(config), controller), "fxbucket-expectations")
+    if config.pluginmanager.hasplugin("benchmark"):
+        from pytest_fxbucket.bench.saving_hooks import Saving
+
+        config.pluginmanager.register(Saving(), "fxbucket-saving")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):
         from pytest_fxbucket import xdist
 

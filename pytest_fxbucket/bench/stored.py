@@ -1,0 +1,125 @@
+"""Stored runs of a plan: those in pytest-benchmark's folder, of all kinds of machines, and in files that it wrote elsewhere.
+
+pytest-benchmark passes over a file that it cannot read with a warning. Here a damaged file is an error wherever it may be the
+one that is asked for: an older run in its place would hide a loss, or show one that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pytest_fxbucket.bench.comparable import comparable
+from pytest_fxbucket.bench.record import Record
+from pytest_fxbucket.bench.same_files import same_files
+from pytest_fxbucket.bench.stored_files import number_of, records_in, run_files, shown
+from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.errors import BenchmarkError
+
+LATEST = "latest"
+OPTION = "--fxbucket-compare"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One measurement of a plan and the file that it was read from."""
+
+    record: Record
+    file: Path
+
+    @property
+    def time(self) -> datetime:
+        """When it was measured."""
+        return datetime.fromisoformat(self.record.time)
+
+    def shown(self, rootdir: Path) -> str:
+        """The file as people write it."""
+        return shown(self.file, rootdir)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The stored run that is meant, if any, and what to say of the choice."""
+
+    run: StoredRun | None
+    note: str = ""
+
+
+def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
+    """The stored run of `record`'s plan that `what` names: a file, "latest", or a commit. Of several the newest comparable one.
+
+    `folder` is pytest-benchmark's storage; relative files are those of `rootdir`. Raises BenchmarkError for a file that is
+    damaged or of another version and may hold the run that is meant, UsageError for a commit that is unknown.
+    """
+    file = rootdir / what
+    if what != LATEST and file.is_file():
+        runs = [StoredRun(read, file) for read in records_in(file, record, rootdir)]
+        return _best(runs, record, rootdir) or Found(None, f"{what} holds no run of {record.title}; {_store(record)}")
+    if what == LATEST:
+        runs, damaged = _stored(record, folder, rootdir)
+        _refuse_damage([each for each in damaged if each.may_be_newer(runs)])
+        none = f"there is no stored run of {record.title} in {shown(folder, rootdir)}; {_store(record)}"
+        return _best(runs, record, rootdir) or Found(None, none)
+    return _of_commit(what, record, folder, rootdir)
+
+
+def _of_commit(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
+    """The run of that very commit; else of one that differs in stored runs only; of either kind clean ones first."""
+    repository = Repository.of(rootdir / record.plan, OPTION)
+    commit = repository.commit(what)
+    runs, damaged = _stored(record, folder, rootdir)
+    alike = same_files(repository, commit.sha, folder)
+    for is_it in (lambda sha: sha == commit.sha, alike):
+        of_commit = [run for run in runs if run.record.commit is not None and is_it(run.record.commit)]
+        clean = [run for run in of_commit if not run.record.dirty]
+        best = _best(clean, record, rootdir) or _best(of_commit, record, rootdir)
+        if best is not None:
+            return best
+    _refuse_damage(damaged)
+    others = sorted({run.record.commit[:7] for run in runs if run.record.commit})
+    there = f"stored are runs of {', '.join(others[-5:])}" if others else "none of any commit is stored"
+    return Found(None, f"there is no stored run of {record.title} at {commit}, {there}; {_store(record)}")
+
+
+def _best(runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
+    """The newest that is comparable; else the newest."""
+    newest = sorted(runs, key=lambda run: (run.time, run.file.name), reverse=True)
+    for run in newest:
+        if not comparable(run.record, record):
+            passed_over = "; ".join(comparable(newest[0].record, record))
+            note = f"newest, but not comparable: {newest[0].shown(rootdir)}, {passed_over}" if run is not newest[0] else ""
+            return Found(run, note)
+    return Found(newest[0]) if newest else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Damaged:
+    file: Path
+    error: BenchmarkError
+
+    def may_be_newer(self, runs: Sequence[StoredRun]) -> bool:
+        """Whether the file can be newer than every one of `runs` in its folder: numbers ascend there."""
+        beside = [number_of(run.file) for run in runs if run.file.parent == self.file.parent]
+        return number_of(self.file) > max(beside, default=0)
+
+
+def _refuse_damage(damaged: Sequence[_Damaged]) -> None:
+    if damaged:
+        raise max(damaged, key=lambda each: (number_of(each.file), str(each.file))).error
+
+
+def _stored(record: Record, folder: Path, rootdir: Path) -> tuple[list[StoredRun], list[_Damaged]]:
+    """All runs of the plan, and files that may hold one."""
+    runs, damaged = [], []
+    for file in run_files(folder):
+        try:
+            runs += [StoredRun(read, file) for read in records_in(file, record, rootdir)]
+        except BenchmarkError as error:
+            damaged.append(_Damaged(file, error))
+    return runs, damaged
+
+
+def _store(record: Record) -> str:
+    return f"to store one, run {record.title}::benchmark with --benchmark-autosave"

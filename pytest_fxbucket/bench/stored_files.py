@@ -1,0 +1,56 @@
+"""Files of stored runs, and the measurements of a plan in one of them, read with care."""
+
+from __future__ import annotations
+
+import json
+import re
+from os.path import relpath
+from pathlib import Path
+
+from pytest_fxbucket.bench.record import Record
+from pytest_fxbucket.errors import BenchmarkError
+
+_RUN = re.compile(r"([0-9]{4,})_.*\.json")
+_MEND = "; restore the file, or remove it and measure again"
+
+
+def run_files(folder: Path) -> list[Path]:
+    """Files of stored runs: `NNNN_*.json` in the storage folder and in those of kinds of machines within it, sorted."""
+    files = [*folder.glob("*.json"), *folder.glob("*/*.json")]
+    return sorted(file for file in files if number_of(file) and file.is_file())
+
+
+def number_of(file: Path) -> int:
+    """The number that pytest-benchmark gave the run; 0 for a file of another name."""
+    found = _RUN.fullmatch(file.name)
+    return int(found[1]) if found else 0
+
+
+def records_in(file: Path, of: Record, rootdir: Path) -> list[Record]:
+    """The measurements of `of`'s plan in a file of pytest-benchmark's. Raises BenchmarkError, naming the file, for damage."""
+    where = shown(file, rootdir)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchmarkError(f"{where} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # text that is no UTF-8, too
+        told = f"{error.msg} at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BenchmarkError(f"{where} is damaged, as it is no JSON ({told}){_MEND}") from None
+    entries = data.get("benchmarks") if isinstance(data, dict) else None
+    if not isinstance(entries, list):
+        raise BenchmarkError(f'{where} is no file of pytest-benchmark, as it has no list "benchmarks"{_MEND}')
+    extra = [entry.get("extra_info") for entry in entries if isinstance(entry, dict)]
+    ours = [info.get("fxbucket") for info in extra if isinstance(info, dict)]
+    return [Record.from_dict(raw, where) for raw in ours if _may_be(raw, of)]
+
+
+def _may_be(raw: object, of: Record) -> bool:
+    """Whether it is the plan's measurement: not an entry of its other variants, nor data of a user's own."""
+    if not isinstance(raw, dict):
+        return False
+    return "variant" not in raw and raw.get("plan", of.plan) == of.plan and raw.get("row", of.row) == of.row
+
+
+def shown(path: Path, rootdir: Path) -> str:
+    """The path as people write it: from `rootdir` if it lies below."""
+    return Path(relpath(path, rootdir)).as_posix() if path.is_relative_to(rootdir) else str(path)

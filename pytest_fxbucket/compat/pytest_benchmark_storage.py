@@ -1,0 +1,101 @@
+"""pytest-benchmark's storage, so that what it saves is whole and never over another run.
+
+Run on pytest-benchmark 5.3.1 only: `config._benchmarksession` with `storage`, `save_json`, `benchmarks` and `logger`, and
+`FileStorage` with `path` and `get`. At start-up nothing of it is imported: it is loaded, or there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.errors import BenchmarkError
+
+
+def session_of(config: pytest.Config) -> Any | None:
+    """pytest-benchmark's own session; None where it is not installed, or switched off by `-p no:benchmark`."""
+    return getattr(config, "_benchmarksession", None)
+
+
+def storage_folder(config: pytest.Config) -> Path:
+    """The folder with stored runs of all kinds of machines. Raises BenchmarkError where they are stored elsewhere."""
+    session = session_of(config)
+    if session is None:
+        raise BenchmarkError(
+            "step time is stored by pytest-benchmark, which is not there; install it, or leave out -p no:benchmark"
+        )
+    if not _is_folder(session.storage):
+        raise BenchmarkError(
+            f"--fxbucket-compare cannot read runs in {type(session.storage).__name__}, and needs --benchmark-storage to be a "
+            "folder, such as file://./.benchmarks"
+        )
+    return Path(session.storage.path)
+
+
+def drop_empty(config: pytest.Config) -> None:
+    """Leave out benchmarks without a single round, as of a test that was interrupted: saving would break, and save nothing."""
+    for bench in getattr(session_of(config), "benchmarks", ()):
+        if not bench:
+            bench.fixture.has_error = True
+
+
+def save_with(
+    config: pytest.Config,
+    save_new: Callable[[Path, str, bytes, tuple[Path, ...]], Path],
+    replace: Callable[[Path, bytes], None],
+    failed: Callable[[str], None],
+) -> None:
+    """Let the session save runs by `save_new(folder, name, data, beside)` and `--benchmark-json` by `replace(path, data)`.
+
+    The JSON is what pytest-benchmark would have written. `failed` is told, in a sentence, of a file that could not be written.
+    """
+    session = session_of(config)
+    if session is None:
+        return
+    storage, logger = session.storage, session.logger
+
+    def unsaved(what: str, error: BaseException) -> None:
+        sentence = f"Benchmark data is not saved: {what} could not be written ({_why(error)})"
+        logger.error(sentence)
+        failed(sentence)
+
+    def save(output_json: object, save: str) -> None:
+        folder = Path(storage.get("_")).parent
+        try:
+            file = save_new(folder, save, _dumped(output_json), (Path(storage.path),))
+        except OSError as error:
+            return unsaved(f"a file in {folder}", error)
+        except KeyboardInterrupt as error:
+            unsaved(f"a file in {folder}", error)
+            raise
+        logger.info(f"Saved benchmark data in: {file}")
+
+    def save_json(output_json: object) -> None:
+        try:
+            replace(Path(session.json), _dumped(output_json))
+        except OSError as error:
+            return unsaved(str(session.json), error)
+        logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
+
+    session.save_json = save_json
+    if _is_folder(storage):
+        storage.save = save
+
+
+def _is_folder(storage: object) -> bool:
+    module = sys.modules.get("pytest_benchmark.storage.file")
+    return module is not None and isinstance(storage, module.FileStorage)
+
+
+def _dumped(output_json: object) -> bytes:
+    from pytest_benchmark.utils import safe_dumps
+
+    return str(safe_dumps(output_json, ensure_ascii=True, indent=4)).encode()  # type: ignore[no-untyped-call]  # it has no types
+
+
+def _why(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or "interrupted"

@@ -1,0 +1,37 @@
+"""Stored runs for tests: files as pytest-benchmark writes them, in a project that is a git repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from suites.bench.records import fields
+from suites.cli.small_repository import SmallRepository
+
+KIND = "Linux-CPython-3.11-64bit"
+PLAN = "plans/tiny.toml"
+
+
+def file_text(*records: dict[str, Any]) -> str:
+    """A file of pytest-benchmark's with these measurements, each with an entry of its unbucketed variant beside it."""
+    entries: list[dict[str, Any]] = [{"name": "test_other", "extra_info": {}, "stats": {}}]
+    for record in records:
+        other = {"format": 1, "plan": record.get("plan"), "row": record.get("row"), "variant": "unbucketed"}
+        entries += [{"name": "benchmark", "extra_info": {"fxbucket": each}, "stats": {}} for each in (other, record)]
+    return json.dumps({"benchmarks": entries, "version": "5.3.1", "datetime": "2026-01-01T00:00:00+00:00"})
+
+
+class Project(SmallRepository):
+    """A repository with a plan, and runs that are stored in it."""
+
+    def __init__(self, top: Path) -> None:
+        super().__init__(top)
+        self.write(PLAN, "a = 1\n")
+        self.first = self.commit()
+        self.storage = self.top / ".benchmarks"
+
+    def store(self, number: int = 1, kind: str = KIND, name: str = "run", **changed: Any) -> Path:
+        """Store a run of `self.first`; the greater its number, the later it was measured."""
+        values = {"commit": self.first, "time": f"2026-11-21T10:{number % 60:02}:00+00:00", "seed": number, **changed}
+        return self.write(f".benchmarks/{kind}/{number:04}_{name}.json", file_text(fields(**values)))

@@ -1,0 +1,192 @@
+"""A stored run beside a new one: regression, none, or not comparable, with the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.bench.comparable import comparable
+from pytest_fxbucket.bench.compare import judge, verdict_of
+from pytest_fxbucket.bench.record import Record
+from pytest_fxbucket.checks.verdict import Verdict
+from suites.bench.records import MACHINE, WORKLOAD, bucket, graph, record
+from suites.bench.storage import KIND, Project
+
+THRESHOLD = 0.03
+
+
+def verdict(project: Project, now: Record, what: str = "latest") -> Verdict:
+    return verdict_of(what, now, THRESHOLD, project.storage, project.top)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path / "project")
+    project.store(1)
+    return project
+
+
+class TestComparable:
+    def test_commit_pass_torch_and_python_may_differ(self) -> None:
+        other = {
+            "commit": None,
+            "pass": "torch",
+            "torch": "2.14.0",
+            "python": "3.12.1",
+            "graphs": {},
+            "time": "2027-01-01T00:00:00+00:00",
+        }
+        assert comparable(record(), record(**other)) == []
+
+    @pytest.mark.parametrize(
+        ("changed", "reason"),
+        [
+            ({"plan": "b.toml"}, "another plan: plans/tiny.toml, not b.toml"),
+            ({"row": "x"}, "another plan: plans/tiny.toml, not plans/tiny.toml[x]"),
+            ({"backend": "nccl"}, "backend was gloo and is nccl"),
+            ({"ranks": 4}, "ranks was 2 and is 4"),
+            (
+                {"machine": {**MACHINE, "cpu": "Xeon", "cores": 8}},
+                "another machine: cores was 2 and is 8, cpu was AMD EPYC 9B14 and is Xeon",
+            ),
+            ({"machine": {**MACHINE, "gpus": ["NVIDIA H200"]}}, "another machine: gpus was none and is NVIDIA H200"),
+            (
+                {"workload": {**WORKLOAD, "parallel": {"dp_shard": 4, "mode": "simple_fsdp"}}},
+                "[parallel] dp_shard was 2 and is 4",
+            ),
+            ({"workload": {**WORKLOAD, "graph": {"factory": "a:b"}}}, "[graph] was not there and is a table of 1"),
+            (
+                {"workload": {**WORKLOAD, "model": {"factory": "tiny:build", "args": {"layers": 3}}}},
+                "[model] args.layers was 2 and is 3",
+            ),
+            (
+                {"workload": {**WORKLOAD, "step": {name: 1 for name in "abcde"}}},
+                "[step] a was not there and is 1, [step] b was not there and is 1, [step] c was not there and is 1 and 3 more",
+            ),
+        ],
+    )
+    def test_what_differs_is_named_with_both_values(self, changed: dict[str, Any], reason: str) -> None:
+        assert comparable(record(), record(**changed)) == [reason]
+
+    def test_tables_of_a_list_are_compared_one_by_one(self) -> None:
+        then, now = ([{"factory": "torch.optim:SGD", "args": {"lr": lr}}] for lr in (0.1, 0.2))
+        reasons = comparable(*(record(workload={**WORKLOAD, "optimizer": each}) for each in (then, now)))
+        assert reasons == ["[optimizer] args.lr was 0.1 and is 0.2"]
+
+
+class TestVerdict:
+    def test_the_same_speed_passes(self, project: Project) -> None:
+        said = verdict(project, record(seed=7))
+        assert said.outcome == "passed"
+        assert said.summary.startswith("no difference beyond the noise: ")
+        assert f"against {project.first[:7]} of 2026-11-21" in said.summary
+
+    def test_a_slower_bucketed_step_fails_with_numbers(self, project: Project) -> None:
+        said = verdict(project, record(bucketed_s=0.011, seed=7, dirty=True))
+        assert said.outcome == "failed"
+        assert said.summary.startswith("slower than before, outside the noise: +")
+        text = "\n".join(said.lines)
+        for part in (
+            "then",
+            "now",
+            project.first[:7],
+            "1111111 with changes",
+            "bucketed/unbucketed  0.66",
+            "0.73",
+            "bucketed, median",
+            "unbucketed, median",
+            "ms",
+            "60 + 60 + 60",
+            "99% interval",
+            "threshold +3.0%",
+            "2.13.0+cpu",
+            "now the work tree was dirty: files differ from commit 1111111",
+            f"stored run: .benchmarks/{KIND}/0001_run.json",
+            f"fxbucket compare {project.first[:7]}",
+        ):
+            assert part in text
+        assert "--benchmark-autosave" in said.lines[-1]
+
+    def test_a_faster_step_passes_and_says_so(self, project: Project) -> None:
+        said = verdict(project, record(bucketed_s=0.008, seed=7))
+        assert (said.outcome, said.summary[:39]) == ("passed", "faster than before, outside the noise: ")
+
+    def test_a_small_sure_change_is_within_the_threshold(self) -> None:
+        steady = {"samples": {"bucketed": [[0.010] * 50] * 5, "unbucketed": [[0.015] * 50] * 5}}
+        slower = {"samples": {"bucketed": [[0.0102] * 50] * 5, "unbucketed": [[0.015] * 50] * 5}}
+        assert judge(record(**steady), record(**slower), 0.03).summary.startswith(
+            "within the threshold of 3.0% of the step: +2.0%"
+        )
+        assert judge(record(**steady), record(**slower), 0.01).outcome == "slower"
+
+    def test_a_machine_that_became_slower_is_no_regression(self, project: Project) -> None:
+        assert verdict(project, record(bucketed_s=0.014, unbucketed_s=0.021, seed=7)).outcome == "passed"
+
+    def test_an_unbucketed_step_that_became_faster_is_told_from_a_bucketed_one_that_became_slower(
+        self, project: Project
+    ) -> None:
+        said = verdict(project, record(bucketed_s=0.0099, unbucketed_s=0.0130, seed=7))
+        assert said.outcome == "failed"
+        assert "the bucketed step itself is no slower: the unbucketed one became faster" in said.lines
+
+    def test_the_same_two_runs_are_judged_alike_each_time(self) -> None:
+        runs = record(), record(bucketed_s=0.0105, seed=3)
+        assert judge(*runs, THRESHOLD).lines() == judge(*runs, THRESHOLD).lines()
+
+    def test_nothing_comparable_is_a_skip_with_the_reason(self, project: Project) -> None:
+        said = verdict(project, record(backend="gloo:cuda", seed=7))
+        assert said.outcome == "skipped"
+        assert said.summary == (
+            f"not comparable with .benchmarks/{KIND}/0001_run.json: backend was gloo and is gloo:cuda; store a run of this "
+            "kind to compare with"
+        )
+
+    def test_nothing_stored_is_a_skip(self, project: Project) -> None:
+        said = verdict(project, record(plan="plans/other.toml"))
+        assert said.outcome == "skipped"
+        assert said.summary.startswith("there is no stored run of plans/other.toml in .benchmarks")
+
+    def test_other_versions_and_unsettled_runs_are_said(self, project: Project) -> None:
+        now = {"torch": "2.14.0", "python": "3.12.1", "pass": "torch", "is_stable": False}
+        text = "\n".join(verdict(project, record(bucketed_s=0.012, seed=7, **now)).lines)
+        for part in (
+            "torch differs: 2.13.0+cpu then, 2.14.0 now",
+            "Python differs",
+            "pass differs",
+            "now step time had not settled",
+        ):
+            assert part in text
+
+
+class TestExposed:
+    def lines(self, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+        sides = [record(graphs={"bucketed": graph(*buckets)}) for buckets in (then, now)]
+        lines = judge(*sides, THRESHOLD).lines()
+        at = lines.index("exposed time that grew most:") if "exposed time that grew most:" in lines else len(lines)
+        return lines[at + 1 :]
+
+    def test_the_three_that_grew_most_come_first(self) -> None:
+        then = [bucket(f"all_gather layers.{at}", 0.001) for at in range(5)]
+        now = [bucket(f"all_gather layers.{at}", 0.001 * (1 + at)) for at in range(5)]
+        told = self.lines(then, now)
+        assert told == [
+            "  all_gather layers.4 (forward): 1.000 ms then, 5.000 ms now",
+            "  all_gather layers.3 (forward): 1.000 ms then, 4.000 ms now",
+            "  all_gather layers.2 (forward): 1.000 ms then, 3.000 ms now",
+        ]
+
+    def test_buckets_of_one_name_are_told_apart_and_new_ones_are_said(self) -> None:
+        then = [bucket("all_gather a", 0.001), bucket("all_gather a", 0.001, "backward"), bucket("all_gather a", 0.001)]
+        now = [bucket("all_gather a", 0.001), bucket("all_gather a", 0.003, "backward"), bucket("all_gather a", 0.002)]
+        told = self.lines(then, [*now, bucket("all_gather b", 0.004)])
+        assert told == [
+            "  all_gather b (forward): no such bucket then, 4.000 ms now",
+            "  all_gather a (backward): 1.000 ms then, 3.000 ms now",
+            "  all_gather a (forward, 2): 1.000 ms then, 2.000 ms now",
+        ]
+
+    def test_without_growth_and_without_figures_there_is_nothing_to_say(self) -> None:
+        assert self.lines([bucket("a", 0.002)], [bucket("a", 0.001)]) == []
+        assert self.lines([bucket("a", None)], [bucket("a", None)]) == []

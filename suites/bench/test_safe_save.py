@@ -1,0 +1,165 @@
+"""No stored run is overwritten or left half: runs that end at once, are killed at any point, or find no room."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.bench.safe_save import replace_whole, save_new
+from suites.bench import saver
+
+ROOT = Path(__file__).parents[2]
+
+
+class Savers:
+    """Processes that save, all ended in the end."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+
+    def start(self, folder: Path, name: str, count: int, stop_at: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, str(saver.__file__), str(folder), name, str(count), stop_at]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._running.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def savers() -> Iterator[Savers]:
+    savers = Savers()
+    yield savers
+    savers.close()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_processes_that_save_at_once_each_keep_all_their_runs(tmp_path: Path, savers: Savers) -> None:
+    processes = [savers.start(tmp_path / "kind", f"of{number}", 15) for number in range(4)]
+    assert [said(process) for process in processes] == ["ready"] * 4
+    for process in processes:
+        go(process)
+    assert [process.wait() for process in processes] == [0] * 4
+    files = sorted(path.name for path in (tmp_path / "kind").iterdir())
+    assert [name[:4] for name in files] == [f"{number:04}" for number in range(1, 61)]
+    stored = [json.loads((tmp_path / "kind" / name).read_text()) for name in files]
+    assert sorted((each["of"], each["number"]) for each in stored) == [(f"of{who}", n) for who in range(4) for n in range(15)]
+
+
+def test_they_do_without_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    names = [save_new(tmp_path, "a", b"{}").name for _ in range(3)]
+    assert names == ["0001_a.json", "0002_a.json", "0003_a.json"]
+
+
+@pytest.mark.parametrize("stop_at", ["open-after", "fsync-before", "fsync-after", "link-before", "link-after", "unlink-before"])
+def test_a_run_that_is_killed_leaves_its_file_whole_or_not_at_all(tmp_path: Path, savers: Savers, stop_at: str) -> None:
+    before = save_new(tmp_path, "a", b'{"stored": true}')
+    process = savers.start(tmp_path, "killed", 1, stop_at)
+    assert said(process) == "ready"
+    go(process)
+    assert said(process) == "there"
+    process.kill()
+    process.wait()
+    assert before.read_bytes() == b'{"stored": true}'
+    new = [path for path in tmp_path.glob("*_killed.json")]
+    assert len(new) == (stop_at in ("link-after", "unlink-before"))
+    assert all(len(json.loads(path.read_text())["data"]) == 20_000 for path in new)
+    after = save_new(tmp_path, "b", b"{}")
+    assert set(held(tmp_path)) == {before.name, *(path.name for path in new), after.name}  # and nothing else is left
+
+
+def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_new(tmp_path, "a", b"{}")
+    replace_whole(tmp_path / "mine.json", b"[]")
+    before = held(tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_new(tmp_path, "b", b"{}")
+    with pytest.raises(OSError, match="No space left"):
+        replace_whole(tmp_path / "mine.json", b"{}")
+    assert held(tmp_path) == before
+
+
+def test_where_links_cannot_be_made_a_taken_number_is_still_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert [save_new(tmp_path, "a", text).name for text in (b"1", b"2")] == ["0001_a.json", "0002_a.json"]
+    assert held(tmp_path) == {"0001_a.json": b"1", "0002_a.json": b"2"}
+
+
+def test_a_name_that_is_taken_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def too_late(temporary: Path, target: Path) -> None:
+        if target.name == "0001_a.json":
+            target.write_text("of another")
+        link(temporary, target)
+
+    monkeypatch.setattr(os, "link", too_late)
+    assert save_new(tmp_path, "a", b"ours").name == "0002_a.json"
+    assert held(tmp_path) == {"0001_a.json": b"of another", "0002_a.json": b"ours"}
+
+
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        (["9999_a.json"], "10000_b.json"),
+        (["9999_a.json", "10000_b.json"], "10001_b.json"),
+        (
+            ["0007_a.json", "notes.json", "abcd_a.json", "12_a.json", "0009_a.txt", "\u0669\u0669\u0669\u0669_a.json"],
+            "0008_b.json",
+        ),
+        (["../0041_top.json", "0002_a.json"], "0042_b.json"),
+        ([], "0001_b.json"),
+    ],
+)
+def test_the_number_is_one_more_than_any_there(tmp_path: Path, there: list[str], name: str) -> None:
+    folder = tmp_path / "kind"
+    folder.mkdir()
+    for each in there:
+        (folder / each).write_text("{}")
+    assert save_new(folder, "b", b"{}", (tmp_path,)).name == name
+
+
+def test_others_may_read_it_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        assert save_new(tmp_path, "a", b"{}").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)

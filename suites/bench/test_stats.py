@@ -1,0 +1,145 @@
+"""Estimates of a change in step time: no alarm without a change, no change slept through, and nothing that depends on luck."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from pytest_fxbucket.bench.series import Samples
+from pytest_fxbucket.bench.stats import Estimate, midmean, ratio_between, ratio_of
+from pytest_fxbucket.errors import BenchmarkError
+from suites.bench.noise import turns
+
+THRESHOLD = 0.03
+
+
+def scaled(samples: Samples, factor: float) -> Samples:
+    return tuple(tuple(factor * sample for sample in rounds) for rounds in samples)
+
+
+class TestNoise:
+    def test_the_same_code_twice_raises_no_alarm_in_200_runs(self) -> None:
+        estimates = [ratio_of(*turns(seed, 0.0)) for seed in range(200)]
+        assert not [str(each) for each in estimates if each.is_slower(THRESHOLD) or each.is_faster(THRESHOLD)]
+
+    def test_the_interval_holds_the_truth_as_often_as_it_says_and_is_no_wider_than_it_must(self) -> None:
+        estimates = [ratio_of(*turns(seed, 0.05)) for seed in range(200)]
+        held = sum(each.low <= math.log(1.05) <= each.high for each in estimates)
+        assert held >= 196  # of 200, where 0.99 is asked: fewer has a chance of 1 in 20
+        assert sum(each.half_width for each in estimates) / len(estimates) < 0.025
+        narrow = [ratio_of(*turns(seed, 0.05), confidence=0.5) for seed in range(100)]
+        assert 35 <= sum(each.low <= math.log(1.05) <= each.high for each in narrow) <= 90
+
+    @pytest.mark.parametrize(("change", "least"), [(0.10, 40), (0.05, 37), (-0.10, 40)])
+    def test_a_change_is_found_in_nearly_all_of_40_runs(self, change: float, least: int) -> None:
+        estimates = [ratio_of(*turns(1000 + seed, change)) for seed in range(40)]
+        found = [each.is_slower(THRESHOLD) if change > 0 else each.is_faster(THRESHOLD) for each in estimates]
+        assert sum(found) >= least
+
+    @pytest.mark.parametrize("sets", [1, 2, 3])
+    def test_few_sets_of_processes_neither_cry_wolf_nor_blind(self, sets: int) -> None:
+        assert sum(ratio_of(*turns(seed, 0.0, sets=sets, rounds=60)).is_slower(THRESHOLD) for seed in range(60)) == 0
+        assert sum(ratio_of(*turns(seed, 0.1, sets=sets, rounds=60)).is_slower(THRESHOLD) for seed in range(30)) == 30
+
+    def test_two_runs_on_machines_of_other_speed_are_compared_by_their_ratios(self) -> None:
+        alarms = 0
+        for seed in range(60):
+            then, (new, old) = turns(2 * seed, -0.3), turns(2 * seed + 1, -0.3)
+            estimate = ratio_between(then, (scaled(new, 1.7), scaled(old, 1.7)))
+            alarms += estimate.is_slower(THRESHOLD)
+        assert alarms == 0
+        slower = [ratio_between(turns(2 * s, -0.3), turns(2 * s + 1, 0.7 * 1.1 - 1)).is_slower(THRESHOLD) for s in range(30)]
+        assert sum(slower) >= 29
+
+    def test_processes_that_differ_much_are_not_taken_for_code_that_differs(self) -> None:
+        alarms = [ratio_of(*turns(seed, 0.0, between=0.03)).is_slower(THRESHOLD) for seed in range(60)]
+        assert sum(alarms) <= 2
+        wide, narrow = (ratio_of(*turns(0, 0.0, between=each)) for each in (0.03, 0.0))
+        assert wide.half_width > 1.5 * narrow.half_width
+
+    def test_noise_in_bursts_widens_the_interval(self) -> None:
+        burst = tuple(1.2 if 20 <= at < 70 else 1.0 + 0.01 * (at % 3) for at in range(100))
+        mixed = tuple(burst[37 * at % 100] for at in range(100))
+        flat = (tuple(1.0 for _ in range(100)),)
+        assert ratio_of((burst,), flat).half_width > 1.5 * ratio_of((mixed,), flat).half_width
+
+
+class TestCertainty:
+    def test_the_same_samples_give_the_same_answer_in_another_process_and_another_seed_nearly_so(self) -> None:
+        code = (
+            "from suites.bench.noise import turns; from pytest_fxbucket.bench.stats import *; print(ratio_of(*turns(3, 0.05)))"
+        )
+        here = ratio_of(*turns(3, 0.05))
+        there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert there.strip() == str(here)
+        other = ratio_of(*turns(3, 0.05), seed=1)
+        assert other.log_ratio == here.log_ratio
+        assert other != here
+        assert abs(other.low - here.low) < 0.1 * here.half_width
+
+    def test_it_imports_no_torch(self) -> None:
+        code = "import sys, pytest_fxbucket.bench.stats; sys.exit('torch' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_swapped_sides_give_the_opposite(self) -> None:
+        new, old = turns(5, 0.1)
+        there, back = ratio_of(new, old), ratio_of(old, new)
+        assert there.log_ratio == pytest.approx(-back.log_ratio)
+        assert (there.is_slower(THRESHOLD), back.is_faster(THRESHOLD)) == (True, True)
+
+    def test_a_larger_confidence_gives_a_wider_interval(self) -> None:
+        widths = [ratio_of(*turns(5, 0.1), confidence=each).half_width for each in (0.5, 0.9, 0.99)]
+        assert widths == sorted(set(widths))
+
+    def test_a_round_that_is_100_times_slower_changes_little(self) -> None:
+        new, old = turns(8, 0.0)
+        rounds = list(new[2])
+        rounds[4] *= 100
+        struck = (*new[:2], tuple(rounds), *new[3:])
+        assert abs(ratio_of(struck, old).log_ratio - ratio_of(new, old).log_ratio) < 0.002
+
+    @pytest.mark.parametrize("samples", [((2.0,),), ((2.0, 2.0),), ((2.0,) * 50,) * 3])
+    def test_constants_are_known_but_for_what_processes_may_differ_by(self, samples: Samples) -> None:
+        estimate = ratio_of(samples, scaled(samples, 0.5))
+        assert estimate.ratio == pytest.approx(2.0)
+        assert 0 < estimate.half_width < 0.02
+        sure = ratio_of(samples, scaled(samples, 0.5), process_spread=0.0)
+        assert sure.half_width == pytest.approx(0.0)
+
+    def test_a_change_below_the_threshold_is_none_however_sure(self) -> None:
+        sure = Estimate(math.log(1.02), 0.019, 0.021, 0.99)
+        assert (sure.is_slower(0.03), sure.is_slower(0.01)) == (False, True)
+        unsure = Estimate(math.log(1.05), -0.001, 0.1, 0.99)
+        assert not unsure.is_slower(0.03)
+
+    def test_it_is_written_as_people_read_it(self) -> None:
+        assert str(Estimate(math.log(1.05), math.log(1.04), math.log(1.061), 0.99)) == "+5.0% (99% interval +4.0% to +6.1%)"
+
+
+class TestBadSamples:
+    @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+    def test_a_step_of_no_time_is_refused(self, bad: float) -> None:
+        with pytest.raises(BenchmarkError, match=f"a step took {bad} s; expected a positive number"):
+            ratio_of(((1.0, bad),), ((1.0, 1.0),))
+
+    def test_other_rounds_are_refused(self) -> None:
+        with pytest.raises(BenchmarkError, match=r"as many rounds each, and these have \[1, 2\] and \[2, 1\]"):
+            ratio_of(((1.0,), (1.0, 1.0)), ((1.0, 1.0), (1.0,)))
+
+    @pytest.mark.parametrize("samples", [(), ((),), ((1.0,), ())])
+    def test_no_rounds_are_refused(self, samples: Samples) -> None:
+        with pytest.raises(BenchmarkError, match="without a round"):
+            ratio_of(samples, samples)
+
+    @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, 99.0])
+    def test_a_confidence_that_is_none_is_refused(self, confidence: float) -> None:
+        with pytest.raises(BenchmarkError, match="expected one between 0 and 1"):
+            ratio_of(((1.0,),), ((1.0,),), confidence=confidence)
+
+
+def test_the_midmean_is_the_mean_of_the_middle_half() -> None:
+    assert midmean([9, 1, 2, 3, 1000, -5, 4, 0]) == 2.5
+    assert [midmean(values) for values in ([3], [1, 2], [1, 5, 100])] == [3, 1.5, 5]
