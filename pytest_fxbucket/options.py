@@ -64,6 +64,7 @@ TABLE = (
         "a branch of its name",
         "REF|FILE|latest",
     ),
+    Row("report", "write pages of step time, and a trace of one step for Perfetto, to this folder", "DIR"),
     Row("golden", "folder of the goldens, below rootdir", ini_default="golden"),
 )
 
@@ -86,6 +87,8 @@ class Options:
     """None: the plan's own"""
     require_gpus: bool = False
     """too few GPUs are a failure"""
+    report: Path | None = None
+    """folder for pages of step time, absolute; None: none are written"""
     golden_dir: Path = Path("golden")
     compare: str | None = None
     """what step time is compared with: latest, a commit as git calls it, or the absolute path of a file"""
@@ -158,6 +161,7 @@ def read_options(config: pytest.Config) -> Options:
         is_collect_only=bool(config.option.collectonly),
         backend=_backend(*_value(config, "backend")),
         require_gpus=_switch(config, "require_gpus"),
+        report=_report(config),
         golden_dir=_golden_dir(config, is_written=bool(accept or prune)),
         compare=_compare(config, plans),
     )
@@ -209,6 +213,27 @@ def _backend(text: str, where: str) -> str | None:
         known = ", ".join(CHOICES[:-1]) + f" or {CHOICES[-1]}"
         raise pytest.UsageError(f"{where}: {text!r} is no backend; expected {known}{_nearest(text, CHOICES)}")
     return text or None
+
+
+def _report(config: pytest.Config) -> Path | None:
+    """Return the folder that pages go to; what would fail when the run ends is refused when it begins."""
+    text, where = _value(config, "report")
+    if not text:
+        if config.getoption("fxbucket_report") is not None:
+            raise pytest.UsageError(f"{where}: no folder given; expected where to write the pages, e.g. {where}=report")
+        return None
+    base = config.invocation_params.dir if where.startswith("--") else config.rootpath
+    folder = Path(os.path.normpath(base / text))
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        raise pytest.UsageError(f"{where}: {nearest} is a file; expected a folder, or nothing yet")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"{where}: {nearest} may not be written to; expected a folder that may")
+    from pytest_fxbucket.bench.report.write import lacks_pictures
+
+    if problem := lacks_pictures():
+        raise pytest.UsageError(f"{where}: {problem}")
+    return folder
 
 
 def _golden_dir(config: pytest.Config, is_written: bool) -> Path:
