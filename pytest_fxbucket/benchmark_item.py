@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ from pytest_fxbucket.terminal import error_text, failure_lines
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.of_plan import StepTime
+    from pytest_fxbucket.bench.report.inputs import ReportInput
     from pytest_fxbucket.checks.verdict import Verdict
 
 PLUGIN = "benchmark"
@@ -84,7 +86,35 @@ class BenchmarkItem(OfPlan, pytest.Function):
         """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for."""
         from pytest_fxbucket.bench.told import told
 
-        return passed("benchmark", told(step_time, self.variant))
+        said = passed("benchmark", told(step_time, self.variant))
+        fx = fx_session(self.config)
+        if self.variant != BUCKETED:
+            return said
+        if fx.options.report is not None:
+            fx.measured.append(self._shown(step_time))
+        return self._compared(step_time, said) if fx.options.compare is not None else said
+
+    def _compared(self, step_time: StepTime, said: Verdict) -> Verdict:
+        from pytest_fxbucket.bench.compare import verdict_of
+        from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
+
+        options = fx_session(self.config).options
+        assert options.compare is not None
+        checks = self.plan.checks.benchmark
+        assert checks, "an item of a check that is on"
+        folder = storage_folder(self.config)
+        verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
+        return replace(verdict, summary=f"{verdict.summary}; {said.summary}") if verdict else verdict
+
+    def _shown(self, step_time: StepTime) -> ReportInput:
+        """Return what the page of the plan shows: this run, and all that are stored."""
+        from pytest_fxbucket.bench.report.inputs import ReportInput
+        from pytest_fxbucket.bench.stored import runs_of
+        from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
+
+        record = step_time.record
+        stored = runs_of(record, storage_folder(self.config), fx_session(self.config).options.rootdir)
+        return ReportInput(record, stored, step_time.measured.spans)
 
     def reportinfo(self) -> tuple[Any, int, str]:
         """Return where the item is from, and what its failure is headed with."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.golden.accept import Written
 from pytest_fxbucket.golden.disk import Snapshot
 from pytest_fxbucket.terminal import record, summary_lines
@@ -31,6 +32,10 @@ class Done:
     """goldens that nobody owns; None where nothing can be said"""
     removed: Removed | None = None
     """what --fxbucket-prune did; None without it"""
+    report: list[str] = field(default_factory=list)
+    """what became of the report, in sentences"""
+    has_no_report: bool = False
+    """a report was asked for and could not be written"""
 
 
 class Controller:
@@ -83,6 +88,8 @@ class Controller:
         self._done = Done(fx.to_write.flush(options.accept, self._start))
         if not options.is_collect_only and (self._compared or options.prune):
             self._look()
+        if options.report is not None and not options.is_collect_only and fx.is_reporting:
+            self._report(options.report)
         if self._has_failed() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -96,6 +103,7 @@ class Controller:
         self._has_told = True
         lines = list(summary_lines(self._fx.results, terminalreporter.verbosity))
         lines += golden_lines(self._done, self._fx.options)
+        lines += self._done.report
         if lines:
             terminalreporter.section("fxbucket")
         for line in lines:
@@ -119,8 +127,21 @@ class Controller:
         if options.prune and self._start is not None:
             self._done.removed = prune(found.orphans, self._start)
 
+    def _report(self, folder: Path) -> None:
+        from pytest_fxbucket.bench.report.write import write_report
+
+        try:
+            index = write_report(folder, self._fx.measured)[0]
+        except BenchmarkError as error:
+            self._done.report, self._done.has_no_report = [f"report NOT written: {error}"], True
+            return
+        count = len(self._fx.measured)
+        self._done.report = [f"report of {count} plan{'s' * (count != 1)}: {self._fx.options.shown(index)}"]
+
     def _has_failed(self) -> bool:
         done = self._done
+        if done.has_no_report:
+            return True
         if done.removed is not None:
             return bool(done.written.errors or done.removed.errors)
         return bool(done.written.errors or (done.found and done.found.orphans and done.found.has_seen_all))

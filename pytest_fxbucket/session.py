@@ -11,6 +11,7 @@ from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.bench.report.inputs import ReportInput
     from pytest_fxbucket.options import Options
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.pools import Pools
@@ -52,6 +53,8 @@ class FxSession:
     """test files with goldens that are run whole -> node ids of their tests"""
     sources: Sources = field(default_factory=Sources)
     """test files as they were when the run began, if their expectations may be rewritten"""
+    measured: list[ReportInput] = field(default_factory=list)
+    """step times for the report, where one was asked for"""
     results: dict[str, PlanResult] = field(default_factory=dict)
     torchrun: Torchrun | None = None
     """set where torchrun started this process as one of several"""

@@ -65,6 +65,13 @@ def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
     return _of_commit(what, record, folder, rootdir)
 
 
+def runs_of(record: Record, folder: Path, rootdir: Path) -> list[Record]:
+    """All stored runs of the plan of `record`, oldest first. Raises BenchmarkError for a damaged file that may hold one."""
+    runs, damaged = _stored(record, folder, rootdir)
+    _refuse_damage(damaged)
+    return [run.record for run in sorted(runs, key=lambda run: (run.time, run.file.name))]
+
+
 def _of_commit(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
     """The run of that very commit; else of one that differs in stored runs only; of either kind clean ones first."""
     repository = Repository.of(rootdir / record.plan, OPTION)

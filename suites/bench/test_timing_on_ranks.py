@@ -1,0 +1,130 @@
+"""Steps are timed on real ranks: variants take turns, a sample is the slowest rank's, and what ran is what was checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of
+from pytest_fxbucket.bench.of_plan import worlds_of
+from pytest_fxbucket.bench.pace import Pacing
+from pytest_fxbucket.bench.task import Task, Timed
+from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.plan.benchmark import Benchmark
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.ranks.backend import PLAIN
+from pytest_fxbucket.ranks.failure import RankFailure
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.world import World
+from suites.bench.timing_jobs import Clocked
+
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 2, dim = 16 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+
+[optimizer]
+factory = "torch.optim:AdamW"
+
+[bucket]
+plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
+"""
+ROOT = Path(__file__).parents[2]
+JOB = "suites.bench.timing_jobs:timed"
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
+    return World(plan, mesh_of(plan), "manual", lambda _: None)
+
+
+def run(
+    pools: Pools, tasks: list[Task], seconds: list[tuple[tuple[float, ...], ...]], **more: int
+) -> list[tuple[Timed, list[str]]]:
+    clocked = [Clocked(task, own, **more) for task, own in zip(tasks, seconds, strict=True)]
+    return pools.get(len(tasks), PLAIN).run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
+
+
+def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: World, pools: Pools) -> None:
+    tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
+    # In turn one rank is the slower one: neither's mean is what a step took.
+    seconds = [((1.0, 3.0), (2.0, 2.5)), ((2.0, 1.0), (0.5, 3.5))]
+    for timed, _ in run(pools, tasks, seconds):
+        assert timed.samples == {"unbucketed": [2.0, 3.0] * 4, "bucketed": [2.0, 3.5] * 4}
+        assert (timed.warmup_rounds, timed.is_stable) == (8, True)
+
+
+def test_variants_take_turns_step_by_step_and_the_first_changes(world: World, pools: Pools) -> None:
+    tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
+    for _, ran in run(pools, tasks, [((1.0,), (1.0,))] * 2):
+        assert ran == ["unbucketed", "bucketed", "bucketed", "unbucketed"] * 8
+
+
+def test_warm_up_goes_on_while_steps_become_faster(world: World, pools: Pools) -> None:
+    tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
+    falling = (*(8.0 - 0.5 * number for number in range(12)), *[2.0] * 100)
+    for timed, _ in run(pools, tasks, [((1.0,), falling)] * 2):
+        assert timed.warmup_rounds == 19  # three of the four rounds before the last four are no faster either
+        assert set(timed.samples["bucketed"]) == {2.0}
+
+
+def test_a_rank_that_fails_is_named_with_the_round_that_it_was_in(world: World, pools: Pools) -> None:
+    tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5))
+    with pytest.raises(RankFailure, match=r'rank [01] of 2 raised RuntimeError: this step fails, at "bucketed round 2"'):
+        run(pools, tasks, [((1.0,), (1.0,))] * 2, fails_at=2)
+
+
+def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(world: World, pools: Pools) -> None:
+    pids: list[tuple[int, ...]] = []
+
+    def on_ranks(tasks: list[Task]) -> list[object]:
+        pool = pools.get(2, PLAIN)
+        found = pool.run("pytest_fxbucket.bench.job:run", tasks, timeout_s=60)
+        pids.append(pool.pids)
+        pool.close()
+        return found
+
+    measured = measure(worlds_of(world, Benchmark()), Benchmark(budget_s=0.01), on_ranks)
+    assert len({pid for one in pids for pid in one}) == 2 * SETS
+    assert [len(rounds) for rounds in measured.series.samples["bucketed"]] == [8] * SETS
+    assert all(sample > 0 for name in measured.series.samples for sample in measured.series.all_of(name))
+    for name, launches in (("unbucketed", 62), ("bucketed", 11)):
+        facts = measured.graphs[name]
+        assert facts["launches"] == len(facts["buckets"]) == launches
+        assert {span.rank for span in measured.spans[name]} == {0, 1}
+        assert all(peak > 1 << 20 for peak in facts["peak_bytes"])
+    assert TRACED_STEPS > 1
+
+
+def test_a_rank_that_ran_another_graph_is_an_error(world: World, pools: Pools) -> None:
+    worlds = worlds_of(world, Benchmark())
+
+    def swapped(tasks: list[Task]) -> list[object]:
+        phase = tasks[1].phases[0]
+        other = replace(phase, graphs={"unbucketed": phase.graphs["unbucketed"], "bucketed": phase.graphs["unbucketed"]})
+        return pools.get(2, PLAIN).run(
+            "pytest_fxbucket.bench.job:run", [tasks[0], replace(tasks[1], phases=(other,))], timeout_s=60
+        )
+
+    # Both ranks hang where their collectives differ, or rank 1 says what it ran: never green.
+    with pytest.raises((BenchmarkError, RankFailure)):
+        measure({"unbucketed": worlds["unbucketed"], "bucketed": worlds["bucketed"]}, Benchmark(budget_s=0.01), swapped)
+
+
+def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: World, pools: Pools) -> None:
+    tasks = tasks_of({"bucketed": world}, Pacing(0.01, 0.5))
+    (before, after), (other_before, other_after) = pools.get(2, PLAIN).run(
+        "suites.bench.timing_jobs:states", tasks, timeout_s=60
+    )  # type: ignore[misc]  # jobs give objects
+    assert not torch.equal(before, after)
+    assert not torch.equal(other_before, other_after)

@@ -1,0 +1,51 @@
+"""Jobs that time steps on ranks by a clock that the test sets, so that what is asserted depends on no machine's speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pytest_fxbucket.bench import job
+from pytest_fxbucket.bench.task import Task, Timed
+
+
+@dataclass(frozen=True, slots=True)
+class Clocked:
+    """A task, and what each call of a step takes on this rank: seconds by variant, in turn."""
+
+    task: Task
+    seconds: tuple[tuple[float, ...], ...]
+    fails_at: int = -1
+    """Number of the step that raises on this rank."""
+
+
+def timed(rank: int, world: int, clocked: Clocked) -> tuple[Timed, list[str]]:
+    """The job itself, with a clock of our own; and the order in which variants ran."""
+    ran: list[str] = []
+    counts: dict[str, int] = {}
+
+    def seconds_of(step: Callable[[], None], device: str) -> float:
+        step()
+        name = step.__self__.name
+        if len(ran) == clocked.fails_at:
+            raise RuntimeError("this step fails")
+        ran.append(name)
+        own = clocked.seconds[clocked.task.variants.index(name)]
+        counts[name] = counts.get(name, -1) + 1
+        return own[counts[name] % len(own)]
+
+    original, job.seconds_of = job.seconds_of, seconds_of
+    try:
+        return job.run(rank, world, clocked.task), ran
+    finally:
+        job.seconds_of = original
+
+
+def states(rank: int, world: int, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's first parameter before and after a step."""
+    step = job.Step("bucketed", rank, task.phases)
+    before = step._states[0][0].clone()
+    step.run()
+    return before, step._states[0][0]
