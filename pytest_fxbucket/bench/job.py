@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch import fx
 from pytest_fxbucket import collector
 from pytest_fxbucket.bench.clock import seconds_of
 from pytest_fxbucket.bench.memory import peak_bytes_of
-from pytest_fxbucket.bench.pace import has_settled, is_enough, is_warm
+from pytest_fxbucket.bench.pace import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.task import PhaseTask, Task, Timed
 from pytest_fxbucket.bench.timeline.record import traced_steps
 from pytest_fxbucket.bench.timeline.span import Span
@@ -31,18 +32,37 @@ def run(rank: int, world: int, task: Task) -> Timed:
     with collector.paused():
         steps = {name: Step(name, rank, task.phases) for name in task.variants}
         timed = Timed({name: step.digests for name, step in steps.items()})
-        begin, rounds = time.monotonic(), Rounds(steps, world)
-        warm = rounds.fresh()
-        while not is_warm(warm, rounds.shared_s(begin), task.pacing):
-            rounds.add_one(warm)
-        timed.warmup_rounds, timed.is_stable = len(warm[task.variants[0]]), has_settled(warm)
-        timed.samples = rounds.fresh()
-        while not is_enough(timed.samples, rounds.shared_s(begin), task.pacing):
-            rounds.add_one(timed.samples)
+        take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
         if task.traced_steps:
             timed.spans = {name: step.traced(task.traced_steps) for name, step in steps.items()}
     return timed
+
+
+def take_samples(rounds: Rounds, pacing: Pacing, timed: Timed) -> None:
+    """Warm up, and take samples until there are enough; both go to ``timed``. All ranks call this alike."""
+    begin, warm = time.monotonic(), rounds.fresh()
+    while not is_warm(warm, rounds.shared_s(begin), pacing):
+        rounds.add_one(warm)
+    timed.warmup_rounds, timed.is_stable = len(next(iter(warm.values()))), has_settled(warm)
+    timed.samples = rounds.fresh()
+    while not is_enough(timed.samples, rounds.shared_s(begin), pacing):
+        rounds.add_one(timed.samples)
+
+
+class Timeable(Protocol):
+    """A step that can be timed: only ``call`` counts."""
+
+    name: str
+
+    def prepare(self) -> None:
+        """Everything before."""
+
+    def call(self) -> None:
+        """The step."""
+
+    def settle(self) -> None:
+        """Everything after."""
 
 
 class Step:
@@ -106,7 +126,7 @@ class Step:
 class Rounds:
     """Rounds of all variants, one step each; which is first changes from round to round."""
 
-    def __init__(self, steps: Mapping[str, Step], world: int) -> None:
+    def __init__(self, steps: Mapping[str, Timeable], world: int) -> None:
         self._steps, self._world = steps, world
         self._number = count()
 
@@ -128,12 +148,12 @@ class Rounds:
         dist.broadcast(elapsed, 0)
         return float(elapsed)
 
-    def _in_turn(self, number: int) -> Iterator[Step]:
+    def _in_turn(self, number: int) -> Iterator[Timeable]:
         steps = list(self._steps.values())
         first = number % len(steps)
         return iter(steps[first:] + steps[:first])
 
-    def _seconds(self, step: Step, number: int) -> float:
+    def _seconds(self, step: Timeable, number: int) -> float:
         mark(f"{step.name} round {number + 1}")
         step.prepare()
         dist.barrier()

@@ -1,0 +1,134 @@
+"""Prints step time, bucketed against unbucketed, torch's pass and FSDP2 eager; ``make bench``.
+
+All four take turns, step by step, in the same processes over plain gloo, in several sets of processes; a sample is the slowest
+rank's time of forward and backward in float32. Against each: the ratio of the bucketed step with its 99 % interval (see
+`pytest_fxbucket.bench.stats`). FSDP2 runs eagerly, with the bucket plan's entries as its units.
+
+``python -m suites.benchmarks.step_time [--budget-s 40]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_fxbucket.bench.measure import BUCKETED, tasks_of
+from pytest_fxbucket.bench.of_plan import worlds_of
+from pytest_fxbucket.bench.pace import Pacing
+from pytest_fxbucket.bench.series import Samples
+from pytest_fxbucket.bench.stats import ratio_of
+from pytest_fxbucket.bench.task import Timed
+from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.plan.benchmark import Benchmark
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.ranks.backend import PLAIN
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.world import World
+from suites.benchmarks.step_time_jobs import FSDP2, WARM, Beside
+
+ROOT = Path(__file__).resolve().parents[2]
+SETS = 4
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = {{ layers = {layers}, dim = {dim} }}
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = {ranks}
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+"""
+
+
+class Size(NamedTuple):
+    """Of a Llama."""
+
+    layers: int
+    dim: int
+
+
+SIZES = (Size(2, 64), Size(8, 64), Size(8, 256), Size(4, 1024))
+
+
+def main() -> None:
+    """Print a row for each number of ranks and each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget-s", type=float, default=40.0, help="seconds of samples for each row")
+    budget_s = parser.parse_args().budget_s
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, gloo, float32; {SETS} sets of processes, {budget_s:g} s a row")
+    print("| ranks | Llama | parameters | bucketed | unbucketed | torch's pass | FSDP2 eager | rounds |")
+    print("|---|---|---|---|---|---|---|---|")
+    pools = Pools(warm=("pytest_fxbucket.bench.job", *WARM))
+    try:
+        for ranks in (2, 4):
+            for size in SIZES:
+                print(_row(pools, ranks, size, budget_s), flush=True)
+    finally:
+        pools.close()
+
+
+def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
+    (plan,) = parse_plans(PLAN.format(ranks=ranks, **size._asdict()), ROOT / "plan.toml")
+    world = World(plan, mesh_of(plan), "manual", lambda _: None)
+    tasks = tasks_of(worlds_of(world, Benchmark(against=("torch",))), Pacing(budget_s / SETS, 0.0))
+    payload = _payload(world)
+    sets = []
+    for _ in range(SETS):
+        pool = pools.get(ranks, PLAIN)
+        job = "suites.benchmarks.step_time_jobs:timed"
+        found = pool.run(job, [Beside(task, payload) for task in tasks], timeout_s=600 + budget_s, paths=[str(ROOT)])
+        sets.append(found[0])
+        pool.close()
+    return " | ".join(["| " + str(ranks), f"{size.layers} layers of {size.dim}", *_cells(world, sets)]) + " |"
+
+
+def _payload(world: World) -> dict[str, Any]:
+    """What `fixtures.reference.by_torch.fsdp2` takes for the same step."""
+    plan = world.plan
+    assert plan.model is not None
+    layers = [[f"layers.{number}"] for number in range(int(str(plan.model.args["layers"])))]
+    return {
+        "factory": plan.model.factory,
+        "args": dict(plan.model.args),
+        "batch": plan.model.batch,
+        "loss": plan.model.loss,
+        "seed": plan.run.seed,
+        "mesh": {"dp_shard": world.size},
+        "tp_plan": {},
+        "biases_last": [],
+        "checkpoint": [],
+        "units": [["tok_embeddings"], *layers, ["norm", "output"]],
+        "param_dtype": None,
+        "reduce_dtype": None,
+        "reshard_after_forward": True,
+    }
+
+
+def _cells(world: World, sets: Sequence[Any]) -> Iterator[str]:
+    firsts: list[Timed] = [*sets]
+    samples: dict[str, Samples] = {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
+    parameters = sum(torch.Size(parameter.shape).numel() for parameter in world.step(0).parameters)
+    yield f"{parameters / 1e6:.2f} M"
+    yield f"{_median_ms(samples[BUCKETED])}"
+    for other in ("unbucketed", "torch", FSDP2):
+        estimate = ratio_of(samples[BUCKETED], samples[other])
+        low, high = (f"{value:.2f}" for value in (torch.tensor(estimate.low).exp(), torch.tensor(estimate.high).exp()))
+        yield f"{_median_ms(samples[other])}, x {estimate.ratio:.2f} ({low} to {high})"
+    yield str(sum(map(len, samples[BUCKETED])))
+
+
+def _median_ms(samples: Samples) -> str:
+    return f"{1e3 * median(second for rounds in samples for second in rounds):.1f} ms"
+
+
+if __name__ == "__main__":
+    main()
