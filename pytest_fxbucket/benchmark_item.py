@@ -72,7 +72,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
                 if self.verdict:
                     step_time = run.step_time()
                     self._feed(benchmark, step_time)
-                    self.verdict = self._judged(step_time)
+                    self.verdict = self._judged(benchmark, step_time)
         except FxbucketError as error:
             return error_text(error).replace(f"{self.config.rootpath}/", "")
         self.user_properties.append(("fxbucket", self.verdict.summary))
@@ -82,7 +82,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         if fx_session(self.config).is_reporting:
             feed(benchmark, self.clock, step_time.samples(self.variant), info_of(step_time, self.variant))
 
-    def _judged(self, step_time: StepTime) -> Verdict:
+    def _judged(self, benchmark: Any, step_time: StepTime) -> Verdict:
         """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for."""
         from pytest_fxbucket.bench.told import told
 
@@ -92,10 +92,10 @@ class BenchmarkItem(OfPlan, pytest.Function):
             return said
         if fx.options.report is not None:
             fx.measured.append(self._shown(step_time))
-        return self._compared(step_time, said) if fx.options.compare is not None else said
+        return self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
 
-    def _compared(self, step_time: StepTime, said: Verdict) -> Verdict:
-        from pytest_fxbucket.bench.compare import verdict_of
+    def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:
+        from pytest_fxbucket.bench.compare import kept, verdict_of
         from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 
         options = fx_session(self.config).options
@@ -104,6 +104,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         assert checks, "an item of a check that is on"
         folder = storage_folder(self.config)
         verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
+        benchmark.extra_info.update(kept(options.compare, verdict))
         return replace(verdict, summary=f"{verdict.summary}; {said.summary}") if verdict else verdict
 
     def _shown(self, step_time: StepTime) -> ReportInput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, Literal
 from pytest_fxbucket.bench.comparable import comparable
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.bench.stats import Estimate, ratio_between, ratio_of
-from pytest_fxbucket.bench.stored import find
+from pytest_fxbucket.bench.stored import OPTION, find
+from pytest_fxbucket.bench.stored_files import COMPARED
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 
 CHECK = "benchmark"
@@ -46,8 +48,14 @@ class Comparison:
         if self.outcome != "same":
             return f"{self.outcome} than before, outside the noise: {self.change} {since}"
         if self.change.low <= 0 <= self.change.high:
-            return f"no difference beyond the noise: {self.change} {since}"
+            return f"no difference beyond the noise: {self.change} {since}{self._too_noisy()}"
         return f"within the threshold of {self.threshold:.1%} of the step: {self.change} {since}"
+
+    def _too_noisy(self) -> str:
+        """Say that a loss as large as the threshold would not have been seen."""
+        if self.change.half_width <= math.log1p(self.threshold):
+            return ""
+        return f"; too noisy for a threshold of {self.threshold:.1%}: raise budget_s, or use a quieter machine"
 
     def lines(self) -> list[str]:
         """The numbers, for people."""
@@ -66,7 +74,7 @@ def judge(old: Record, new: Record, threshold: float) -> Comparison:
 
 
 def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path, rootdir: Path) -> Verdict:
-    """What the item `benchmark` says of `record` beside the stored run that `what` names: a commit, a file, or "latest".
+    """What the item `benchmark` says of `record` beside the stored run that `what` names, as `find` takes it.
 
     Failed: slower by more than `threshold` and than noise, with the numbers. Skipped, with what to do: nothing is stored to
     compare with, or nothing comparable. Raises BenchmarkError for stored runs that are damaged, UsageError for a commit that is
@@ -92,7 +100,15 @@ def _advice(old: Record) -> list[str]:
     lines = []
     if old.commit and not old.dirty:
         lines.append(f"to run both commits side by side on this machine: fxbucket compare {old.commit[:7]}")
-    return [*lines, "if it is meant, store this run with --benchmark-autosave: later runs are compared with the latest"]
+    return [
+        *lines,
+        f"if it is meant, store a run with --benchmark-autosave and without {OPTION}, for later ones to be measured by",
+    ]
+
+
+def kept(what: str, verdict: Verdict) -> dict[str, Any]:
+    """What is put beside the measurement in the extra info, so that "latest" passes over a run that was a regression."""
+    return {COMPARED: {"with": what, "outcome": verdict.outcome, "summary": verdict.summary}}
 
 
 def _rows(old: Record, new: Record, then: Estimate, now: Estimate) -> list[tuple[str, str, str]]:

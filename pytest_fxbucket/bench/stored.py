@@ -28,11 +28,13 @@ class StoredRun:
 
     record: Record
     file: Path
+    has_failed: bool = False
+    """It was a regression against what it was compared with when it was taken."""
 
     @property
-    def time(self) -> datetime:
-        """When it was measured."""
-        return datetime.fromisoformat(self.record.time)
+    def age(self) -> tuple[datetime, int]:
+        """What grows from older to newer runs."""
+        return datetime.fromisoformat(self.record.time), number_of(self.file)
 
     def shown(self, rootdir: Path) -> str:
         """The file as people write it."""
@@ -48,20 +50,20 @@ class Found:
 
 
 def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
-    """The stored run of `record`'s plan that `what` names: a file, "latest", or a commit. Of several the newest comparable one.
+    """The stored run of `record`'s plan that `what` names: "latest", an absolute path, or a commit.
 
-    `folder` is pytest-benchmark's storage; relative files are those of `rootdir`. Raises BenchmarkError for a file that is
-    damaged or of another version and may hold the run that is meant, UsageError for a commit that is unknown.
+    Of several it is the newest that is comparable, else the newest. `folder` is pytest-benchmark's storage. Raises
+    BenchmarkError for a file that is damaged or of another version and may hold the run that is meant, UsageError for a commit
+    that is unknown.
     """
-    file = rootdir / what
-    if what != LATEST and file.is_file():
-        runs = [StoredRun(read, file) for read in records_in(file, record, rootdir)]
-        return _best(runs, record, rootdir) or Found(None, f"{what} holds no run of {record.title}; {_store(record)}")
     if what == LATEST:
-        runs, damaged = _stored(record, folder, rootdir)
-        _refuse_damage([each for each in damaged if each.may_be_newer(runs)])
-        none = f"there is no stored run of {record.title} in {shown(folder, rootdir)}; {_store(record)}"
-        return _best(runs, record, rootdir) or Found(None, none)
+        return _latest(record, folder, rootdir)
+    file = Path(what)
+    if file.is_absolute():
+        runs = [StoredRun(read, file, failed) for read, failed in records_in(file, record, rootdir)]
+        return _best(runs, record, rootdir) or Found(
+            None, f"{shown(file, rootdir)} holds no run of {record.title}; {_store(record)}"
+        )
     return _of_commit(what, record, folder, rootdir)
 
 
@@ -69,7 +71,22 @@ def runs_of(record: Record, folder: Path, rootdir: Path) -> list[Record]:
     """All stored runs of the plan of `record`, oldest first. Raises BenchmarkError for a damaged file that may hold one."""
     runs, damaged = _stored(record, folder, rootdir)
     _refuse_damage(damaged)
-    return [run.record for run in sorted(runs, key=lambda run: (run.time, run.file.name))]
+    return [run.record for run in sorted(runs, key=lambda run: run.age)]
+
+
+def _latest(record: Record, folder: Path, rootdir: Path) -> Found:
+    """The newest run that was no regression itself: a loss that is stored does not become what later runs are measured by."""
+    runs, damaged = _stored(record, folder, rootdir)
+    _refuse_damage([each for each in damaged if each.may_be_newer(runs)])
+    kept = [run for run in runs if not run.has_failed]
+    if found := _best(kept, record, rootdir):
+        return found
+    where = shown(folder, rootdir)
+    if runs:
+        return Found(
+            None, f"all stored runs of {record.title} in {where} are regressions; {_store(record)} and without {OPTION}"
+        )
+    return Found(None, f"there is no stored run of {record.title} in {where}; {_store(record)}")
 
 
 def _of_commit(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
@@ -92,7 +109,7 @@ def _of_commit(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
 
 def _best(runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
     """The newest that is comparable; else the newest."""
-    newest = sorted(runs, key=lambda run: (run.time, run.file.name), reverse=True)
+    newest = sorted(runs, key=lambda run: run.age, reverse=True)
     for run in newest:
         if not comparable(run.record, record):
             passed_over = "; ".join(comparable(newest[0].record, record))
@@ -122,7 +139,7 @@ def _stored(record: Record, folder: Path, rootdir: Path) -> tuple[list[StoredRun
     runs, damaged = [], []
     for file in run_files(folder):
         try:
-            runs += [StoredRun(read, file) for read in records_in(file, record, rootdir)]
+            runs += [StoredRun(read, file, failed) for read, failed in records_in(file, record, rootdir)]
         except BenchmarkError as error:
             damaged.append(_Damaged(file, error))
     return runs, damaged

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from os.path import relpath
 from pathlib import Path
+from typing import Any
 
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.errors import BenchmarkError
 
 _RUN = re.compile(r"([0-9]{4,})_.*\.json")
+COMPARED = "fxbucket_compared"
+"""Beside a measurement in the extra info: what it was compared with when it was taken, and the outcome."""
 _MEND = "; restore the file, or remove it and measure again"
 
 
@@ -26,8 +30,11 @@ def number_of(file: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def records_in(file: Path, of: Record, rootdir: Path) -> list[Record]:
-    """The measurements of `of`'s plan in a file of pytest-benchmark's. Raises BenchmarkError, naming the file, for damage."""
+def records_in(file: Path, of: Record, rootdir: Path) -> list[tuple[Record, bool]]:
+    """The measurements of `of`'s plan in a file of pytest-benchmark's, and whether each failed a comparison when it was taken.
+
+    Raises BenchmarkError, naming the file, for damage.
+    """
     where = shown(file, rootdir)
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -40,8 +47,13 @@ def records_in(file: Path, of: Record, rootdir: Path) -> list[Record]:
     if not isinstance(entries, list):
         raise BenchmarkError(f'{where} is no file of pytest-benchmark, as it has no list "benchmarks"{_MEND}')
     extra = [entry.get("extra_info") for entry in entries if isinstance(entry, dict)]
-    ours = [info.get("fxbucket") for info in extra if isinstance(info, dict)]
-    return [Record.from_dict(raw, where) for raw in ours if _may_be(raw, of)]
+    ours = [info for info in extra if isinstance(info, dict) and _may_be(info.get("fxbucket"), of)]
+    return [(Record.from_dict(info["fxbucket"], where), _has_failed(info)) for info in ours]
+
+
+def _has_failed(info: Mapping[str, Any]) -> bool:
+    compared = info.get(COMPARED)
+    return isinstance(compared, dict) and compared.get("outcome") == "failed"
 
 
 def _may_be(raw: object, of: Record) -> bool:

@@ -13,12 +13,13 @@ KIND = "Linux-CPython-3.11-64bit"
 PLAN = "plans/tiny.toml"
 
 
-def file_text(*records: dict[str, Any]) -> str:
+def file_text(*records: dict[str, Any], compared: str | None = None) -> str:
     """A file of pytest-benchmark's with these measurements, each with an entry of its unbucketed variant beside it."""
     entries: list[dict[str, Any]] = [{"name": "test_other", "extra_info": {}, "stats": {}}]
+    beside = {"fxbucket_compared": {"with": "latest", "outcome": compared, "summary": "x"}} if compared else {}
     for record in records:
         other = {"format": 1, "plan": record.get("plan"), "row": record.get("row"), "variant": "unbucketed"}
-        entries += [{"name": "benchmark", "extra_info": {"fxbucket": each}, "stats": {}} for each in (other, record)]
+        entries += [{"name": "benchmark", "extra_info": {"fxbucket": each, **beside}, "stats": {}} for each in (other, record)]
     return json.dumps({"benchmarks": entries, "version": "5.3.1", "datetime": "2026-01-01T00:00:00+00:00"})
 
 
@@ -31,7 +32,7 @@ class Project(SmallRepository):
         self.first = self.commit()
         self.storage = self.top / ".benchmarks"
 
-    def store(self, number: int = 1, kind: str = KIND, name: str = "run", **changed: Any) -> Path:
+    def store(self, number: int = 1, kind: str = KIND, name: str = "run", compared: str | None = None, **changed: Any) -> Path:
         """Store a run of `self.first`; the greater its number, the later it was measured."""
         values = {"commit": self.first, "time": f"2026-11-21T10:{number % 60:02}:00+00:00", "seed": number, **changed}
-        return self.write(f".benchmarks/{kind}/{number:04}_{name}.json", file_text(fields(**values)))
+        return self.write(f".benchmarks/{kind}/{number:04}_{name}.json", file_text(fields(**values), compared=compared))

@@ -11,7 +11,7 @@ from pytest_fxbucket.bench.comparable import comparable
 from pytest_fxbucket.bench.compare import judge, verdict_of
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.checks.verdict import Verdict
-from suites.bench.records import MACHINE, WORKLOAD, bucket, graph, record
+from suites.bench.records import MACHINE, WORKLOAD, bucket, graph, record, steps
 from suites.bench.storage import KIND, Project
 
 THRESHOLD = 0.03
@@ -82,6 +82,15 @@ class TestVerdict:
         assert said.outcome == "passed"
         assert said.summary.startswith("no difference beyond the noise: ")
         assert f"against {project.first[:7]} of 2026-11-21" in said.summary
+
+    def test_noise_that_would_hide_a_loss_is_said(self) -> None:
+        calm, wild = (
+            {"samples": {name: steps(0.01, at, spread=spread) for at, name in enumerate(("bucketed", "unbucketed"))}}
+            for spread in (0.01, 0.3)
+        )
+        assert "too noisy" not in judge(record(**calm), record(**calm), THRESHOLD).summary
+        said = judge(record(**calm), record(**wild), THRESHOLD).summary
+        assert said.endswith("; too noisy for a threshold of 3.0%: raise budget_s, or use a quieter machine")
 
     def test_a_slower_bucketed_step_fails_with_numbers(self, project: Project) -> None:
         said = verdict(project, record(bucketed_s=0.011, seed=7, dirty=True))

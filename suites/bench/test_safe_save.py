@@ -123,12 +123,15 @@ def test_where_links_cannot_be_made_a_taken_number_is_still_left_alone(tmp_path:
     assert held(tmp_path) == {"0001_a.json": b"1", "0002_a.json": b"2"}
 
 
-def test_a_name_that_is_taken_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_name_that_is_taken_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
     link = os.link
 
     def too_late(temporary: Path, target: Path) -> None:
         if target.name == "0001_a.json":
             target.write_text("of another")
+        if not has_links:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
         link(temporary, target)
 
     monkeypatch.setattr(os, "link", too_late)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.bench.compared_with import compared_with
 from pytest_fxbucket.bench.stored import Found, find
 from pytest_fxbucket.bench.stored_files import run_files
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
@@ -52,6 +53,9 @@ class TestLatest:
         project.store(9999, time="2026-11-21T10:00:00+00:00")
         project.store(10000, time="2026-11-21T11:00:00+00:00")
         assert file_of(found("latest", project)) == "10000_run.json"
+        project.store(10001, time="2026-11-21T11:00:00+00:00")
+        project.store(99, time="2026-11-21T11:00:00+00:00")  # two of one second are told by their numbers
+        assert file_of(found("latest", project)) == "10001_run.json"
 
     def test_a_newer_run_of_another_machine_is_passed_over_and_said(self, project: Project) -> None:
         project.store(1)
@@ -72,6 +76,21 @@ class TestLatest:
         )
         shutil.rmtree(project.storage)
         assert found("latest", project).run is None
+
+    def test_a_run_that_was_a_regression_is_not_what_the_next_one_is_measured_by(self, project: Project) -> None:
+        project.store(1)
+        project.store(2, compared="failed")
+        assert file_of(found("latest", project)) == "0001_run.json"
+        assert file_of(found(str(project.storage / KIND / "0002_run.json"), project)) == "0002_run.json"
+        project.store(3, compared="passed")
+        project.store(4, compared="skipped")
+        assert file_of(found("latest", project)) == "0004_run.json"
+
+    def test_of_regressions_alone_there_is_no_latest(self, project: Project) -> None:
+        project.store(1, compared="failed")
+        note = found("latest", project).note
+        assert note.startswith("all stored runs of plans/tiny.toml in .benchmarks are regressions; to store one, ")
+        assert note.endswith("::benchmark with --benchmark-autosave and without --fxbucket-compare")
 
     def test_foreign_files_are_none_of_the_stored_runs(self, project: Project) -> None:
         file = project.store(1)
@@ -96,11 +115,11 @@ class TestFile:
     def test_it_wins_over_a_branch_of_its_name(self, project: Project) -> None:
         project.write("speed", file_text(fields()))
         project.git("branch", "speed")
-        assert file_of(found("speed", project)) == "speed"
+        assert file_of(found(compared_with("speed", "x", project.top, project.top / PLAN), project)) == "speed"
 
     def test_without_the_plan_it_is_said(self, project: Project) -> None:
-        project.write("a.json", file_text(fields(row="x")))
-        assert found("a.json", project).note.startswith("a.json holds no run of plans/tiny.toml; to store one")
+        file = project.write("a.json", file_text(fields(row="x")))
+        assert found(str(file), project).note.startswith("a.json holds no run of plans/tiny.toml; to store one")
 
 
 class TestCommit:
@@ -144,7 +163,7 @@ class TestCommit:
         there = tmp_path / "other" / "clone"
         subprocess.run(["git", "clone", "-q", str(project.top), str(there)], check=True)
         shutil.rmtree(project.top)
-        for what in ("latest", "main", "HEAD~1", f".benchmarks/{KIND}/0001_run.json"):
+        for what in ("latest", "main", "HEAD~1", str(there / ".benchmarks" / KIND / "0001_run.json")):
             it = find(what, record(commit=None, seed=9), there / ".benchmarks", there)
             assert it.run is not None
             assert it.run.record.title == PLAN
@@ -174,7 +193,7 @@ class TestDamage:
         assert "measure again" in str(told.value)
         assert "\n" not in str(told.value)
         with pytest.raises(BenchmarkError):
-            found(f".benchmarks/{KIND}/0002_run.json", project)
+            found(str(project.storage / KIND / "0002_run.json"), project)
 
     def test_an_older_one_is_no_matter_beside_a_newer_run_of_the_plan(self, project: Project) -> None:
         project.store(1).write_text("{")
@@ -193,8 +212,10 @@ class TestDamage:
         with pytest.raises(BenchmarkError, match="0002_run"):
             found("main", project)
 
-    def test_a_file_that_may_not_be_read_is_said(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_that_cannot_be_read_is_said(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         file = project.store(1)
+        with pytest.raises(BenchmarkError, match="cannot be read: No such file or directory"):
+            found(str(file.with_name("gone.json")), project)
 
         def refuse(self: Path, encoding: str) -> str:
             raise PermissionError(13, "Permission denied", str(self))
@@ -205,5 +226,4 @@ class TestDamage:
 
     def test_entries_of_others_are_left_alone(self, project: Project) -> None:
         text = '{"benchmarks": [3, {}, {"extra_info": null}, {"extra_info": {"fxbucket": 3}}]}'
-        project.write("a.json", text)
-        assert found("a.json", project).run is None
+        assert found(str(project.write("a.json", text)), project).run is None
