@@ -120,10 +120,9 @@ def _series(sets: Sequence[Sequence[Timed]]) -> Series:
 
 def _facts(name: str, world: World, sets: Sequence[Sequence[Timed]]) -> dict[str, Any]:
     readings = _readings(name, world)
-    entry_of = world.entry_of if name == BUCKETED else {}
     rows: list[Mapping[str, Any]] = []
     for number, reading in enumerate(readings):
-        rows += bucket_rows(reading, entry_of, name, [timed.spans[name][number] for timed in sets[-1]])
+        rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in sets[-1]])
     return {
         "digest": " ".join(digest(_graph(name, world, 0, phase)) for phase in world.step(0).graphs),
         "launches": len(rows),

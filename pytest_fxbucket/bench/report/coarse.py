@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from pytest_fxbucket.bench.report.evenly import jitter
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.span import Span
@@ -24,25 +26,56 @@ class Drawn:
 
 
 def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int = MOST_SPANS) -> Drawn:
-    """At most so many ranks (the one that ends last, and the first ones) and, as far as names can be shortened, spans."""
+    """At most so many ranks and spans: modules' names are cut to two, then ranks left out, then the shortest spans, waits last.
+
+    The rank that ends last is always among those drawn, with the first ones.
+    """
     ends: dict[int, int] = {}
     for span in spans:
         ends[span.rank] = max(ends.get(span.rank, 0), span.end_ns)
-    left_out = []
-    ranks = sorted(ends)
-    if len(ranks) > most_ranks:
-        slowest = max(ranks, key=lambda rank: ends[rank])
-        kept = sorted({slowest, *[rank for rank in ranks if rank != slowest][: most_ranks - 1]})
-        left_out.append(f"{len(kept)} of {len(ranks)} ranks are drawn, among them rank {slowest}, which ends last")
-        spans = [span for span in spans if span.rank in kept]
-    depth = max((span.label.count(".") + 1 for span in spans if span.kind == "compute"), default=1)
-    found = tuple(spans)
-    while len(found) > most_spans and depth > 1:
+    found, depth = _fewer_ranks(spans, ends, most_ranks), _depth(spans)
+    full = depth
+    while len(found) > most_spans and depth > 2:
         depth -= 1
-        found = tuple(merged(spans, depth))
-    if len(found) < len(spans):
-        left_out.append(f"compute is drawn by modules of {depth} name{'s' if depth > 1 else ''} at most")
-    return Drawn(found, tuple(left_out))
+        found = merged(found, depth)
+    ranks = min(most_ranks, len(ends))
+    while len(found) > most_spans and ranks > 1:
+        ranks -= 1
+        found = _fewer_ranks(found, ends, ranks)
+    shortest = max(0, len(found) - most_spans)
+    if shortest:
+        found = _longest(found, most_spans)
+    left_out = []
+    if ranks < len(ends):
+        slowest = max(ends, key=lambda rank: (ends[rank], -rank))
+        left_out.append(f"{ranks} of {len(ends)} ranks are drawn, among them rank {slowest}, which ends last")
+    if depth < full:
+        left_out.append(f"compute is drawn by modules of {depth} names at most")
+    if shortest:
+        left_out.append(f"{shortest} of the shortest spans are not drawn")
+    return Drawn(tuple(found), tuple(left_out))
+
+
+def _longest(spans: Sequence[Span], most: int) -> list[Span]:
+    """Waits before all others, since they are what one looks for; of equally long ones, some from everywhere."""
+    order = sorted(
+        range(len(spans)),
+        key=lambda i: (spans[i].kind != "wait", spans[i].start_ns - spans[i].end_ns, jitter(i)),
+    )
+    return [spans[i] for i in sorted(order[:most])]
+
+
+def _depth(spans: Iterable[Span]) -> int:
+    """Most names that a module's FQN has."""
+    return max((label.count(".") + 1 for label in {span.label for span in spans if span.kind == "compute"}), default=1)
+
+
+def _fewer_ranks(spans: Sequence[Span], ends: Mapping[int, int], most: int) -> Sequence[Span]:
+    if len(ends) <= most:
+        return spans
+    slowest = max(ends, key=lambda rank: (ends[rank], -rank))
+    kept = {slowest, *[rank for rank in sorted(ends) if rank != slowest][: most - 1]}
+    return [span for span in spans if span.rank in kept]
 
 
 def merged(spans: Iterable[Span], depth: int) -> list[Span]:

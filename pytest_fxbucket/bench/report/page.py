@@ -119,7 +119,8 @@ def _variants(record: Record) -> Iterator[str]:
 def _samples(given: ReportInput, figures: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield '<section class="card"><h2>Samples by commit</h2>'
     yield '<p class="soft">Boxes are quartiles, diamonds medians, of all samples; points are some of them. '
-    yield "Machines differ in speed from day to day, so the ratio below says more than the times above.</p>"
+    yield "Outliers beyond the fences are out of view until a double click. Machines differ in speed from day to day, so the "
+    yield "ratio below says more than the times above.</p>"
     for number, runs in enumerate(grouped(given.record, given.stored)):
         name = f"samples-{number}"
         if runs.differs:

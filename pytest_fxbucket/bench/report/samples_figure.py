@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.bench.report.evenly import jitter, picked
 from pytest_fxbucket.bench.report.words import commit_text, escaped
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def samples_figure(runs: Sequence[Record], is_newest_ours: bool) -> dict[str, An
     ratios = [[100 * ratio for ratio in _ratios(run)] for run in runs]
     traces += _column_traces("ratio", ratios, runs, "y2", "%")
     names = [_run_name(run, is_newest_ours and number == len(runs) - 1) for number, run in enumerate(runs)]
-    return {"data": traces, "layout": _layout(names)}
+    return {"data": traces, "layout": _layout(names, *(_seen(traces, axis) for axis in ("y", "y2")))}
 
 
 def _ratios(run: Record) -> list[float]:
@@ -86,18 +87,6 @@ def _five(columns: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     return {key: [_rounded(value) for value in values] for key, values in found.items()}
 
 
-def picked(column: Sequence[float], most: int) -> list[float]:
-    """At most ``most`` of ``column``, evenly over its length."""
-    if len(column) <= most:
-        return list(column)
-    return [column[number * len(column) // most] for number in range(most)]
-
-
-def jitter(number: int) -> float:
-    """Between -0.5 and 0.5, spread evenly and always the same: multiples of the golden ratio (Weyl)."""
-    return round((number * 0.6180339887498949) % 1.0 - 0.5, 4)
-
-
 def _run_name(run: Record, is_ours: bool) -> str:
     return ("<b>this run</b><br>" if is_ours else "") + escaped(commit_text(run)).replace(" dirty", "<br>dirty")
 
@@ -113,7 +102,16 @@ def _hover(name: str, column: Sequence[float], run: Record, unit: str) -> str:
     return "<br>".join(lines if run.is_stable else [*lines, "step time had not settled"])
 
 
-def _layout(names: Sequence[str]) -> dict[str, Any]:
+def _seen(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
+    """Ends of ``axis``: its boxes with their fences, since one outlier would press all of them flat."""
+    boxes = [trace for trace in traces if trace["type"] == "box" and trace["yaxis"] == axis]
+    low = min(value for box in boxes for value in box["lowerfence"])
+    high = max(value for box in boxes for value in box["upperfence"])
+    room = 0.06 * (high - low) or 0.01 * high
+    return [_rounded(low - room), _rounded(high + room)]
+
+
+def _layout(names: Sequence[str], times: list[float], ratios: list[float]) -> dict[str, Any]:
     last = len(names) - 1
     axis = {"zeroline": False, "automargin": True}
     return {
@@ -131,8 +129,8 @@ def _layout(names: Sequence[str]) -> dict[str, Any]:
             "anchor": "y2",
             "showgrid": False,
         },
-        "yaxis": {**axis, "domain": [0.42, 1], "title": {"text": "step, ms"}, "rangemode": "normal"},
-        "yaxis2": {**axis, "domain": [0, 0.34], "title": {"text": "of unbucketed, %"}},
+        "yaxis": {**axis, "domain": [0.42, 1], "title": {"text": "step, ms"}, "range": times},
+        "yaxis2": {**axis, "domain": [0, 0.34], "title": {"text": "of unbucketed, %"}, "range": ratios},
     }
 
 

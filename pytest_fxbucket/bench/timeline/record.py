@@ -1,7 +1,7 @@
 """Runs in the ranks: a step with clocks between its nodes.
 
-The clocks are calls in a copy of the graph (half a microsecond each), not an interpreter around it, so that what runs is
-what is measured elsewhere. They return plain integers and touch no tensor.
+The clocks are calls in a copy of the graph (some 60 ns each), not an interpreter around it, so that what runs is
+what is measured elsewhere. They return plain integers and touch no tensor. On GPUs torch's profiler takes their place.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import distributed, fx
 
+from pytest_fxbucket.bench.timeline.inserted import opened
 from pytest_fxbucket.bench.timeline.span import Span
-from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.ranks import device
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Mark
@@ -29,19 +31,25 @@ Stamps = tuple[int, ...]
 def traced_steps(
     graph_module: fx.GraphModule, marks: Sequence[Mark], run_step: Callable[[fx.GraphModule], None], steps: int
 ) -> tuple[tuple[Span, ...], ...]:
-    """Run ``steps`` steps of ``graph_module`` with clocks at ``marks``; the spans of each step.
+    """Run ``steps`` steps of ``graph_module`` with clocks at ``marks`` (on a GPU, profiled); the spans of each step.
 
     ``run_step`` runs one step of the graph it is given, whose results are those of ``graph_module``: it lets all ranks begin
     together and keeps state. All ranks call this alike. Steps begin, on every rank of a machine, when the first of its ranks
     begins. Raises :class:`BenchmarkError` if the graph lacks a marked node.
     """
-    taken: list[Stamps] = []
-    clocked = with_clocks(graph_module, marks, taken.append)
-    for _ in range(steps):
-        run_step(clocked)
     rank = distributed.get_rank() if distributed.is_initialized() else 0
-    begins = _begins([stamps[0] for stamps in taken])
-    return tuple(spans_of(rank, marks, stamps, begin) for stamps, begin in zip(taken, begins, strict=True))
+    if device() == "cpu":
+        taken: list[Stamps] = []
+        clocked = with_clocks(graph_module, marks, taken.append)
+        for _ in range(steps):
+            run_step(clocked)
+        found = [(stamps[0], spans_of(rank, marks, stamps)) for stamps in taken]
+    else:
+        from pytest_fxbucket.bench.timeline.profiled import profiled_steps
+
+        found = profiled_steps(graph_module, marks, run_step, steps, rank)
+    begins = _begins([first for first, _ in found])
+    return tuple(since(begin, spans) for begin, (_, spans) in zip(begins, found, strict=True))
 
 
 def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Callable[[Stamps], None]) -> fx.GraphModule:
@@ -49,18 +57,10 @@ def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Calla
 
     Raises :class:`BenchmarkError` if the graph lacks a marked node.
     """
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    returned = graph.graph_copy(graph_module.graph, copies)
-    by_name = {node.name: copies[node] for node in graph_module.graph.nodes if node in copies}
+    graph, first, returned = opened(graph_module, marks)
     stamps = []
-    for mark in marks:
-        if mark.node not in by_name:
-            raise BenchmarkError(
-                f"the graph that was sent has no node {mark.node}, at which {mark.kind} {mark.label} begins; "
-                "the rank runs another graph than the one that was read"
-            )
-        with graph.inserting_before(by_name[mark.node]):
+    for node in first:
+        with graph.inserting_before(node):
             stamps.append(graph.call_function(time.monotonic_ns))
 
     def keep(*times: int) -> None:
@@ -72,21 +72,29 @@ def with_clocks(graph_module: fx.GraphModule, marks: Sequence[Mark], take: Calla
     return fx.GraphModule(graph_module, graph)
 
 
-def spans_of(rank: int, marks: Sequence[Mark], stamps: Stamps, begin_ns: int) -> tuple[Span, ...]:
-    """Spans of one step, by start, from the times of its marks; each launch that is waited for is in flight until then."""
+def spans_of(rank: int, marks: Sequence[Mark], stamps: Stamps) -> tuple[Span, ...]:
+    """Spans of one step, by start, from the times of its marks; each launch that is waited for is in flight until then.
+
+    On the clock of ``stamps``.
+    """
     spans = []
     launched: dict[int, tuple[Mark, int]] = {}
     landed: dict[int, int] = {}
     for mark, (start, end) in zip(marks, pairwise(stamps), strict=True):
-        spans.append(Span(rank, COMPUTE, mark.kind, mark.label, mark.direction, start - begin_ns, end - begin_ns, mark.bucket))
+        spans.append(Span(rank, COMPUTE, mark.kind, mark.label, mark.direction, start, end, mark.bucket))
         if mark.kind == "launch":
             launched[mark.bucket] = mark, start
         elif mark.bucket in launched:
             landed[mark.bucket] = end
     for bucket, end in landed.items():
         mark, start = launched[bucket]
-        spans.append(Span(rank, COMMUNICATION, "flight", mark.label, mark.direction, start - begin_ns, end - begin_ns, bucket))
+        spans.append(Span(rank, COMMUNICATION, "flight", mark.label, mark.direction, start, end, bucket))
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.stream, span.end_ns)))
+
+
+def since(begin_ns: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+    """``spans`` on a clock that starts at ``begin_ns``."""
+    return tuple(replace(span, start_ns=span.start_ns - begin_ns, end_ns=span.end_ns - begin_ns) for span in spans)
 
 
 Firsts = tuple[str, tuple[int, ...]]
