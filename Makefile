@@ -28,6 +28,7 @@ bench: $(READY)  ## the figures that README quotes
 	$(BIN)/python -m suites.benchmarks.pack_forms
 	$(BIN)/python -m suites.benchmarks.goldens
 	$(BIN)/python -m suites.benchmarks.capture
+	$(BIN)/python -m suites.benchmarks.step_time
 
 soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept; tests run a tenth
 	$(BIN)/python -m suites.soak.run $(SOAK)

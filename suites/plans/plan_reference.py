@@ -36,7 +36,15 @@ def _rows() -> Iterator[str]:
         rule = rule_of(key.table, key.key)
         means = rule.doc if key.built else f"{rule.doc}; not built yet, so nothing but the default"
         cells = [f"`{key.table}.{key.key}`", _TOML.sub(r"`\g<0>`", rule.expects), _default(key), means]
-        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+        yield _row(cells)
+        for spec in dataclasses.fields(rule.options) if rule.options is not None else ():
+            own = spec.metadata["rule"]
+            default = f"`{to_toml(list(spec.default) if isinstance(spec.default, tuple) else spec.default)}`"
+            yield _row([f"`{key.table}.{key.key}.{spec.name}`", _TOML.sub(r"`\g<0>`", own.expects), default, own.doc])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def _default(key: Key) -> str:
