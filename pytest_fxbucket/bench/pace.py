@@ -11,6 +11,7 @@ from statistics import NormalDist, median
 WINDOW = 4
 """Rounds whose median is compared with that of as many before them."""
 _SETTLED = 0.02
+_STANDARD_ERRORS = 2
 _MAD_TO_SIGMA = 1.4826
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 """How much wider a median scatters than a mean, of normal samples."""
@@ -31,10 +32,16 @@ class Pacing:
 
 
 def has_settled(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Whether no variant was faster in its last rounds than in those before: start-up costs only ever fall."""
-    if any(len(rounds) < 2 * WINDOW for rounds in samples.values()):
-        return False
-    return all(median(rounds[-WINDOW:]) > median(rounds[-2 * WINDOW : -WINDOW]) * (1 - _SETTLED) for rounds in samples.values())
+    """Whether no variant was faster in its last rounds than in those before, beyond noise: start-up costs only ever fall."""
+    return all(len(rounds) >= 2 * WINDOW and not _falls(rounds[-2 * WINDOW :]) for rounds in samples.values())
+
+
+def _falls(rounds: Sequence[float]) -> bool:
+    """Whether the median of the second half lies below that of the first by more than both scatter."""
+    first, last = rounds[:WINDOW], rounds[WINDOW:]
+    scatter = median(abs(one - median(half)) for half in (first, last) for one in half)
+    noise = _STANDARD_ERRORS * _MEDIAN_TO_MEAN * _MAD_TO_SIGMA * scatter * math.sqrt(2 / WINDOW)
+    return median(first) - median(last) > max(_SETTLED * median(first), noise)
 
 
 def is_warm(samples: Mapping[str, Sequence[float]], elapsed_s: float, pacing: Pacing) -> bool:
