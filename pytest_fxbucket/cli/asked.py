@@ -16,3 +16,10 @@ def refuse_no_pass(name: str) -> None:
     """Raise UsageError unless ``name`` is written as a pass is."""
     if problem := no_pass(name):
         raise UsageError(f"--pass: {problem}")
+
+
+def up_to_two(option: str, given: list[str]) -> list[str]:
+    """What was given for both sides. Raises UsageError for more."""
+    if len(given) > 2:
+        raise UsageError(f"{option} is given {len(given)} times, and there are two sides")
+    return given

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.cli.asked import PLAN_HELP, refuse_no_pass
+from pytest_fxbucket.cli.asked import PLAN_HELP, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.sides import AtCommit, InTree, Side, same_name
 from pytest_fxbucket.commit.processes import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
@@ -88,7 +88,7 @@ def _sides(options: Namespace) -> tuple[Side, Side]:
     """Both sides, so far as they can be known before either is traced. Raises UsageError if they are one and the same."""
     for name in options.passes:
         refuse_no_pass(name)
-    passes, revs = _up_to_two("--pass", options.passes), _up_to_two("--at", options.revs)
+    passes, revs = up_to_two("--pass", options.passes), up_to_two("--at", options.revs)
     passes = passes or ["manual"]
     a = _side(options.a, passes[0], revs[0] if revs else None)
     b = _side(options.b or options.a, passes[-1], revs[1] if len(revs) == 2 else None)
@@ -104,9 +104,3 @@ def _sides(options: Namespace) -> tuple[Side, Side]:
 
 def _side(plan: str, pass_name: str, rev: str | None) -> Side:
     return InTree.of(plan, pass_name) if rev is None else AtCommit.of(plan, pass_name, rev)
-
-
-def _up_to_two(option: str, given: list[str]) -> list[str]:
-    if len(given) > 2:
-        raise UsageError(f"{option} is given {len(given)} times, and there are two sides")
-    return given

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from pytest_fxbucket.cli.apart import environment_of, from_working_tree, shown_apart
+from pytest_fxbucket.cli.apart import environment_of, shown_apart
+from pytest_fxbucket.cli.placed import Place, typed
 from pytest_fxbucket.cli.show import folders_of, golden_file, tell
-from pytest_fxbucket.commit.repository import OF_HOOKS, Commit, Repository
+from pytest_fxbucket.commit.repository import Commit, Repository
 from pytest_fxbucket.commit.worktree import worktree_of
 from pytest_fxbucket.errors import FxbucketError, GoldenError
 from pytest_fxbucket.explain.find import find_plan, parts
@@ -33,7 +33,7 @@ class InTree:
     @property
     def label(self) -> str:
         """What to call it."""
-        return _typed(self.plan.path, self.plan.matrix_id)
+        return typed(self.plan.path, self.plan.matrix_id)
 
     @property
     def what(self) -> tuple[object, ...]:
@@ -49,7 +49,7 @@ class InTree:
         """The body of the plan's golden. Raises FxbucketError."""
         if not self.apart:
             return parse(tell(self.plan, self.pass_name, golden_file), self.label)
-        words = [_typed(self.plan.path, self.plan.matrix_id), "--pass", self.pass_name]
+        words = [typed(self.plan.path, self.plan.matrix_id), "--pass", self.pass_name]
         return parse(shown_apart(words, Path.cwd(), environment_of())[0], self.label)
 
 
@@ -75,7 +75,7 @@ class AtCommit:
     @property
     def label(self) -> str:
         """What to call it."""
-        return f"{_typed(self.path, self.row)} at {self.commit}"
+        return f"{typed(self.path, self.row)} at {self.commit}"
 
     @property
     def what(self) -> tuple[object, ...]:
@@ -85,36 +85,22 @@ class AtCommit:
     def schedule(self) -> str:
         """The body of the plan's golden. Raises FxbucketError."""
         with worktree_of(self.repository, self.commit) as tree:
+            place = Place.at_commit(self.repository, tree)
             try:
-                return self._shown_in(tree)
+                return self._shown_in(place)
             except FxbucketError as error:
-                said = str(error).replace(f"{tree}{os.sep}", "")
-                raise FxbucketError(f"at {self.commit}: {said}") from None
+                raise FxbucketError(f"at {self.commit}: {place.cleared(str(error))}") from None
 
-    def _shown_in(self, tree: Path) -> str:
-        top = self.repository.top
-        here = Path.cwd().resolve()
-        cwd = tree / here.relative_to(top) if here.is_relative_to(top) else tree
-        cwd = cwd if cwd.is_dir() else tree
-        file = Path(os.path.relpath(tree / self.path, cwd))
-        environment = {name: value for name, value in environment_of(top, tree).items() if name not in OF_HOOKS}
-        shown, files = shown_apart([_typed(file, self.row), "--pass", self.pass_name], cwd, environment)
-        self._refuse_others(from_working_tree(files, top))
+    def _shown_in(self, place: Place) -> str:
+        words = [typed(place.shown(self.path), self.row), "--pass", self.pass_name]
+        shown, files = shown_apart(words, place.cwd, place.environment)
+        place.refuse_others(files)
         try:
             return parse(shown, str(self.path))
         except GoldenError:
             raise FxbucketError(
                 "the pytest_fxbucket there writes goldens of another format, which compare with none of ours"
             ) from None
-
-    def _refuse_others(self, imported: list[str]) -> None:
-        """Raise FxbucketError if something of the commit was read from the working tree: two equal things would be compared."""
-        wrong = self.repository.tracked(imported)
-        if wrong:
-            raise FxbucketError(
-                f"{wrong[0]} was imported from the working tree: the commit lacks it, or has it in a submodule, or it is "
-                "installed in place; put the folder that it is to be imported from on PYTHONPATH"
-            )
 
 
 Side = InTree | AtCommit
@@ -123,7 +109,3 @@ Side = InTree | AtCommit
 def same_name(schedule: str) -> str:
     """``schedule`` without the name of its plan, which is no difference between two schedules."""
     return re.sub(r"^plan .*\n", "", schedule, count=1, flags=re.MULTILINE)
-
-
-def _typed(path: Path | PurePosixPath, row: str | None) -> str:
-    return f"{path}::{row}" if row else str(path)

@@ -93,9 +93,13 @@ class Repository:
             raise FxbucketError(f"{file} lies outside {self.top}, so no commit there has it")
         return PurePosixPath(whole.relative_to(self.top).as_posix())
 
+    def has(self, path: PurePosixPath, commit: Commit) -> bool:
+        """Whether ``commit`` has a file ``path``."""
+        return bool(self._names("ls-tree", "-z", "--name-only", commit.sha, "--", str(path)))
+
     def require(self, path: PurePosixPath, commit: Commit) -> None:
         """Raise FxbucketError if ``commit`` has no file ``path``, and say what it may be called there."""
-        if self._names("ls-tree", "-z", "--name-only", commit.sha, "--", str(path)):
+        if self.has(path, commit):
             return
         raise FxbucketError(f"{path} is not in {commit}{self._renamed(path, commit) or self._near(path, commit)}")
 
@@ -118,7 +122,8 @@ class Repository:
         told = self._names("diff", "-z", "--name-status", "-M", "--diff-filter=R", commit.sha, "--", f"*{path.suffix}")
         for _, old, new in zip(told[::3], told[1::3], told[2::3], strict=True):
             if new == str(path):
-                return f", where it is called {old}: give that as the first plan and {path} as the second"
+                advice = f": give that as the first plan and {path} as the second" if self.asked_by == "--at" else ""
+                return f", where it is called {old}{advice}"
         return ""
 
     def _names(self, *arguments: str) -> list[str]:

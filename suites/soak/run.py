@@ -1,4 +1,4 @@
-"""Runs ranks for long and kills them often, and kills runs that accept goldens; ``make soak``.
+"""Runs ranks for long and kills them often, kills runs that accept goldens, and compares step times; ``make soak``.
 
 What is well says `N of M`, and the seed that repeats the rest.
 
@@ -18,10 +18,13 @@ from functools import partial
 from suites.soak.graphs import graphs
 from suites.soak.kills import kills
 from suites.soak.parts import faults, items, verdicts
+from suites.soak.speeds import speeds
 
 ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS = 1000, 200, 20, 2000, 50
+EQUAL, SLOWED = 50, 20
+"""runs of fxbucket compare"""
 OF_RANKS = ("items", "verdicts", "faults")
-PARTS = (*OF_RANKS, "graphs", "kills")
+PARTS = (*OF_RANKS, "graphs", "kills", "speeds")
 
 
 def main() -> int:
@@ -53,6 +56,7 @@ def soak(part: float, seed: int, names: Sequence[str] = OF_RANKS) -> list[str]:
         "faults": partial(faults, round(FAULTS * part), seed, say),
         "graphs": partial(graphs, round(GRAPHS * part), seed, say),
         "kills": partial(kills, round(KILLS * part), seed, say),
+        "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),
     }
     return [problem for name in names for problem in parts[name]()]
 

@@ -1,0 +1,122 @@
+"""Taking turns: two sides, each with ranks of its own, run one after the other, and never at once.
+
+Whoever compares them sits between the two: it tells one side's rank 0 to run, waits for its times, and then tells the other's.
+Sides and table talk over a Unix socket with an abstract name (unix(7)), so that no file is left, however they end; the end of
+either is seen at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+
+from pytest_fxbucket.errors import BenchmarkError
+
+MOST_STEPS = 255
+"""In a turn: their number is a byte."""
+_SECONDS = struct.Struct("=d")
+_PEER = struct.Struct("=iII")
+
+
+REST_STEPS = 1
+"""At the beginning of a turn, not timed: the other side has had the caches."""
+
+
+class Turn:
+    """The end of rank 0. `wait` and `done` follow one another until `wait` says that it is over."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect("\0" + address)
+
+    def wait(self) -> int:
+        """Block until it is this side's turn, and say of how many timed steps; 0: all is over, or nobody is there any more."""
+        try:
+            return int.from_bytes(self._connection.recv(1), "big")
+        except ConnectionError:
+            return 0
+
+    def done(self, seconds: Sequence[float]) -> None:
+        """Hand over the times of the steps of this turn."""
+        self._connection.sendall(b"".join(map(_SECONDS.pack, seconds)))
+
+    def close(self) -> None:
+        """Leave the table."""
+        self._connection.close()
+
+
+class Seat:
+    """The table's end for one side; a context, which ends the side's turns."""
+
+    def __init__(self) -> None:
+        self.address = f"fxbucket-{uuid.uuid4().hex}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("\0" + self.address)
+        self._listener.listen()
+        self._connection: socket.socket | None = None
+
+    def __enter__(self) -> Seat:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def take(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
+        """Wait until rank 0 sits down; see `turn` for `others`."""
+        while self._connection is None:
+            _await(self._listener.fileno(), others, on_other)
+            connection, _ = self._listener.accept()
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            if _PEER.unpack(credentials)[1] == os.getuid():
+                self._connection = connection
+            else:
+                connection.close()  # the name can be read by everybody on this machine
+
+    def turn(self, steps: int, others: Sequence[int], on_other: Callable[[int], None]) -> list[float]:
+        """Have the side run so many timed steps, 1 to MOST_STEPS, and give their seconds.
+
+        `on_other` is called when one of the descriptors `others` can be read, which it cannot while all is well; it is to
+        raise. Raises BenchmarkError if it does not and the side is gone.
+        """
+        assert self._connection is not None
+        data, size = b"", steps * _SECONDS.size
+        try:
+            self._connection.sendall(steps.to_bytes(1, "big"))
+            while len(data) < size:
+                _await(self._connection.fileno(), others, on_other)
+                part = self._connection.recv(size - len(data))
+                if not part:
+                    raise ConnectionResetError
+                data += part
+        except ConnectionError:
+            _await(None, others, on_other)
+            raise BenchmarkError("the ranks of a side left in the middle of its turn") from None
+        return [seconds for (seconds,) in _SECONDS.iter_unpack(data)]
+
+    def close(self) -> None:
+        """Tell the side that it is over; idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"\0")
+            connection.close()
+        self._listener.close()
+
+
+def _await(descriptor: int | None, others: Sequence[int], on_other: Callable[[int], None]) -> None:
+    """Return when `descriptor` can be read, after `on_other` was called for each of `others` that can be.
+
+    None: when one of the others can be.
+    """
+    poll = select.poll()
+    for fd in {*others, *([] if descriptor is None else [descriptor])}:
+        poll.register(fd, select.POLLIN)
+    ready = {fd for fd, _ in poll.poll()}
+    for fd in others:
+        if fd in ready:
+            on_other(fd)

@@ -1,0 +1,112 @@
+"""What was seen of two sides, in words and as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_fxbucket.bench.side_by_side import NEW, OLD, Ran
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.stats import Estimate
+
+SideFacts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Of one plan both sides, their samples, and how the second's step time is to the first's."""
+
+    plan: str
+    labels: tuple[str, str]
+    facts: tuple[SideFacts, SideFacts]
+    ran: Ran
+    estimate: Estimate
+    """Of the logarithm of new to old."""
+    threshold: float
+    """Fraction of the step; smaller differences are none."""
+
+    @property
+    def verdict(self) -> Literal["slower", "faster", "same"]:
+        """Slower or faster only if by more than the threshold and beyond the noise."""
+        if self.estimate.is_slower(self.threshold):
+            return "slower"
+        if self.estimate.is_faster(self.threshold):
+            return "faster"
+        return "same"
+
+    def lines(self) -> Iterator[str]:
+        """What people read: the verdict first."""
+        old, new = self.labels
+        change = f"{_percent(self.estimate.log_ratio)}; {self._confidence()}; threshold {100 * self.threshold:g} %"
+        if self.verdict == "same":
+            yield f"{self.plan}: no difference beyond the noise between {new} and {old} ({change})"
+        else:
+            yield f"{self.plan}: {new} is {self.verdict} than {old} ({change})"
+        for name, label, facts in zip((OLD, NEW), self.labels, self.facts, strict=True):
+            step_ms = 1e3 * median(self.ran.series.all_of(name))
+            yield f"  {label}: {step_ms:.2f} ms a step, {_ran(facts)}"
+        yield f"  {self._samples()}"
+        yield from (f"  {note}" for note in self._notes())
+
+    def plain(self) -> dict[str, Any]:
+        """The same and every sample, for JSON; seconds, and logarithms of new to old."""
+        one = self.estimate
+        return {
+            "plan": self.plan,
+            "verdict": self.verdict,
+            "log_ratio": one.log_ratio,
+            "low": one.low,
+            "high": one.high,
+            "confidence": one.confidence,
+            "threshold": self.threshold,
+            "sides": [
+                {
+                    "label": label,
+                    **facts,
+                    "samples_s": self.ran.series.samples[name],
+                    "peak_bytes": self.ran.series.peak_bytes[name],
+                }
+                for name, label, facts in zip((OLD, NEW), self.labels, self.facts, strict=True)
+            ],
+            "warmup_rounds": self.ran.series.warmup_rounds,
+            "has_priority": self.ran.has_priority,
+            "is_stable": self.ran.series.is_stable,
+        }
+
+    def _confidence(self) -> str:
+        low, high = _percent(self.estimate.low), _percent(self.estimate.high)
+        return f"{100 * self.estimate.confidence:g} % interval {low} to {high}"
+
+    def _samples(self) -> str:
+        sets = self.ran.series.samples[OLD]
+        count = sum(map(len, sets))
+        return f"{count} steps of each side in {len(sets)} sets of processes, in turns"
+
+    def _notes(self) -> Iterator[str]:
+        old, new = self.facts
+        if old["digest"] == new["digest"]:
+            yield "both sides run the same graph"
+        for what in ("ranks", "backend", "torch", "python"):
+            if old[what] != new[what]:
+                yield f"{what} differ: {old[what]} and {new[what]}"
+        if not self.ran.has_priority:
+            yield "the ranks had no real-time priority, which ulimit -r 2 would allow: there is more noise than need be"
+        if not self.ran.series.is_stable:
+            yield "step time had not settled when sampling began"
+        if self.verdict == "same" and self.estimate.high > math.log1p(self.threshold):
+            yield (
+                f"the noise here is such that a loss of {_percent(self.estimate.high)} cannot be ruled out; "
+                "a larger --budget-s narrows it"
+            )
+
+
+def _ran(facts: SideFacts) -> str:
+    return f"{facts['ranks']} ranks over {facts['backend'].removesuffix(':plain')}, torch {facts['torch']}"
+
+
+def _percent(log_ratio: float) -> str:
+    return f"{100 * math.expm1(log_ratio):+.1f} %"
