@@ -21,6 +21,10 @@ def comparable(old: Record, new: Record) -> list[str]:
     if differences:
         reasons.append(f"another machine: {', '.join(differences)}")
     reasons += [f"{key} was {then[key]} and is {now[key]}" for key in ("backend", "ranks") if then[key] != now[key]]
+    if old.has_priority != new.has_priority:
+        reasons.append(
+            f"ranks ran at real-time priority {'then and do not now' if old.has_priority else 'not then, and do now'}"
+        )
     for table in sorted({*then["workload"], *now["workload"]}):
         differences = list(_differences(then["workload"].get(table), now["workload"].get(table), f"[{table}]"))
         more = f" and {len(differences) - _MOST} more" if len(differences) > _MOST else ""

@@ -16,9 +16,11 @@ from pytest_fxbucket import collector
 from pytest_fxbucket.bench.clock import seconds_of
 from pytest_fxbucket.bench.memory import peak_bytes_of
 from pytest_fxbucket.bench.pace import Pacing, has_settled, is_enough, is_warm
+from pytest_fxbucket.bench.priority import come_first
 from pytest_fxbucket.bench.task import PhaseTask, Task, Timed
 from pytest_fxbucket.bench.timeline.record import traced_steps
 from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.graph.portable import decode, digest, encode_module
@@ -31,7 +33,7 @@ def run(rank: int, world: int, task: Task) -> Timed:
     """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
         steps = {name: Step(name, rank, task.phases) for name in task.variants}
-        timed = Timed({name: step.digests for name, step in steps.items()})
+        timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=come_first())
         take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
         if task.traced_steps:
@@ -71,6 +73,9 @@ class Step:
     def __init__(self, name: str, rank: int, phases: Sequence[PhaseTask]) -> None:
         self.name = name
         self._phases = phases
+        for phase in phases:
+            if phase.model is not None:
+                import_model(phase.model, phase.where)  # it may register operators that the graph calls
         self.graphs = [decode(phase.graphs[name]) for phase in phases]
         self.digests = tuple(digest(encode_module(graph)) for graph in self.graphs)
         self._states: list[list[torch.Tensor]] = []

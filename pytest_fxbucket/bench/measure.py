@@ -111,6 +111,7 @@ def _series(sets: Sequence[Sequence[Timed]]) -> Series:
         samples={name: tuple(tuple(first.samples[name]) for first in firsts) for name in firsts[0].samples},
         warmup_rounds=tuple(first.warmup_rounds for first in firsts),
         is_stable=all(first.is_stable for first in firsts),
+        has_priority=all(one.has_priority for timed in sets for one in timed),
         peak_bytes={
             name: tuple(max(timed[rank].peak_bytes[name] for timed in sets) for rank in range(len(sets[0])))
             for name in firsts[0].samples

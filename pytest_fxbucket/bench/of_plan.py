@@ -73,6 +73,7 @@ def step_time(
         samples=series.samples,
         warmup_rounds=series.warmup_rounds,
         is_stable=series.is_stable,
+        has_priority=series.has_priority,
         capture_s=world.seconds.get("capture", 0.0),
         pass_s=world.seconds.get("pass", 0.0),
         graphs=measured.graphs,

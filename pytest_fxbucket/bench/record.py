@@ -39,6 +39,8 @@ class Record:
     """Seconds of each step, by variant; of "bucketed" and "unbucketed" at least, and alike in sets and rounds."""
     warmup_rounds: Sequence[int]
     is_stable: bool
+    has_priority: bool
+    """All ranks ran before everything else on the machine, see :mod:`pytest_fxbucket.bench.priority`."""
     capture_s: float
     pass_s: float
     graphs: Mapping[str, Mapping[str, Any]]

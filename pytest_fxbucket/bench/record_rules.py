@@ -124,6 +124,7 @@ RULES: Mapping[str, Rule] = {
     "samples": _samples,
     "warmup_rounds": _list_of(_count(0)),
     "is_stable": _kind("true or false", bool),
+    "has_priority": _kind("true or false", bool),
     "capture_s": _seconds,
     "pass_s": _seconds,
     "graphs": _graphs,

@@ -19,6 +19,8 @@ class Series:
     """Rounds before the first sample, of each set of processes."""
     is_stable: bool
     """Whether step time settled before sampling began, in every set of processes."""
+    has_priority: bool
+    """Whether all ranks ran before everything else on the machine."""
     peak_bytes: Mapping[str, tuple[int, ...]]
     """By variant, largest resident size of each rank's process during a step of it; on a GPU memory of the rank's tensors."""
 

@@ -136,5 +136,6 @@ def _series(done: Sequence[_Set]) -> Series:
         samples={name: tuple(tuple(one.samples[name]) for one in done) for name in SIDES},
         warmup_rounds=tuple(one.warmup_rounds for one in done),
         is_stable=all(one.is_stable for one in done),
+        has_priority=all(one.has_priority for one in done),
         peak_bytes={name: tuple(map(max, zip(*(one.peak_bytes[name] for one in done), strict=True))) for name in SIDES},
     )

@@ -46,6 +46,8 @@ class Timed:
     """Seconds of the slowest rank, one a round; the same on every rank."""
     warmup_rounds: int = 0
     is_stable: bool = False
+    has_priority: bool = False
+    """Whether it ran before everything else on the machine."""
     peak_bytes: dict[str, int] = field(default_factory=dict)
     """Largest resident size of this rank's process during one step; on a GPU, most memory of it that its tensors took."""
     spans: dict[str, tuple[tuple[tuple[Span, ...], ...], ...]] = field(default_factory=dict)

@@ -18,5 +18,6 @@ def told(step_time: StepTime, variant: str = BUCKETED) -> str:
     times = ", ".join(f"{name} {median(series.all_of(name)) * 1e3:.3g} ms" for name in (variant, *others))
     ratios = "".join(f"; against {other} {step_time.ratio(BUCKETED, other)}" for other in others)
     rounds, sets = len(series.all_of(variant)), len(series.warmup_rounds)
+    first = " at real-time priority" if series.has_priority else ""
     unstable = "" if series.is_stable else "; warm-up did not settle"
-    return f"{times}{ratios}; {rounds} rounds in {sets} sets of {record.ranks} processes over {record.backend}{unstable}"
+    return f"{times}{ratios}; {rounds} rounds in {sets} sets of {record.ranks} processes over {record.backend}{first}{unstable}"

@@ -16,7 +16,6 @@ from pytest_fxbucket.bench.memory import peak_bytes_of
 from pytest_fxbucket.bench.priority import come_first
 from pytest_fxbucket.bench.task import PhaseTask
 from pytest_fxbucket.bench.turns import REST_STEPS, Turn
-from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.ranks import device, mark
 
 
@@ -44,9 +43,6 @@ class TurnsTaken:
 def run(rank: int, world: int, task: TurnTask) -> TurnsTaken:
     """Run steps whenever rank 0 is told to, until it is told that it is over."""
     with collector.paused(), contextlib.ExitStack() as stack:
-        for phase in task.phases:
-            if phase.model is not None:
-                import_model(phase.model, phase.where)  # it may register operators that the graph calls
         step = Step(task.variant, rank, task.phases)
         gc.collect()
         gc.freeze()

@@ -54,6 +54,7 @@ def fields(bucketed_s: float = 0.010, unbucketed_s: float = 0.015, seed: int = 0
         },
         "warmup_rounds": [3, 3, 3],
         "is_stable": True,
+        "has_priority": False,
         "capture_s": 1.2,
         "pass_s": 0.3,
         "graphs": graphs,
