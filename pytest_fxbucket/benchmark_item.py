@@ -1,21 +1,17 @@
-"""Step time as items and as a fixture's answer: what the ranks measured enters pytest-benchmark as samples of its own.
-
-pytest-benchmark times a function by a clock that one may choose. Ours stands still but for the function, which moves it on by
-the next sample: so a step of many processes is a round like any other, in its tables, files, comparisons and histograms.
-"""
+"""Step time as items of a plan, and as the answer of a fixture."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fxbucket.bench.feeding import BUCKETED, PLUGIN, feed, info_of, why_not
 from pytest_fxbucket.checks.verdict import passed
 from pytest_fxbucket.collect import OfPlan, place
-from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.options import fx_session
 from pytest_fxbucket.terminal import error_text, failure_lines
 
@@ -24,10 +20,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.report.inputs import ReportInput
     from pytest_fxbucket.checks.verdict import Verdict
 
-PLUGIN = "benchmark"
-"""Name of pytest-benchmark among plugins, and of its fixture."""
 FIXTURE = "fxbucket_benchmark"
-BUCKETED = "bucketed"
 
 
 class BenchmarkItem(OfPlan, pytest.Function):
@@ -38,12 +31,9 @@ class BenchmarkItem(OfPlan, pytest.Function):
         """Return the item called `name`."""
         has_plugin = parent.config.pluginmanager.hasplugin(PLUGIN)
         item: BenchmarkItem = cls.from_parent(parent, name=name, plan=plan, callobj=_timed if has_plugin else _untimed)
-        item.clock = SampleClock()
         if has_plugin:
-            item.add_marker(pytest.mark.benchmark(timer=item.clock.timer(), group=parent.nodeid + _row(plan.matrix_id)))
+            item.add_marker(pytest.mark.benchmark(group=parent.nodeid + (f"[{plan.matrix_id}]" if plan.matrix_id else "")))
         return item
-
-    clock: SampleClock
 
     @property
     def variant(self) -> str:
@@ -64,44 +54,51 @@ class BenchmarkItem(OfPlan, pytest.Function):
     def _check(self, benchmark: Any) -> str | None:
         """Set the verdict; return what to fail with, if anything."""
         __tracebackhide__ = True
+        from pytest_fxbucket.compat.pytest_benchmark_storage import count_as_used
+
         fx = fx_session(self.config)
         try:
             with fx.progress.watching(self.nodeid):
                 run = fx.run_of(self.plan)
                 self.verdict = run.check("benchmark")
                 if self.verdict:
-                    step_time = run.step_time()
-                    self._feed(benchmark, step_time)
-                    self.verdict = self._judged(benchmark, step_time)
+                    self.verdict = self._judged(benchmark, run.step_time())
         except FxbucketError as error:
             return error_text(error).replace(f"{self.config.rootpath}/", "")
+        finally:
+            count_as_used(benchmark)
         self.user_properties.append(("fxbucket", self.verdict.summary))
         return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
 
-    def _feed(self, benchmark: Any, step_time: StepTime) -> None:
-        if fx_session(self.config).is_reporting:
-            feed(benchmark, self.clock, step_time.samples(self.variant), info_of(step_time, self.variant))
-
     def _judged(self, benchmark: Any, step_time: StepTime) -> Verdict:
-        """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for."""
+        """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for.
+
+        Of torchrun's processes the first one keeps samples, and has those to compare with.
+        """
         from pytest_fxbucket.bench.told import told
 
         said = passed("benchmark", told(step_time, self.variant))
         fx = fx_session(self.config)
+        if not fx.is_reporting:
+            return said
+        feed(benchmark, step_time.samples(self.variant), info_of(step_time, self.variant))
         if self.variant != BUCKETED:
             return said
+        verdict = self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
         if fx.options.report is not None:
             fx.measured.append(self._shown(step_time))
-        return self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
+        return verdict
 
     def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:
-        from pytest_fxbucket.bench.compare import kept, verdict_of
+        from pytest_fxbucket.bench.compare import kept, pending, verdict_of
         from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 
-        options = fx_session(self.config).options
+        fx = fx_session(self.config)
+        options, checks = fx.options, self.plan.checks.benchmark
         assert options.compare is not None
-        checks = self.plan.checks.benchmark
         assert checks, "an item of a check that is on"
+        fx.compared_step_times += 1
+        benchmark.extra_info.update(pending(options.compare))  # what could not be judged is no measure of later runs
         folder = storage_folder(self.config)
         verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
         benchmark.extra_info.update(kept(options.compare, verdict))
@@ -113,8 +110,9 @@ class BenchmarkItem(OfPlan, pytest.Function):
         from pytest_fxbucket.bench.stored import runs_of
         from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 
-        record = step_time.record
-        stored = runs_of(record, storage_folder(self.config), fx_session(self.config).options.rootdir)
+        fx, record = fx_session(self.config), step_time.record
+        stored, unreadable = runs_of(record, storage_folder(self.config), fx.options.rootdir)
+        fx.not_shown += unreadable
         return ReportInput(record, stored, step_time.measured.spans)
 
     def reportinfo(self) -> tuple[Any, int, str]:
@@ -122,64 +120,14 @@ class BenchmarkItem(OfPlan, pytest.Function):
         return place(self)
 
 
-class SampleClock:
-    """A clock that stands still until it is moved on by a sample."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def timer(self) -> Callable[[], float]:
-        """Return what reads it; its name is what pytest-benchmark keeps of it."""
-
-        def slowest_rank() -> float:
-            return self._now_s
-
-        return slowest_rank
-
-    def advance(self, seconds: float) -> None:
-        """Move on."""
-        self._now_s += seconds
-
-
-def feed(benchmark: Any, clock: SampleClock, samples: Sequence[float], extra_info: Mapping[str, Any]) -> None:
-    """Let pytest-benchmark's fixture, whose timer is `clock`'s, take each of `samples` (seconds) as a round."""
-    benchmark.extra_info.update(extra_info)
-    left = iter(samples)
-    benchmark.pedantic(lambda: clock.advance(next(left)), rounds=len(samples), iterations=1)
-
-
-def info_of(step_time: StepTime, variant: str) -> dict[str, Any]:
-    """Return what is kept beside the samples: the whole record with those of the bucketed step, else what they are of."""
-    record = step_time.record.to_dict()
-    if variant != BUCKETED:
-        record = {name: record[name] for name in ("format", "plan", "row")} | {"variant": variant}
-    return {"fxbucket": record}
-
-
-def why_not(config: pytest.Config, benchmark: Any) -> str:
-    """Say why pytest-benchmark would not take samples here; "" if it would. `benchmark`: its fixture, None: it is not there."""
-    if benchmark is None:
-        return "pytest-benchmark is not there, which keeps the samples; pip install 'pytest-fxbucket[benchmark]'"
-    if benchmark.enabled:
-        return ""
-    if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
-        return "pytest-benchmark takes no samples in workers of pytest-xdist; run it with -n 0"
-    return "pytest-benchmark takes no samples with --benchmark-disable"
-
-
 def note_fixture(item: pytest.Item) -> None:
     """Let a test that asks for our fixture count as one of pytest-benchmark's."""
     names: list[str] = getattr(item, "fixturenames", [])
     if FIXTURE in names and PLUGIN not in names and item.config.pluginmanager.hasplugin(PLUGIN):
-        item.add_marker(pytest.mark.benchmark(timer=_clock_of(item).timer()))
         names.append(PLUGIN)
 
 
-_CLOCK: pytest.StashKey[SampleClock] = pytest.StashKey()
-
-
-def _clock_of(item: pytest.Item) -> SampleClock:
-    return item.stash.setdefault(_CLOCK, SampleClock())
+_MEASURED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> StepTime:
@@ -187,6 +135,10 @@ def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> St
     from pytest_fxbucket.plan.benchmark import benchmark_of
 
     config, item = request.config, request.node
+    if item.stash.get(_MEASURED, False):
+        raise BenchmarkError(
+            f"{FIXTURE} measures once in a test, since pytest-benchmark has one entry a test; write another one"
+        )
     has_plugin = config.pluginmanager.hasplugin(PLUGIN)
     benchmark = request.getfixturevalue(PLUGIN) if has_plugin else None
     if reason := why_not(config, benchmark):
@@ -194,13 +146,10 @@ def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> St
     run = request.getfixturevalue("fxbucket_run")
     with fx_session(config).progress.watching(FIXTURE):
         step_time: StepTime = run.step_time(benchmark_of(run.plan.checks.benchmark, options))
+    item.stash[_MEASURED] = True
     if fx_session(config).is_reporting:
-        feed(benchmark, _clock_of(item), step_time.samples(BUCKETED), info_of(step_time, BUCKETED))
+        feed(benchmark, step_time.samples(BUCKETED), info_of(step_time, BUCKETED, test=item.nodeid))
     return step_time
-
-
-def _row(matrix_id: str | None) -> str:
-    return f"[{matrix_id}]" if matrix_id else ""
 
 
 def _timed(request: pytest.FixtureRequest, benchmark: Any) -> None:

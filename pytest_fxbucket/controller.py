@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ class Done:
     """what --fxbucket-prune did; None without it"""
     report: list[str] = field(default_factory=list)
     """what became of the report, in sentences"""
+    has_compared_nothing: bool = False
+    """a comparison was asked for, and no step time was compared"""
     has_no_report: bool = False
     """a report was asked for and could not be written"""
 
@@ -84,12 +86,17 @@ class Controller:
         fx, options = self._fx, self._fx.options
         if self.was_interrupted(session, exitstatus):
             self._done = Done(fx.to_write.abandon("the run was interrupted"))
+            if options.report is not None:
+                self._done.report = ["report NOT written: the run was interrupted"]
             return
         self._done = Done(fx.to_write.flush(options.accept, self._start))
         if not options.is_collect_only and (self._compared or options.prune):
             self._look()
         if options.report is not None and not options.is_collect_only and fx.is_reporting:
             self._report(options.report)
+        # The ini says what to compare with whenever step time is measured; the command line, that it be compared now.
+        if session.config.getoption("fxbucket_compare") and not options.is_collect_only and fx.is_reporting:
+            self._done.has_compared_nothing = not fx.compared_step_times and not hasattr(session.config, "workerinput")
         if self._has_failed() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -101,9 +108,13 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a line for each plan, and what became of goldens."""
         self._has_told = True
-        lines = list(summary_lines(self._fx.results, terminalreporter.verbosity))
+        lines = list(summary_lines(self._fx.results, terminalreporter.verbosity, self._always_told))
         lines += golden_lines(self._done, self._fx.options)
         lines += self._done.report
+        if self._done.has_compared_nothing:
+            lines.append(
+                f"--fxbucket-compare={self._fx.options.compare}: no step time was compared, since no item `benchmark` ran"
+            )
         if lines:
             terminalreporter.section("fxbucket")
         for line in lines:
@@ -115,6 +126,11 @@ class Controller:
         if reporter is not None and not self._has_told:
             for line in golden_lines(self._done, self._fx.options):
                 reporter.line(line)
+
+    @property
+    def _always_told(self) -> Collection[str]:
+        """Checks whose verdict is in the summary however quiet the run is: what a comparison says, when it passes too."""
+        return ("benchmark",) if self._fx.options.compare is not None else ()
 
     def _look(self) -> None:
         from pytest_fxbucket.golden.owners import Owners, prune
@@ -130,17 +146,23 @@ class Controller:
     def _report(self, folder: Path) -> None:
         from pytest_fxbucket.bench.report.write import write_report
 
+        if not self._fx.measured:
+            self._done.report = ["no report: no plan's step time was measured"]
+            return
         try:
             index = write_report(folder, self._fx.measured)[0]
         except BenchmarkError as error:
             self._done.report, self._done.has_no_report = [f"report NOT written: {error}"], True
             return
         count = len(self._fx.measured)
-        self._done.report = [f"report of {count} plan{'s' * (count != 1)}: {self._fx.options.shown(index)}"]
+        self._done.report = [
+            *self._fx.not_shown,
+            f"report of {count} plan{'s' * (count != 1)}: {self._fx.options.shown(index)}",
+        ]
 
     def _has_failed(self) -> bool:
         done = self._done
-        if done.has_no_report:
+        if done.has_no_report or done.has_compared_nothing:
             return True
         if done.removed is not None:
             return bool(done.written.errors or done.removed.errors)

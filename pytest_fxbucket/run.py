@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
-from pytest_fxbucket.errors import BenchmarkError, CaptureError, GoldenError, RankError, UsageError
+from pytest_fxbucket.errors import CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
 from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
@@ -21,6 +21,7 @@ from pytest_fxbucket.plan.factories import first_on_path
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.of_plan import StepTime
+    from pytest_fxbucket.bench.timing import Timing
     from pytest_fxbucket.capture.roles import Phase, StepGraph
     from pytest_fxbucket.checks.bitwise_job import Outcome, Task
     from pytest_fxbucket.graph.reading import Reading
@@ -89,7 +90,6 @@ class PlanRun:
         on_compare: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self.plan, self._on_compare = plan, on_compare
-        self._step_times: dict[Benchmark, StepTime] = {}
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
 
     def check(self, name: str) -> Verdict:
@@ -281,7 +281,7 @@ class PlanRun:
         return replace(verdict, lines=outcomes[0].ran_on)
 
     def _benchmark(self, folder: Folder) -> Verdict:
-        choice = self._choice_for_timing()
+        choice = self._timing.choice(self.plan)
         if choice.backend is None:
             return skipped("benchmark", choice.lacking)
         return passed("benchmark", f"{self.step_time().record.ranks} ranks timed")
@@ -289,47 +289,15 @@ class PlanRun:
     def step_time(self, options: Benchmark | None = None) -> StepTime:
         """Time the step on the ranks, once for each ``options`` (None: the plan's, or the defaults).
 
-        Raises BenchmarkError where ranks cannot be timed.
+        Raises :class:`FxbucketError`, again for everybody who asks: BenchmarkError where ranks cannot be timed.
         """
-        options = options or self.plan.checks.benchmark or Benchmark()
-        if options not in self._step_times:
-            choice = self._choice_for_timing()
-            if choice.backend is None:
-                raise BenchmarkError(f"{self.name}: step time cannot be measured: {choice.lacking}")
-            self._step_times[options] = self._measured(options, choice.backend)
-        return self._step_times[options]
+        return self._timing.step_time(options or self.plan.checks.benchmark or Benchmark())
 
-    def _choice_for_timing(self) -> Choice:
-        from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, Choice
-        from pytest_fxbucket.ranks.launch import MAX_RANKS
+    @cached_property
+    def _timing(self) -> Timing:
+        from pytest_fxbucket.bench.timing import Timing
 
-        asked = self._settings.backend or self.plan.run.backend
-        if asked in IN_ONE_PROCESS:
-            return Choice(None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time")
-        refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
-        return self._backend()
-
-    def _measured(self, options: Benchmark, backend: str) -> StepTime:
-        from pytest_fxbucket.bench.of_plan import step_time
-        from pytest_fxbucket.ranks.backend import PLAIN
-
-        def run(tasks: Sequence[object]) -> list[object]:
-            pool = self._pools.get(len(tasks), PLAIN if backend == "gloo" else backend)
-            try:
-                return pool.run(
-                    "pytest_fxbucket.bench.job:run",
-                    tasks,
-                    timeout_s=self.plan.run.timeout_s + options.budget_s,
-                    paths=[str(self.plan.path.parent), str(self._settings.rootdir)],
-                    log_dir=Folder(self._settings.artifacts, self.name, "benchmark", self._settings.log_of).make(),
-                    what=f"benchmark of {self.name}",
-                )
-            finally:
-                pool.close()  # other processes for each set, and nobody's idle threads beside the next item
-
-        shown = Path(os.path.relpath(self.plan.path, self._settings.rootdir)).as_posix()
-        with self._paths():
-            return step_time(shown, self._run_world, options, backend, run, self._say)
+        return Timing(self.name, lambda: self._run_world, self._backend, self._settings, self._pools, self._paths, self._say)
 
     def _backend(self) -> Choice:
         """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""

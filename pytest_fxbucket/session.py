@@ -55,6 +55,10 @@ class FxSession:
     """test files as they were when the run began, if their expectations may be rewritten"""
     measured: list[ReportInput] = field(default_factory=list)
     """step times for the report, where one was asked for"""
+    not_shown: list[str] = field(default_factory=list)
+    """stored runs that the report cannot show, in sentences"""
+    compared_step_times: int = 0
+    """how many were compared with a stored run, or would have been, had there been one"""
     results: dict[str, PlanResult] = field(default_factory=dict)
     torchrun: Torchrun | None = None
     """set where torchrun started this process as one of several"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,13 +73,16 @@ def _outcome(report: pytest.TestReport) -> str:
     return report.outcome if report.when == "call" else "error"
 
 
-def summary_lines(results: Mapping[str, PlanResult], verbosity: int) -> Iterator[str]:
-    """Yield one line for each plan: launches before and after, buckets, bytes, outcomes; verdicts below it with -v."""
+def summary_lines(results: Mapping[str, PlanResult], verbosity: int, always: Collection[str] = ()) -> Iterator[str]:
+    """Yield one line for each plan: launches before and after, buckets, bytes, outcomes; verdicts below it with -v.
+
+    Verdicts of the checks `always` are there without it too.
+    """
     for plan, result in sorted(results.items()):
         outcomes = ", ".join(f"{check} {outcome}" for check, outcome in result.outcomes.items())
         yield f"{plan}: {sizes_text(result.sizes)}{outcomes}"
-        if verbosity > 0:
-            for check, note in result.notes.items():
+        for check, note in result.notes.items():
+            if verbosity > 0 or check.partition("@")[0] in always:
                 yield from textwrap.wrap(f"{check}: {note}", 120, initial_indent="    ", subsequent_indent="        ")
 
 

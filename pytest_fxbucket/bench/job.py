@@ -129,7 +129,7 @@ class Step:
 
 
 class Rounds:
-    """Rounds of all variants, one step each; which is first changes from round to round."""
+    """Rounds of all variants, a step each; their order changes from round to round, so that none always follows another."""
 
     def __init__(self, steps: Mapping[str, Timeable], world: int) -> None:
         self._steps, self._world = steps, world
@@ -155,8 +155,9 @@ class Rounds:
 
     def _in_turn(self, number: int) -> Iterator[Timeable]:
         steps = list(self._steps.values())
-        first = number % len(steps)
-        return iter(steps[first:] + steps[:first])
+        first = number // 2 % len(steps)
+        turned = steps[first:] + steps[:first]
+        return iter(turned if number % 2 == 0 else turned[::-1])
 
     def _seconds(self, step: Timeable, number: int) -> float:
         mark(f"{step.name} round {number + 1}")

@@ -63,7 +63,9 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
         timed = cast("list[Timed]", run(tasks_of(worlds, pacing, TRACED_STEPS if last else 0)))
         _refuse_other_graphs(worlds, timed)
         sets.append(timed)
-    return Measured(_series(sets), {name: _facts(name, world, sets) for name, world in worlds.items()}, _drawn(sets[-1]))
+    series = _series(sets)
+    graphs = {name: _facts(name, world, series, sets[-1]) for name, world in worlds.items()}
+    return Measured(series, graphs, _drawn(sets[-1]))
 
 
 def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task]:
@@ -119,16 +121,16 @@ def _series(sets: Sequence[Sequence[Timed]]) -> Series:
     )
 
 
-def _facts(name: str, world: World, sets: Sequence[Sequence[Timed]]) -> dict[str, Any]:
+def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> dict[str, Any]:
     readings = _readings(name, world)
     rows: list[Mapping[str, Any]] = []
     for number, reading in enumerate(readings):
-        rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in sets[-1]])
+        rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
         "digest": " ".join(digest(_graph(name, world, 0, phase)) for phase in world.step(0).graphs),
         "launches": len(rows),
         "bytes": sum(row["bytes"] for row in rows),
-        "peak_bytes": list(_series(sets).peak_bytes[name]),
+        "peak_bytes": list(series.peak_bytes[name]),
         "buckets": rows,
     }
 

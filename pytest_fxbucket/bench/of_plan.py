@@ -6,7 +6,7 @@ import dataclasses
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ class StepTime:
 
     measured: Measured
     record: Record
-    confidence: float = field(default=0.99)
 
     def samples(self, variant: str) -> list[float]:
         """Seconds of the slowest rank in each round of ``variant``: bucketed, unbucketed, or a pass that was asked for."""
@@ -42,7 +41,7 @@ class StepTime:
     def ratio(self, variant: str = BUCKETED, other: str = UNBUCKETED) -> Estimate:
         """Step time of ``variant`` by that of ``other``, from the rounds that they shared."""
         samples = self.measured.series.samples
-        return ratio_of(samples[variant], samples[other], confidence=self.confidence)
+        return ratio_of(samples[variant], samples[other])
 
 
 def worlds_of(world: World, options: Benchmark) -> Worlds:
@@ -54,8 +53,8 @@ def step_time(
     name: str, world: World, options: Benchmark, backend: str, run: Runner, say: Callable[[str], None] = lambda _: None
 ) -> StepTime:
     """Measure the step of ``world``; ``name``: the plan's path from rootdir, ``run`` runs tasks over ``backend``."""
-    measured = measure(worlds_of(world, options), options, run, say)
     sha, dirty = commit_of(world.plan.path)
+    measured = measure(worlds_of(world, options), options, run, say)
     series = measured.series
     record = Record(
         plan=name,

@@ -16,6 +16,7 @@ _MAD_TO_SIGMA = 1.4826
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
 """How much wider a median scatters than a mean, of normal samples."""
 _LEAST_ROUNDS = 8
+_Z = NormalDist().inv_cdf(0.995)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Pacing:
     """For warm-up and samples together; a third of it at most for warm-up."""
     precision: float
     """Half width that is asked of the interval of each log ratio of two variants; 0: the whole budget is used."""
-    confidence: float = 0.99
     least_rounds: int = _LEAST_ROUNDS
     """Even if they take longer."""
 
@@ -54,19 +54,18 @@ def is_enough(samples: Mapping[str, Sequence[float]], elapsed_s: float, pacing: 
     """Whether sampling ends; ``elapsed_s`` counts from the start of warm-up."""
     if len(next(iter(samples.values()))) < pacing.least_rounds:
         return False
-    return elapsed_s >= pacing.budget_s or half_width(samples, pacing.confidence) <= pacing.precision
+    return elapsed_s >= pacing.budget_s or half_width(samples) <= pacing.precision
 
 
-def half_width(samples: Mapping[str, Sequence[float]], confidence: float) -> float:
-    """Of the interval of the median log ratio of two variants' paired rounds, the widest; 0 of a single variant.
+def half_width(samples: Mapping[str, Sequence[float]]) -> float:
+    """Of the 99 % interval of the median log ratio of two variants' paired rounds, the widest; 0 of a single variant.
 
     A normal approximation with the median absolute deviation as scale, good enough to decide when to stop.
     """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     widths = []
     for one, other in combinations(samples.values(), 2):
         ratios = [math.log(a / b) for a, b in zip(one, other, strict=True)]
         middle = median(ratios)
         sigma = _MAD_TO_SIGMA * median(abs(ratio - middle) for ratio in ratios)
-        widths.append(z * _MEDIAN_TO_MEAN * sigma / math.sqrt(len(ratios)))
+        widths.append(_Z * _MEDIAN_TO_MEAN * sigma / math.sqrt(len(ratios)))
     return max(widths, default=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +23,9 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
             "a default process group is up in this process, where tracing needs a fake one of its own; "
             "destroy it (torch.distributed.destroy_process_group) before the plan runs"
         )
+    hook = sys.excepthook
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    sys.excepthook = hook  # torch's writes the fake rank before each line of a traceback, for as long as the process lives
     try:
         yield
     finally:

@@ -36,6 +36,16 @@ def storage_folder(config: pytest.Config) -> Path:
     return Path(session.storage.path)
 
 
+def set_timer(benchmark: Any, timer: Callable[[], float]) -> None:
+    """Let the fixture read that clock, whatever a marker or an option says."""
+    benchmark._timer = timer
+
+
+def count_as_used(benchmark: Any) -> None:
+    """Keep the fixture from warning that nobody used it, where there was nothing to use it for."""
+    benchmark._mode = benchmark._mode or "no samples"
+
+
 def drop_empty(config: pytest.Config) -> None:
     """Leave out benchmarks without a single round, as of a test that was interrupted: saving would break, and save nothing."""
     for bench in getattr(session_of(config), "benchmarks", ()):

@@ -19,7 +19,10 @@ class Benchmark:
         default=0.01,
         metadata=part("how well bucketed/unbucketed is to be known; samples end when it is, 0: when the time is over"),
     )
-    budget_s: float = field(default=20.0, metadata=seconds("seconds for warm-up and samples in all"))
+    budget_s: float = field(
+        default=20.0,
+        metadata=seconds("seconds of warm-up and samples; at least 8 rounds of each are run in each of 4 sets of processes"),
+    )
     against: tuple[str, ...] = field(
         default=(), metadata=passes('passes that are timed beside the plan\'s: `"torch"` or `"module:callable"`')
     )

@@ -39,7 +39,7 @@ def test_samples_are_enough_when_the_ratio_is_known_or_the_time_is_over() -> Non
     random = Random(1)
     pacing = Pacing(30, 0.02, least_rounds=8)
     few, many = ({"a": noisy(random, count, 0.05), "b": noisy(random, count, 0.05)} for count in (16, 1000))
-    assert half_width(few, 0.99) > 0.02 > half_width(many, 0.99)
+    assert half_width(few) > 0.02 > half_width(many)
     assert not is_enough(few, 29.9, pacing)
     assert is_enough(few, 30.0, pacing)
     assert is_enough(many, 0.1, pacing)
@@ -49,5 +49,5 @@ def test_samples_are_enough_when_the_ratio_is_known_or_the_time_is_over() -> Non
 
 def test_noise_that_hits_both_variants_of_a_round_alike_leaves_their_ratio_known() -> None:
     burst = noisy(Random(1), 40, 0.5)
-    assert half_width({"a": burst, "b": [2 * one for one in burst]}, 0.99) < 1e-12
-    assert half_width({"a": burst}, 0.99) == 0.0
+    assert half_width({"a": burst, "b": [2 * one for one in burst]}) < 1e-12
+    assert half_width({"a": burst}) == 0.0

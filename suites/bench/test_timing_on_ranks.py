@@ -19,6 +19,7 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
 from pytest_fxbucket.world import World
 from suites.bench.timing_jobs import Clocked
 
@@ -67,7 +68,7 @@ def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: Wor
 def test_variants_take_turns_step_by_step_and_the_first_changes(world: World, pools: Pools) -> None:
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
     for _, ran in run(pools, tasks, [((1.0,), (1.0,))] * 2):
-        assert ran == ["unbucketed", "bucketed", "bucketed", "unbucketed"] * 8
+        assert "".join(name[0] for name in ran) == "ubbubuub" * 4
 
 
 def test_warm_up_goes_on_while_steps_become_faster(world: World, pools: Pools) -> None:
@@ -106,19 +107,61 @@ def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(wo
     assert TRACED_STEPS > 1
 
 
-def test_a_rank_that_ran_another_graph_is_an_error(world: World, pools: Pools) -> None:
-    worlds = worlds_of(world, Benchmark())
-
+def test_ranks_that_ran_another_graph_are_an_error(world: World, pools: Pools) -> None:
     def swapped(tasks: list[Task]) -> list[object]:
-        phase = tasks[1].phases[0]
-        other = replace(phase, graphs={"unbucketed": phase.graphs["unbucketed"], "bucketed": phase.graphs["unbucketed"]})
-        return pools.get(2, PLAIN).run(
-            "pytest_fxbucket.bench.job:run", [tasks[0], replace(tasks[1], phases=(other,))], timeout_s=60
-        )
+        others = []
+        for task in tasks:
+            (phase,) = task.phases
+            graphs = {"unbucketed": phase.graphs["unbucketed"], "bucketed": phase.graphs["unbucketed"]}
+            others.append(replace(task, phases=(replace(phase, graphs=graphs),)))
+        return pools.get(2, PLAIN).run("pytest_fxbucket.bench.job:run", others, timeout_s=60)
 
-    # Both ranks hang where their collectives differ, or rank 1 says what it ran: never green.
-    with pytest.raises((BenchmarkError, RankFailure)):
-        measure({"unbucketed": worlds["unbucketed"], "bucketed": worlds["bucketed"]}, Benchmark(budget_s=0.01), swapped)
+    with pytest.raises(BenchmarkError, match="rank 0 timed another bucketed graph than the one that it was sent"):
+        measure(worlds_of(world, Benchmark()), Benchmark(budget_s=0.01), swapped)
+
+
+def test_ranks_meet_before_the_clock_starts(world: World, pools: Pools) -> None:
+    tasks = tasks_of({"bucketed": world}, Pacing(60, 0.5, least_rounds=8))
+    found = pools.get(2, PLAIN).run("suites.bench.timing_jobs:met", tasks, timeout_s=60)
+    assert found == [["barrier", "clock"] * 16] * 2
+
+
+def test_what_is_asked_of_all_sets_together_is_asked_less_of_each(world: World) -> None:
+    asked: list[Pacing] = []
+
+    def refuse(tasks: list[Task]) -> list[object]:
+        asked.append(tasks[0].pacing)
+        raise BenchmarkError("no ranks here")
+
+    with pytest.raises(BenchmarkError, match="no ranks here"):
+        measure(worlds_of(world, Benchmark()), Benchmark(budget_s=20, precision=0.01), refuse)
+    assert asked == [Pacing(20 / SETS, 0.01 * SETS**0.5)]
+
+
+def test_a_plan_is_timed_once_and_in_new_processes_for_each_set(pools: Pools, tmp_path: Path) -> None:
+    (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
+    run = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools)
+    seen: list[tuple[int, ...]] = []
+    pool = pools.get(2, PLAIN)
+    close = pool.close
+
+    def noted() -> None:
+        seen.append(pool.pids)
+        close()
+
+    pool.close = noted  # type: ignore[method-assign]  # what is closed is seen
+    try:
+        found = run.step_time(Benchmark(budget_s=0.01))
+        assert run.step_time(Benchmark(budget_s=0.01)) is found
+    finally:
+        pool.close = close  # type: ignore[method-assign]  # as it was
+    assert len({pid for pids in seen for pid in pids}) == 2 * SETS
+
+
+def test_peak_memory_is_that_of_the_step_and_not_of_what_came_before(pools: Pools) -> None:
+    (peaks,) = pools.get(1, PLAIN).run("suites.bench.timing_jobs:peaks", [None], timeout_s=60)
+    large, small = peaks  # type: ignore[misc]  # jobs give objects
+    assert large - small > 200 << 20
 
 
 def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: World, pools: Pools) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pytest_fxbucket.bench import job
+from pytest_fxbucket.bench.memory import peak_bytes_of
 from pytest_fxbucket.bench.task import Task, Timed
 
 
@@ -49,3 +50,34 @@ def states(rank: int, world: int, task: Task) -> tuple[torch.Tensor, torch.Tenso
     before = step._states[0][0].clone()
     step.run()
     return before, step._states[0][0]
+
+
+def met(rank: int, world: int, task: Task) -> list[str]:
+    """What happened, in order: the ranks met, and the clock was read around a step."""
+    seen: list[str] = []
+    barrier, seconds_of = job.dist.barrier, job.seconds_of
+
+    def meet() -> None:
+        seen.append("barrier")
+        barrier()
+
+    def clock(step: Callable[[], None], device: str) -> float:
+        seen.append("clock")
+        step()
+        return 1.0
+
+    job.dist.barrier, job.seconds_of = meet, clock
+    try:
+        job.run(rank, world, task)
+    finally:
+        job.dist.barrier, job.seconds_of = barrier, seconds_of
+    return seen
+
+
+def peaks(rank: int, world: int, nothing: None) -> tuple[int, int]:
+    """Peak memory of what takes 256 MiB, and of nothing after it."""
+
+    def large() -> None:
+        bytearray(256 << 20)
+
+    return peak_bytes_of(large, "cpu"), peak_bytes_of(lambda: None, "cpu")

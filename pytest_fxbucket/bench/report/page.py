@@ -68,7 +68,12 @@ def _tiles(record: Record) -> Iterator[str]:
     tiles = [
         ("", "bucketed step, median", ms(median_s(record, "bucketed")), f"unbucketed {ms(median_s(record, 'unbucketed'))}"),
         ("", "bucketed against unbucketed", ratio_text(record, "bucketed"), "of its time, round by round"),
-        (" hot", "exposed, bucketed", ms(exposed["bucketed"]), f"unbucketed {ms(exposed['unbucketed'])}"),
+        (
+            " hot",
+            "exposed, bucketed",
+            ms(exposed["bucketed"]),
+            f"unbucketed {ms(exposed['unbucketed'])}; all waits, each on its slowest rank",
+        ),
         ("", "launches", _of(graphs, "bucketed", "launches"), f"unbucketed {_of(graphs, 'unbucketed', 'launches')}"),
     ]
     yield '<div class="tiles">'
