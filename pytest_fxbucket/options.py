@@ -250,8 +250,8 @@ def _golden_dir(config: pytest.Config, is_written: bool) -> Path:
 def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
     text, where = _value(config, "compare")
     is_given = config.getoption("fxbucket_compare") is not None
-    if not text and not is_given:
-        return None
+    if not text.strip() and (not is_given or str(config.getini("fxbucket_compare")).strip()):
+        return None  # an empty value on the command line turns the ini's off
     from pytest_fxbucket.bench.compared_with import compared_with
 
     base = config.invocation_params.dir if is_given or config.inipath is None else config.inipath.parent

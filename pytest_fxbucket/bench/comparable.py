@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,8 @@ def comparable(old: Record, new: Record) -> list[str]:
     differences = list(_differences(then["machine"], now["machine"]))
     if differences:
         reasons.append(f"another machine: {', '.join(differences)}")
-    reasons += [f"{key} was {then[key]} and is {now[key]}" for key in ("backend", "ranks") if then[key] != now[key]]
+    for key in ("backend", "ranks"):
+        reasons += _differences(then[key], now[key], key)
     if old.has_priority != new.has_priority:
         reasons.append(
             f"ranks ran at real-time priority {'then and do not now' if old.has_priority else 'not then, and do now'}"
@@ -42,8 +44,16 @@ def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for at, pair in enumerate(zip(old, new, strict=True)):
             yield from _differences(pair[0], pair[1], f"{where}[{at}]" if len(old) > 1 else where)
-    elif old != new:
-        yield f"{where} was {_shown(old)} and is {_shown(new)}"
+    elif _text(old) != _text(new):
+        then, now = _shown(old), _shown(new)
+        if then == now:
+            then, now = _text(old), _text(new)
+        yield f"{where} was {then} and is {now}"
+
+
+def _text(value: Any) -> str:
+    """What is compared: in JSON true is not 1, and not a number is itself."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _shown(value: Any) -> str:

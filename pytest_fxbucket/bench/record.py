@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pytest_fxbucket.bench.record_rules import FORMAT, RULES, SPELLING
+from pytest_fxbucket.bench.record_rules import FORMAT, RULES, SPELLING, is_too_deep
 from pytest_fxbucket.bench.series import Samples
 from pytest_fxbucket.errors import BenchmarkError
 
@@ -63,6 +63,10 @@ class Record:
         if not isinstance(data, Mapping):
             raise BenchmarkError(
                 f"{where}: the stored measurement is no table; it is damaged: restore the file, or measure again"
+            )
+        if is_too_deep(data):
+            raise BenchmarkError(
+                f"{where}: the measurement is nested too deeply; it is damaged: restore the file, or measure again"
             )
         if data.get("format") != FORMAT:
             raise BenchmarkError(

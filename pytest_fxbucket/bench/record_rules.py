@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+
+from pytest_fxbucket.bench.series import LEAST_S, MOST_S
 
 FORMAT = 1
 SPELLING = {"pass_name": "pass"}
 """Attributes whose name in the JSON Python keeps for itself."""
 
 Rule = Callable[[Any], str]
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_DEEPEST = 64  # tables and lists within each other
+_LONGEST = 60  # characters of a value that is shown
 
 
 def _kind(expects: str, *types: type) -> Rule:
@@ -29,9 +34,29 @@ _text, _table, _whole = _kind("text", str), _kind("a table", Mapping), _kind("a 
 
 def _seconds(value: Any) -> str:
     """A number of seconds that can have passed."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        return f"has {value!r} where seconds are expected"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_S:
+        return f"has {_short(value)} where seconds are expected"
     return ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether tables and lists lie within each other more often than any that is written."""
+    layer = [value]
+    for _ in range(_DEEPEST):
+        layer = [each for one in layer for each in (one.values() if isinstance(one, Mapping) else one)]
+        layer = [each for each in layer if isinstance(each, Mapping | list | tuple)]
+        if not layer:
+            return False
+    return True
+
+
+def _commit(value: Any) -> str:
+    return _text(value) or ("" if _COMMIT.fullmatch(value) else f"is {_short(value)} and not the sha of a commit")
 
 
 def _count(least: int) -> Rule:
@@ -54,9 +79,9 @@ def _time(value: Any) -> str:
     if _text(value):
         return _text(value)
     try:
-        return "" if datetime.fromisoformat(value).tzinfo else f"is {value!r}, a time without a zone"
+        return "" if datetime.fromisoformat(value).tzinfo else f"is {_short(value)}, a time without a zone"
     except ValueError:
-        return f"is {value!r} and not a time such as 2026-11-21T23:00:00+00:00"
+        return f"is {_short(value)} and not a time such as 2026-11-21T23:00:00+00:00"
 
 
 def _machine(value: Any) -> str:
@@ -71,7 +96,7 @@ def _samples(value: Any) -> str:
         return f"lacks {missing[0]!r}"
     if any(problem := _list_of(_list_of(_seconds))(sets) for sets in value.values()):
         return problem
-    if any(sample <= 0 for sets in value.values() for rounds in sets for sample in rounds):
+    if any(sample < LEAST_S for sets in value.values() for rounds in sets for sample in rounds):
         return "has a step of no seconds"
     shapes = {name: [len(rounds) for rounds in sets] for name, sets in value.items()}
     if any(not shape or 0 in shape for shape in shapes.values()):
@@ -112,7 +137,7 @@ RULES: Mapping[str, Rule] = {
     "plan": _text,
     "row": _perhaps(_text),
     "workload": _table,
-    "commit": _perhaps(_text),
+    "commit": _perhaps(_commit),
     "dirty": _kind("true or false", bool),
     "machine": _machine,
     "torch": _text,

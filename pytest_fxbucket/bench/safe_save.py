@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -38,10 +39,34 @@ def save_new(folder: Path, name: str, data: bytes, beside: Iterable[Path] = ()) 
 
 
 def replace_whole(path: Path, data: bytes) -> None:
-    """Write `data` to `path`: until it is whole and on disk, what was there stays. Raises OSError, and then it is there too."""
+    """Write `data` to `path`: until it is whole and on disk, what was there stays. Raises OSError, and then it is there too.
+
+    A link is followed. What is no file of a disk, such as a device or a pipe, cannot be replaced: data go into it.
+    """
+    if _is_special(path):
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
     with _written(path.parent, data) as temporary:
         os.replace(temporary, path)
     settle(path.parent)
+
+
+def never_replaced(path: Path, storage: Path | None, compared: str | None) -> str:
+    """What it is that would be lost with `path`: a run below `storage`, or the file `compared`; "" if it may be replaced."""
+    target = os.path.realpath(path)
+    if storage is not None and number_of(Path(target)) and Path(target).is_relative_to(os.path.realpath(storage)):
+        return "a stored run" if os.path.lexists(target) else ""
+    is_compared = compared is not None and os.path.isabs(compared) and os.path.realpath(compared) == target
+    return "the run to compare with" if is_compared else ""
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    return not is_file or os.path.abspath(path).startswith(("/dev/", "/proc/"))  # /dev/stdout may be a file that is open
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,15 +12,22 @@ from pytest_fxbucket.errors import FxbucketError
 
 
 def same_files(repository: Repository, sha: str, folder: Path) -> Callable[[str], bool]:
-    """Whether a commit differs from `sha` in nothing but `folder`, where runs are stored; False for one that is not there."""
+    """Whether a commit differs from `sha` in nothing but stored runs below `folder`; False for one that is not there."""
 
     @cache
     def are_same(other: str) -> bool:
-        where = folder.resolve()
-        but = [f":(top,exclude){where.relative_to(repository.top).as_posix()}"] if where.is_relative_to(repository.top) else []
+        but = _but_runs(folder.resolve(), repository.top)
         try:
-            return not repository.git("diff", "--name-only", "--no-renames", other, sha, "--", ":/", *but)
+            return not repository.git("diff", "--name-only", "--no-renames", "--end-of-options", other, sha, "--", ":/", *but)
         except FxbucketError:  # a clone that is shallow, or a commit that was never pushed
             return False
 
     return are_same
+
+
+def _but_runs(folder: Path, top: Path) -> list[str]:
+    """What leaves out files with names of runs below `folder`; all else there, such as code, counts."""
+    if not folder.is_relative_to(top):
+        return []
+    literally = "".join(re.sub(r"([*?\[\\])", r"\\\1", part) + "/" for part in folder.relative_to(top).parts)
+    return [f":(top,exclude,glob){literally}**/[0-9][0-9][0-9][0-9]*_*.json"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.safe_save import replace_whole, save_new
-from pytest_fxbucket.compat.pytest_benchmark_storage import drop_empty, save_with
+from pytest_fxbucket.bench.safe_save import never_replaced, replace_whole, save_new
+from pytest_fxbucket.compat.pytest_benchmark_storage import drop_empty, json_and_storage, save_with
+from pytest_fxbucket.options import fx_session
 
 
 class Saving:
@@ -19,7 +22,20 @@ class Saving:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Put ours in place of pytest-benchmark's way to save, which is there by now."""
-        save_with(session.config, save_new, replace_whole, self._unsaved.append)
+
+        def replace(path: Path, data: bytes) -> None:
+            if lost := _lost(session.config):  # it may have come to be there since
+                raise OSError(errno.EEXIST, f"it is {lost}, which is never overwritten")
+            replace_whole(path, data)
+
+        save_with(session.config, save_new, replace, self._unsaved.append)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Refuse to overwrite a run before anything is measured; here pytest takes errors of usage."""
+        if lost := _lost(session.config):
+            file = json_and_storage(session.config)[0]
+            raise pytest.UsageError(f"--benchmark-json: {file} is {lost}, which is never overwritten; name another file")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -29,3 +45,9 @@ class Saving:
         if self._unsaved and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         return result
+
+
+def _lost(config: pytest.Config) -> str:
+    """What would be lost if --benchmark-json were written; "" if nothing."""
+    file, storage = json_and_storage(config)
+    return "" if file is None else never_replaced(file, storage, fx_session(config).options.compare)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 Samples = tuple[tuple[float, ...], ...]
 """Of one variant: seconds of the slowest rank, one a round, for each set of processes in turn."""
 
+LEAST_S, MOST_S = 1e-9, 1e6
+"""Seconds that a step can take: a sample that is none of these was not measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Series:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from pytest_fxbucket.bench.series import Samples
+from pytest_fxbucket.bench.series import LEAST_S, MOST_S, Samples
 from pytest_fxbucket.errors import BenchmarkError
 
 PROCESS_SPREAD = 0.005
@@ -41,6 +41,11 @@ class Estimate:
     low: float
     high: float
     confidence: float
+
+    def __post_init__(self) -> None:
+        """Raise BenchmarkError for what is no number: no comparison with it holds, so it would read as no difference."""
+        if not all(map(math.isfinite, (self.log_ratio, self.low, self.high))):
+            raise BenchmarkError(f"a ratio of step times of {self.log_ratio} from {self.low} to {self.high} is no number")
 
     @property
     def ratio(self) -> float:
@@ -70,7 +75,7 @@ def ratio_of(
 ) -> Estimate:
     """log(new / old) of two variants that took turns: round r of each ran right after the other's, in the same processes.
 
-    Raises BenchmarkError if they differ in sets or rounds, if there are none, or for seconds that are not positive and finite.
+    Raises BenchmarkError if they differ in sets or rounds, if there are none, or for seconds that no step takes.
     """
     draws = _Draws(_log_ratios(new, old), process_spread)
     return _estimate(draws.centre, draws.some(Random(seed)), confidence)
@@ -147,9 +152,9 @@ def _log_ratios(new: Samples, old: Samples) -> list[list[float]]:
     if not shapes[0] or 0 in shapes[0]:
         raise BenchmarkError("a step time cannot be compared without a round in every set of processes")
     for sample in (sample for samples in (new, old) for rounds in samples for sample in rounds):
-        if not (sample > 0 and math.isfinite(sample)):
-            raise BenchmarkError(f"a step took {sample} s; expected a positive number of seconds")
-    return [[math.log(n / o) for n, o in zip(*pair, strict=True)] for pair in zip(new, old, strict=True)]
+        if not LEAST_S <= sample <= MOST_S:
+            raise BenchmarkError(f"a step took {sample} s; expected a positive number of seconds, {LEAST_S:g} to {MOST_S:g}")
+    return [[math.log(n) - math.log(o) for n, o in zip(*pair, strict=True)] for pair in zip(new, old, strict=True)]
 
 
 def _estimate(centre: float, drawn: list[float], confidence: float) -> Estimate:

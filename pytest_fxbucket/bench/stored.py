@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pytest_fxbucket.bench.comparable import comparable
+from pytest_fxbucket.bench.choice import StoredRun, best, by_age, is_all_one_wishes, passed_over
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.bench.same_files import same_files
 from pytest_fxbucket.bench.stored_files import number_of, records_in, run_files, shown
@@ -20,25 +20,6 @@ from pytest_fxbucket.errors import BenchmarkError
 
 LATEST = "latest"
 OPTION = "--fxbucket-compare"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """One measurement of a plan and the file that it was read from."""
-
-    record: Record
-    file: Path
-    has_failed: bool = False
-    """It was a regression against what it was compared with when it was taken."""
-
-    @property
-    def age(self) -> tuple[datetime, int]:
-        """What grows from older to newer runs."""
-        return datetime.fromisoformat(self.record.time), number_of(self.file)
-
-    def shown(self, rootdir: Path) -> str:
-        """The file as people write it."""
-        return shown(self.file, rootdir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +33,10 @@ class Found:
 def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
     """The stored run of `record`'s plan that `what` names: "latest", an absolute path, or a commit.
 
-    Of several it is the newest that is comparable, else the newest. `folder` is pytest-benchmark's storage. Raises
-    BenchmarkError for a file that is damaged or of another version and may hold the run that is meant, UsageError for a commit
-    that is unknown.
+    Of several it is one that is comparable, of the same pass, of a clean work tree, and the newest; earlier wishes come first.
+    The order of age is that of the files' numbers in a folder, and of times between folders (`by_age`). `folder` is
+    pytest-benchmark's storage. Raises BenchmarkError for a file that is damaged or of another version and may hold the run that
+    is meant, UsageError for a commit that is unknown.
     """
     if what == LATEST:
         return _latest(record, folder, rootdir)
@@ -67,55 +49,49 @@ def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
     return _of_commit(what, record, folder, rootdir)
 
 
-def runs_of(record: Record, folder: Path, rootdir: Path) -> list[Record]:
-    """All stored runs of the plan of `record`, oldest first. Raises BenchmarkError for a damaged file that may hold one."""
+def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], list[str]]:
+    """All stored runs of the plan of `record`, oldest first, and a sentence for each file that cannot be read."""
     runs, damaged = _stored(record, folder, rootdir)
-    _refuse_damage(damaged)
-    return [run.record for run in sorted(runs, key=lambda run: run.age)]
+    ordered = by_age(runs, datetime.fromisoformat(record.time))
+    return [run.record for run in ordered], [str(each.error) for each in damaged]
 
 
 def _latest(record: Record, folder: Path, rootdir: Path) -> Found:
     """The newest run that was no regression itself: a loss that is stored does not become what later runs are measured by."""
     runs, damaged = _stored(record, folder, rootdir)
-    _refuse_damage([each for each in damaged if each.may_be_newer(runs)])
-    kept = [run for run in runs if not run.has_failed]
-    if found := _best(kept, record, rootdir):
-        return found
+    chosen = best([run for run in runs if not run.has_failed], record)
+    _refuse_damage([each for each in damaged if each.may_be_meant(chosen, runs, record)])
+    if chosen is not None:
+        return Found(chosen, passed_over(runs, chosen, record, rootdir))
     where = shown(folder, rootdir)
     if runs:
         return Found(
-            None, f"all stored runs of {record.title} in {where} are regressions; {_store(record)} and without {OPTION}"
+            None,
+            f"all stored runs of {record.title} in {where} are regressions, or were never judged; {_store(record)} and without "
+            f"{OPTION}",
         )
     return Found(None, f"there is no stored run of {record.title} in {where}; {_store(record)}")
 
 
 def _of_commit(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
-    """The run of that very commit; else of one that differs in stored runs only; of either kind clean ones first."""
+    """The run of that very commit; else of one that differs in stored runs only. Any damaged file may hold it."""
     repository = Repository.of(rootdir / record.plan, OPTION)
     commit = repository.commit(what)
     runs, damaged = _stored(record, folder, rootdir)
+    _refuse_damage(damaged)
     alike = same_files(repository, commit.sha, folder)
     for is_it in (lambda sha: sha == commit.sha, alike):
         of_commit = [run for run in runs if run.record.commit is not None and is_it(run.record.commit)]
-        clean = [run for run in of_commit if not run.record.dirty]
-        best = _best(clean, record, rootdir) or _best(of_commit, record, rootdir)
-        if best is not None:
-            return best
-    _refuse_damage(damaged)
+        if found := _best(of_commit, record, rootdir):
+            return found
     others = sorted({run.record.commit[:7] for run in runs if run.record.commit})
     there = f"stored are runs of {', '.join(others[-5:])}" if others else "none of any commit is stored"
     return Found(None, f"there is no stored run of {record.title} at {commit}, {there}; {_store(record)}")
 
 
 def _best(runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
-    """The newest that is comparable; else the newest."""
-    newest = sorted(runs, key=lambda run: run.age, reverse=True)
-    for run in newest:
-        if not comparable(run.record, record):
-            passed_over = "; ".join(comparable(newest[0].record, record))
-            note = f"newest, but not comparable: {newest[0].shown(rootdir)}, {passed_over}" if run is not newest[0] else ""
-            return Found(run, note)
-    return Found(newest[0]) if newest else None
+    chosen = best(runs, record)
+    return None if chosen is None else Found(chosen, passed_over(runs, chosen, record, rootdir))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +99,14 @@ class _Damaged:
     file: Path
     error: BenchmarkError
 
-    def may_be_newer(self, runs: Sequence[StoredRun]) -> bool:
-        """Whether the file can be newer than every one of `runs` in its folder: numbers ascend there."""
-        beside = [number_of(run.file) for run in runs if run.file.parent == self.file.parent]
-        return number_of(self.file) > max(beside, default=0)
+    def may_be_meant(self, chosen: StoredRun | None, runs: Sequence[StoredRun], record: Record) -> bool:
+        """Whether it may hold a run that would be taken instead of `chosen`: a newer one, or one that lacks nothing."""
+        if chosen is None or not is_all_one_wishes(chosen, record):
+            return True
+        ordered = by_age(runs, datetime.fromisoformat(record.time))
+        no_newer = ordered[: ordered.index(chosen) + 1]
+        beside = [number_of(run.file) for run in no_newer if run.file.parent == self.file.parent]
+        return number_of(self.file) >= max(beside, default=0)
 
 
 def _refuse_damage(damaged: Sequence[_Damaged]) -> None:

@@ -46,6 +46,15 @@ def count_as_used(benchmark: Any) -> None:
     benchmark._mode = benchmark._mode or "no samples"
 
 
+def json_and_storage(config: pytest.Config) -> tuple[Path | None, Path | None]:
+    """The file that `--benchmark-json` names, and the folder with stored runs; None for what there is not."""
+    session = session_of(config)
+    if session is None:
+        return None, None
+    storage = Path(session.storage.path) if _is_folder(session.storage) else None
+    return Path(session.json) if session.json else None, storage
+
+
 def drop_empty(config: pytest.Config) -> None:
     """Leave out benchmarks without a single round, as of a test that was interrupted: saving would break, and save nothing."""
     for bench in getattr(session_of(config), "benchmarks", ()):

@@ -82,6 +82,17 @@ def test_the_ini_file_names_files_from_its_own_folder(
     assert compare_of(pytester, "--fxbucket-compare=latest") == "latest"
 
 
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_value_on_the_command_line_turns_the_ini_files_off(
+    pytester: pytest.Pytester, project: Project, value: str
+) -> None:
+    project.write("pytest.ini", "[pytest]\nfxbucket_compare = latest\n")
+    assert compare_of(pytester) == "latest"
+    assert compare_of(pytester, f"--fxbucket-compare={value}") is None
+    project.write("pytest.ini", "[pytest]\nfxbucket_compare =\n")
+    assert compare_of(pytester) is None
+
+
 def test_without_the_option_git_is_not_asked(
     pytester: pytest.Pytester, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

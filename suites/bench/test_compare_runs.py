@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.comparable import comparable
-from pytest_fxbucket.bench.compare import judge, verdict_of
+from pytest_fxbucket.bench.compare import judge, kept, pending, verdict_of
 from pytest_fxbucket.bench.record import Record
-from pytest_fxbucket.checks.verdict import Verdict
-from suites.bench.records import MACHINE, WORKLOAD, bucket, graph, record, steps
+from pytest_fxbucket.bench.stored import find
+from pytest_fxbucket.checks.verdict import Verdict, skipped
+from suites.bench.records import bucket, graph, record, steps
 from suites.bench.storage import KIND, Project
 
 THRESHOLD = 0.03
+FUSED = {**graph(), "digest": "cd34"}
 
 
 def verdict(project: Project, now: Record, what: str = "latest") -> Verdict:
@@ -26,54 +29,6 @@ def project(tmp_path: Path) -> Project:
     project = Project(tmp_path / "project")
     project.store(1)
     return project
-
-
-class TestComparable:
-    def test_commit_pass_torch_and_python_may_differ(self) -> None:
-        other = {
-            "commit": None,
-            "pass": "torch",
-            "torch": "2.14.0",
-            "python": "3.12.1",
-            "graphs": {},
-            "time": "2027-01-01T00:00:00+00:00",
-        }
-        assert comparable(record(), record(**other)) == []
-
-    @pytest.mark.parametrize(
-        ("changed", "reason"),
-        [
-            ({"plan": "b.toml"}, "another plan: plans/tiny.toml, not b.toml"),
-            ({"row": "x"}, "another plan: plans/tiny.toml, not plans/tiny.toml[x]"),
-            ({"backend": "nccl"}, "backend was gloo and is nccl"),
-            ({"ranks": 4}, "ranks was 2 and is 4"),
-            (
-                {"machine": {**MACHINE, "cpu": "Xeon", "cores": 8}},
-                "another machine: cores was 2 and is 8, cpu was AMD EPYC 9B14 and is Xeon",
-            ),
-            ({"machine": {**MACHINE, "gpus": ["NVIDIA H200"]}}, "another machine: gpus was none and is NVIDIA H200"),
-            (
-                {"workload": {**WORKLOAD, "parallel": {"dp_shard": 4, "mode": "simple_fsdp"}}},
-                "[parallel] dp_shard was 2 and is 4",
-            ),
-            ({"workload": {**WORKLOAD, "graph": {"factory": "a:b"}}}, "[graph] was not there and is a table of 1"),
-            (
-                {"workload": {**WORKLOAD, "model": {"factory": "tiny:build", "args": {"layers": 3}}}},
-                "[model] args.layers was 2 and is 3",
-            ),
-            (
-                {"workload": {**WORKLOAD, "step": {name: 1 for name in "abcde"}}},
-                "[step] a was not there and is 1, [step] b was not there and is 1, [step] c was not there and is 1 and 3 more",
-            ),
-        ],
-    )
-    def test_what_differs_is_named_with_both_values(self, changed: dict[str, Any], reason: str) -> None:
-        assert comparable(record(), record(**changed)) == [reason]
-
-    def test_tables_of_a_list_are_compared_one_by_one(self) -> None:
-        then, now = ([{"factory": "torch.optim:SGD", "args": {"lr": lr}}] for lr in (0.1, 0.2))
-        reasons = comparable(*(record(workload={**WORKLOAD, "optimizer": each}) for each in (then, now)))
-        assert reasons == ["[optimizer] args.lr was 0.1 and is 0.2"]
 
 
 class TestVerdict:
@@ -90,12 +45,12 @@ class TestVerdict:
         )
         assert "too noisy" not in judge(record(**calm), record(**calm), THRESHOLD).summary
         said = judge(record(**calm), record(**wild), THRESHOLD).summary
-        assert said.endswith("; too noisy for a threshold of 3.0%: raise budget_s, or use a quieter machine")
+        assert said.endswith("; too noisy for a threshold of 3.0%: measure longer (budget_s), or use a quieter machine")
 
     def test_a_slower_bucketed_step_fails_with_numbers(self, project: Project) -> None:
         said = verdict(project, record(bucketed_s=0.011, seed=7, dirty=True))
         assert said.outcome == "failed"
-        assert said.summary.startswith("slower than before, outside the noise: +")
+        assert said.summary.startswith("slower against unbucketed than before, outside the noise: +")
         text = "\n".join(said.lines)
         for part in (
             "then",
@@ -120,7 +75,19 @@ class TestVerdict:
 
     def test_a_faster_step_passes_and_says_so(self, project: Project) -> None:
         said = verdict(project, record(bucketed_s=0.008, seed=7))
-        assert (said.outcome, said.summary[:39]) == ("passed", "faster than before, outside the noise: ")
+        assert said.outcome == "passed"
+        assert said.summary.startswith("faster against unbucketed than before, outside the noise: -")
+
+    def test_a_pass_says_what_it_was_measured_against_and_what_differs(self, project: Project) -> None:
+        project.store(2, dirty=True)
+        now = {"torch": "2.14.0", "is_stable": False, "dirty": True}
+        assert verdict(project, record(seed=7, **now)).summary.split("; ")[1:] == [
+            f"stored run: .benchmarks/{KIND}/0001_run.json",
+            f"newer, but passed over: .benchmarks/{KIND}/0002_run.json (of a dirty work tree)",
+            "torch differs: 2.13.0+cpu then, 2.14.0 now",
+            "now the work tree was dirty: files differ from commit 1111111",
+            "now step time had not settled when sampling began",
+        ]
 
     def test_a_small_sure_change_is_within_the_threshold(self) -> None:
         steady = {"samples": {"bucketed": [[0.010] * 50] * 5, "unbucketed": [[0.015] * 50] * 5}}
@@ -133,12 +100,54 @@ class TestVerdict:
     def test_a_machine_that_became_slower_is_no_regression(self, project: Project) -> None:
         assert verdict(project, record(bucketed_s=0.014, unbucketed_s=0.021, seed=7)).outcome == "passed"
 
+    @pytest.mark.parametrize("another", [{"torch": "2.14.0"}, {"python": "3.12.1"}, {"graphs": {"unbucketed": FUSED}}])
     def test_an_unbucketed_step_that_became_faster_is_told_from_a_bucketed_one_that_became_slower(
-        self, project: Project
+        self, project: Project, another: dict[str, Any]
     ) -> None:
-        said = verdict(project, record(bucketed_s=0.0099, unbucketed_s=0.0130, seed=7))
+        said = verdict(project, record(bucketed_s=0.0099, unbucketed_s=0.0130, seed=7, **another))
+        assert said.outcome == "passed"
+        assert re.match(
+            r"bucketing gains less: bucketed 10\.\d+ ms then and 9\.\d+ ms now, "
+            r"unbucketed 1[45]\.\d+ ms then and 1[23]\.\d+ ms now; the ratio changed by \+1\d\.\d% \(",
+            said.summary,
+        )
+        slower = verdict(project, record(bucketed_s=0.0103, unbucketed_s=0.0130, seed=7, **another))
+        assert slower.outcome == "failed"
+
+    def test_a_machine_that_became_faster_hides_no_regression(self, project: Project) -> None:
+        said = verdict(project, record(bucketed_s=0.0088, unbucketed_s=0.0120, seed=7))
         assert said.outcome == "failed"
-        assert "the bucketed step itself is no slower: the unbucketed one became faster" in said.lines
+        assert any("the same: so the machine became faster, and the bucketed step should have" in line for line in said.lines)
+
+    def test_a_loss_that_noise_hides_is_a_skip_and_no_pass(self, project: Project) -> None:
+        now = {"bucketed": steps(0.0115, 7, spread=0.4), "unbucketed": steps(0.015, 8, spread=0.4)}
+        told = judge(record(seed=1), record(samples=now), THRESHOLD)
+        assert told.change.low < 0 < math.log1p(THRESHOLD) < told.change.log_ratio
+        said = verdict(project, record(samples=now))
+        assert said.outcome == "skipped"
+        assert said.summary.startswith(
+            f"cannot be told: {told.change} against {project.first[:7]} of 2026-11-21 is more than the "
+        )
+        assert "measure longer (budget_s)" in said.summary
+        assert f"stored run: .benchmarks/{KIND}/0001_run.json" in said.summary
+        assert judge(record(samples=now), record(), THRESHOLD).outcome == "same"  # a gain that noise hides is no loss
+
+    def test_runs_that_were_slower_or_never_judged_or_slower_perhaps_are_no_measure(self, project: Project) -> None:
+        slower, same = (verdict(project, record(bucketed_s=each, seed=7)) for each in (0.02, 0.01))
+        untold = skipped("benchmark", "cannot be told: +5.0% ...")
+        marks = [pending("latest"), kept("latest", slower), kept("latest", untold)]
+        for number, mark in enumerate(marks, 2):
+            project.store(number, compared=mark["fxbucket_compared"]["outcome"])
+            found = find("latest", record(), project.storage, project.top)
+            assert found.run is not None
+            assert found.run.file.name == "0001_run.json"
+            assert "(a regression itself, or never judged)" in found.note
+        assert pending("main") == {"fxbucket_compared": {"with": "main", "outcome": "error", "summary": "it was not judged"}}
+        for number, said in enumerate((same, skipped("benchmark", "there is no stored run")), 10):
+            project.store(number, compared=kept("latest", said)["fxbucket_compared"]["outcome"])
+            found = find("latest", record(), project.storage, project.top)
+            assert found.run is not None
+            assert found.run.file.name == f"{number:04}_run.json"
 
     def test_the_same_two_runs_are_judged_alike_each_time(self) -> None:
         runs = record(), record(bucketed_s=0.0105, seed=3)

@@ -106,6 +106,40 @@ class TestUnsaved:
         )
         assert len(stored(steps)) == 1
 
+    def test_a_json_that_would_take_the_place_of_a_run_ends_pytest_at_once(self, steps: pytest.Pytester) -> None:
+        file = steps.path / ".benchmarks" / "kind" / "0007_run.json"
+        file.parent.mkdir(parents=True)
+        for base in (file, steps.path / "base.json"):
+            base.write_text("{}")
+        Path("link.json").symlink_to(file)
+        for option, words in (
+            (".benchmarks/kind/0007_run.json", "a stored run"),
+            ("link.json", "a stored run"),
+            ("base.json", "the run to compare with"),
+        ):
+            result = steps.runpytest_inprocess("-p", "no:xdist", "--fxbucket-compare=base.json", f"--benchmark-json={option}")
+            assert result.ret == pytest.ExitCode.USAGE_ERROR
+            result.stderr.fnmatch_lines(
+                [f"ERROR: --benchmark-json: {option} is {words}, which is never overwritten; name another file"]
+            )
+            assert "Traceback" not in result.stdout.str() + result.stderr.str()
+            assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+        assert file.read_text() == Path("base.json").read_text() == "{}"
+
+    def test_a_run_that_came_to_be_there_meanwhile_is_left_alone(self, steps: pytest.Pytester) -> None:
+        steps.makepyfile(
+            test_x="""
+            from pathlib import Path
+            def test_meanwhile(benchmark):
+                benchmark(int)
+                Path(".benchmarks/0007_run.json").write_text("of another")
+            """
+        )
+        result = steps.runpytest_inprocess("-p", "no:xdist", "--benchmark-json=.benchmarks/0007_run.json", "test_x.py")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.stderr.fnmatch_lines(["*0007_run.json could not be written (it is a stored run, which is never overwritten)"])
+        assert Path(".benchmarks/0007_run.json").read_text() == "of another"
+
 
 class TestUnchanged:
     def test_what_is_stored_is_what_pytest_benchmark_stores(self, steps: pytest.Pytester) -> None:

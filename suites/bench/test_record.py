@@ -49,6 +49,15 @@ def test_samples_are_tuples_and_a_record_made_of_tuples_is_the_same_json() -> No
         ({"samples": {"bucketed": [[0.0]], "unbucketed": [[0.1]]}}, "has a step of no seconds"),
         ({"samples": {"bucketed": [[-1.0]], "unbucketed": [[0.1]]}}, "has -1.0 where seconds are expected"),
         ({"samples": {"bucketed": [["0.1"]], "unbucketed": [[0.1]]}}, "has '0.1' where seconds are expected"),
+        ({"samples": {"bucketed": [[1e-12]], "unbucketed": [[0.1]]}}, "has a step of no seconds"),
+        ({"samples": {"bucketed": [[1e7]], "unbucketed": [[0.1]]}}, "has 10000000.0 where seconds are expected"),
+        ({"samples": {"bucketed": [[10**400]], "unbucketed": [[0.1]]}}, "has 1000000000"),
+        ({"capture_s": 10**400}, "'capture_s' of the measurement has 1000000000"),
+        ({"commit": "main"}, "'commit' of the measurement is 'main' and not the sha of a commit"),
+        ({"commit": "--output=x" + "0" * 30}, "and not the sha of a commit"),
+        ({"commit": "1" * 41}, "and not the sha of a commit"),
+        ({"commit": 3}, "'commit' of the measurement is int and not text"),
+        ({"workload": json.loads('{"a":' * 900 + "1" + "}" * 900)}, "is nested too deeply"),
         ({"warmup_rounds": 3}, "'warmup_rounds' of the measurement is int and not a list"),
         ({"graphs": {"bucketed": {"digest": "a"}}}, "has a graph 'bucketed' of which 'launches' is not there"),
         ({"graphs": {"bucketed": graph({"label": "x"})}}, "has a bucket of which 'direction' is not there"),
@@ -61,6 +70,12 @@ def test_damage_is_one_sentence_with_the_file_and_the_field(changed: dict[str, A
     assert text.startswith(".benchmarks/0001.json: ")
     assert says in text
     assert "measure again" in text
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize("commit", [None, "0123456789abcdef" * 4, "f" * 40])
+def test_shas_of_both_kinds_are_read(commit: str | None) -> None:
+    assert record(commit=commit).commit == commit
 
 
 @pytest.mark.parametrize("name", sorted(fields()))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.safe_save import replace_whole, save_new
+from pytest_fxbucket.bench.safe_save import never_replaced, replace_whole, save_new
 from suites.bench import saver
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +112,64 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match="No space left"):
         replace_whole(tmp_path / "mine.json", b"{}")
     assert held(tmp_path) == before
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "mine.json"
+    link.symlink_to("there/real.json")
+    for text in (b"1", b"2"):  # first a link to nothing yet
+        replace_whole(link, text)
+        assert link.is_symlink()
+        assert held(tmp_path / "there") == {"real.json": text}
+
+
+def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a device of this machine would be lost")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    pipe, null = tmp_path / "pipe", tmp_path / "null"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace_whole(pipe, b"all")
+        assert os.read(reader, 10) == b"all"
+    finally:
+        os.close(reader)
+    null.symlink_to(os.devnull)
+    replace_whole(null, b"x")
+    assert (pipe.is_fifo(), null.is_char_device()) == (True, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["null", "pipe"]
+
+
+def test_a_folder_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_whole(tmp_path / "a", b"x")
+
+
+def test_an_open_file_that_a_descriptor_names_is_written_to_itself(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w+b") as out:
+        replace_whole(Path(f"/dev/fd/{out.fileno()}"), b"all")
+        assert out.read() == b"all"
+
+
+def test_runs_below_the_storage_and_the_file_to_compare_with_are_never_replaced(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    run = save_new(storage / "kind", "a", b"{}")
+    (tmp_path / "link").symlink_to(storage)
+    (tmp_path / "run.json").symlink_to(run)
+    (tmp_path / "base.json").write_text("{}")
+    compared = str(tmp_path / "base.json")
+    for path in (run, tmp_path / "link" / "kind" / run.name, tmp_path / "run.json"):
+        assert never_replaced(path, storage, None) == "a stored run"
+        assert never_replaced(path, tmp_path / "link", "latest") == "a stored run"
+        assert never_replaced(path, None, str(run)) == "the run to compare with"
+        assert never_replaced(path, None, None) == ""
+    assert never_replaced(tmp_path / "base.json", storage, compared) == "the run to compare with"
+    for path in (storage / "kind" / "0002_new.json", storage / "notes.json", tmp_path / "0001_a.json", tmp_path / "latest"):
+        assert never_replaced(path, storage, "latest") == ""
 
 
 def test_where_links_cannot_be_made_a_taken_number_is_still_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,10 +120,23 @@ class TestCertainty:
 
 
 class TestBadSamples:
-    @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+    @pytest.mark.parametrize("bad", [0.0, -1.0, 1e-10, 1e7, 10**400, float("nan"), float("inf")])
     def test_a_step_of_no_time_is_refused(self, bad: float) -> None:
         with pytest.raises(BenchmarkError, match=f"a step took {bad} s; expected a positive number"):
             ratio_of(((1.0, bad),), ((1.0, 1.0),))
+
+    def test_steps_as_far_apart_as_can_be_are_compared(self) -> None:
+        assert ratio_of(((1e6,),), ((1e-9,),)).log_ratio == pytest.approx(math.log(1e15))
+
+    @pytest.mark.parametrize("at", range(3))
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+    def test_an_interval_that_is_no_number_is_an_error_and_no_pass(self, at: int, bad: float) -> None:
+        values = [0.0, -0.1, 0.1]
+        values[at] = bad
+        with pytest.raises(BenchmarkError, match="is no number"):
+            Estimate(*values, 0.99)
+        with pytest.raises(BenchmarkError, match="is no number"):
+            ratio_of(((1.0, 2.0),), ((1.0, 1.0),), process_spread=bad)
 
     def test_other_rounds_are_refused(self) -> None:
         with pytest.raises(BenchmarkError, match=r"as many rounds each, and these have \[1, 2\] and \[2, 1\]"):

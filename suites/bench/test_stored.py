@@ -1,4 +1,4 @@
-"""Which stored run is meant: the newest, a file's, a commit's; and a damaged file is never passed over for an older run."""
+"""Which stored run is meant: the newest, a file's, or a commit's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.bench.compared_with import compared_with
-from pytest_fxbucket.bench.stored import Found, find
+from pytest_fxbucket.bench.same_files import same_files
+from pytest_fxbucket.bench.stored import find, runs_of
 from pytest_fxbucket.bench.stored_files import run_files
-from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
+from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.errors import FxbucketError, UsageError
 from suites.bench.records import MACHINE, fields, record
-from suites.bench.storage import KIND, PLAN, Project, file_text
+from suites.bench.storage import KIND, PLAN, Project, file_of, file_text, found
+
+TIMES = {1: "2026-11-21T10:01:00+00:00"}
 
 
 @pytest.fixture
@@ -21,13 +25,10 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def found(what: str, project: Project, **now: object) -> Found:
-    return find(what, record(**{"commit": None, **now}), project.storage, project.top)  # type: ignore[arg-type]
-
-
-def file_of(it: Found) -> str:
-    assert it.run is not None, it.note
-    return it.run.file.name
+def remove(project: Project, *numbers: int) -> Project:
+    for number in numbers:
+        (project.storage / KIND / f"{number:04}_run.json").unlink()
+    return project
 
 
 class TestLatest:
@@ -39,8 +40,49 @@ class TestLatest:
 
     def test_times_of_other_zones_are_compared_as_times(self, project: Project) -> None:
         project.store(1, time="2026-11-21T10:00:00+00:00")
-        project.store(2, time="2026-11-21T11:30:00+02:00")
+        project.store(2, time="2026-11-21T11:30:00+02:00", kind="other")
         assert file_of(found("latest", project)) == "0001_run.json"
+
+    def test_in_a_folder_numbers_say_what_is_newer_whatever_a_clock_said(self, project: Project) -> None:
+        project.store(1, time="2026-11-21T10:00:00+00:00")
+        project.store(2, time="2040-01-01T00:00:00+00:00")
+        assert file_of(found("latest", project)) == "0002_run.json"
+        project.store(3, time="2026-11-21T10:01:00+00:00")
+        assert file_of(found("latest", project)) == "0003_run.json"
+        project.store(1, kind="other", time="2026-11-21T10:02:00+00:00", dirty=True)
+        assert found("latest", project).note.startswith("newer, but passed over: .benchmarks/other/0001_run.json")
+
+    def test_a_run_dated_in_the_future_is_not_the_newest_of_all_folders_for_ever(self, project: Project) -> None:
+        project.store(1, time="2026-11-21T10:00:00+00:00")
+        project.store(2, time="2040-01-01T00:00:00+00:00")
+        project.store(5, kind="alone", time="0001-01-01T00:00:00+14:00")
+        project.store(6, kind="alone", time="9999-12-31T23:59:59-14:00")
+        project.store(1, kind="other", time="2026-11-21T10:01:00+00:00")
+        assert found("latest", project).run.file.parent.name == "other"  # type: ignore[union-attr]  # there is one
+
+    def test_of_the_same_pass_and_of_a_clean_tree_come_first_and_what_is_passed_over_is_said(self, project: Project) -> None:
+        project.store(1)
+        project.store(2, **{"pass": "torch"})
+        project.store(3, dirty=True)
+        project.store(4, machine={**MACHINE, "cores": 64})
+        project.store(5, compared="failed")
+        it = found("latest", project)
+        assert file_of(it) == "0001_run.json"
+        where = f".benchmarks/{KIND}/000"
+        assert it.note == (
+            f"newer, but passed over: {where}5_run.json (a regression itself, or never judged), {where}4_run.json "
+            f"(not comparable: another machine: cores was 64 and is 2), {where}3_run.json (of a dirty work tree) and 1 more"
+        )
+        assert f"{where}2_run.json (of pass torch)" in found("latest", remove(project, 4, 5)).note
+        assert file_of(found("latest", remove(project, 1))) == "0003_run.json"
+        assert file_of(found("latest", remove(project, 3))) == "0002_run.json"
+
+    def test_a_test_s_own_measurement_is_not_the_plan_s(self, project: Project) -> None:
+        project.store(1)
+        project.store(2, test="test_speed.py::test_it")
+        assert file_of(found("latest", project)) == "0001_run.json"
+        assert file_of(found("main", project)) == "0001_run.json"
+        assert runs_of(record(), project.storage, project.top)[0] == [record(commit=project.first, seed=1, time=TIMES[1])]
 
     def test_runs_of_other_plans_and_rows_are_not_it(self, project: Project) -> None:
         project.store(1, row=None)
@@ -62,8 +104,8 @@ class TestLatest:
         project.store(2, machine={**MACHINE, "cores": 64})
         it = found("latest", project)
         assert file_of(it) == "0001_run.json"
-        assert it.note.startswith(
-            f"newest, but not comparable: .benchmarks/{KIND}/0002_run.json, another machine: cores was 64"
+        assert it.note == (
+            f"newer, but passed over: .benchmarks/{KIND}/0002_run.json (not comparable: another machine: cores was 64 and is 2)"
         )
 
     def test_without_a_run_it_says_how_to_store_one(self, project: Project) -> None:
@@ -89,7 +131,9 @@ class TestLatest:
     def test_of_regressions_alone_there_is_no_latest(self, project: Project) -> None:
         project.store(1, compared="failed")
         note = found("latest", project).note
-        assert note.startswith("all stored runs of plans/tiny.toml in .benchmarks are regressions; to store one, ")
+        assert note.startswith(
+            "all stored runs of plans/tiny.toml in .benchmarks are regressions, or were never judged; to store one, "
+        )
         assert note.endswith("::benchmark with --benchmark-autosave and without --fxbucket-compare")
 
     def test_foreign_files_are_none_of_the_stored_runs(self, project: Project) -> None:
@@ -103,7 +147,6 @@ class TestLatest:
             "\u0662\u0662\u0662\u0662_x.json",
         ):
             (file.parent / name).write_text("{")
-        (file.parent / "0009_folder.json").mkdir()
         assert run_files(project.storage) == [file]
 
 
@@ -148,6 +191,25 @@ class TestCommit:
         assert f"no stored run of {PLAN} at main (" in it.note
         assert f"stored are runs of {project.first[:7]}; to store one" in it.note
 
+    @pytest.mark.parametrize("storage", [".benchmarks", "speed[1]*", "a\\\\b"])
+    def test_code_within_the_storage_counts_and_runs_of_any_depth_do_not(self, project: Project, storage: str) -> None:
+        project.storage = project.top / storage
+        for name in ("0001_a.json", "Linux/0001_a.json", "Linux/old/0001_a.json"):
+            project.write(f"{storage}/{name}", "{}")
+        second = project.commit()
+        same = same_files(Repository.of(project.top / PLAN), second, project.storage)
+        assert same(project.first)
+        for name in (f"{storage}/conftest.py", f"{storage}/notes.json", "speed1x/0001_a.json"):
+            project.write(name, "x = 1\n")
+            changed = project.commit()
+            assert not same_files(Repository.of(project.top / PLAN), changed, project.storage)(second)
+            second = changed
+
+    def test_what_is_no_sha_is_no_option_of_git(self, project: Project, tmp_path: Path) -> None:
+        same = same_files(Repository.of(project.top / PLAN), project.first, project.storage)
+        assert not same(f"--output={tmp_path / 'written'}")
+        assert not (tmp_path / "written").exists()
+
     def test_an_unknown_one_is_refused_with_the_nearest_name(self, project: Project) -> None:
         with pytest.raises(UsageError, match=r'^--fxbucket-compare mian is no commit of .*; did you mean "main"\?$'):
             found("mian", project)
@@ -167,63 +229,3 @@ class TestCommit:
             it = find(what, record(commit=None, seed=9), there / ".benchmarks", there)
             assert it.run is not None
             assert it.run.record.title == PLAN
-
-
-DAMAGE = {
-    "empty": (b"", "is damaged, as it is no JSON"),
-    "cut short": (file_text(fields()).encode()[:400], "is damaged, as it is no JSON"),
-    "no UTF-8": (b"\xff\xfe{", "is damaged, as it is no JSON"),
-    "a list": (b"[]", 'has no list "benchmarks"'),
-    "another file": (b'{"benchmarks": {}}', 'has no list "benchmarks"'),
-    "another version": (file_text(fields(format=2)).encode(), "has format 2 and this version reads 1"),
-    "damaged samples": (file_text(fields(samples={})).encode(), "'samples' of the measurement lacks 'bucketed'"),
-}
-
-
-class TestDamage:
-    @pytest.mark.parametrize("damage", DAMAGE)
-    def test_as_the_newest_it_is_an_error_that_names_it(self, project: Project, damage: str) -> None:
-        content, says = DAMAGE[damage]
-        project.store(1)
-        project.store(2).write_bytes(content)
-        with pytest.raises(BenchmarkError) as told:
-            found("latest", project)
-        assert str(told.value).startswith(f".benchmarks/{KIND}/0002_run.json")
-        assert says in str(told.value)
-        assert "measure again" in str(told.value)
-        assert "\n" not in str(told.value)
-        with pytest.raises(BenchmarkError):
-            found(str(project.storage / KIND / "0002_run.json"), project)
-
-    def test_an_older_one_is_no_matter_beside_a_newer_run_of_the_plan(self, project: Project) -> None:
-        project.store(1).write_text("{")
-        project.store(2)
-        assert file_of(found("latest", project)) == "0002_run.json"
-        project.store(3, plan="plans/other.toml").write_text("{")
-        project.store(4, plan="plans/other.toml")
-        with pytest.raises(BenchmarkError, match="0003_run"):
-            found("latest", project)
-
-    def test_a_commit_that_is_found_is_found(self, project: Project) -> None:
-        project.store(1)
-        project.store(2).write_text("{")
-        assert file_of(found("main", project)) == "0001_run.json"
-        (project.storage / KIND / "0001_run.json").unlink()
-        with pytest.raises(BenchmarkError, match="0002_run"):
-            found("main", project)
-
-    def test_a_file_that_cannot_be_read_is_said(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-        file = project.store(1)
-        with pytest.raises(BenchmarkError, match="cannot be read: No such file or directory"):
-            found(str(file.with_name("gone.json")), project)
-
-        def refuse(self: Path, encoding: str) -> str:
-            raise PermissionError(13, "Permission denied", str(self))
-
-        monkeypatch.setattr(Path, "read_text", refuse)  # root may read everything
-        with pytest.raises(BenchmarkError, match=r"0001_run\.json cannot be read: Permission denied"):
-            found(str(file), project)
-
-    def test_entries_of_others_are_left_alone(self, project: Project) -> None:
-        text = '{"benchmarks": [3, {}, {"extra_info": null}, {"extra_info": {"fxbucket": 3}}]}'
-        assert found(str(project.write("a.json", text)), project).run is None

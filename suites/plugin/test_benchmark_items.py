@@ -71,7 +71,7 @@ def test_a_stored_run_is_compared_and_a_regression_is_a_failed_item_with_numbers
     slower = run(timed, "--fxbucket-compare=latest", "--benchmark-autosave")
     slower.assert_outcomes(passed=1, failed=1)
     slower.stdout.fnmatch_lines(
-        ["*plans/timed.toml: benchmark*", "slower than before, outside the noise: +*%*", "*threshold +3.0%"]
+        ["*plans/timed.toml: benchmark*", "slower against unbucketed than before, outside the noise: +*%*", "*threshold +3.0%"]
     )
     assert "Traceback" not in slower.stdout.str()
     assert len(stored(timed)) == 2
