@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
+from pytest_fxbucket.compat.gloo import gather_one_by_one
 from pytest_fxbucket.compat.groups import destroy_subgroups
 from pytest_fxbucket.ranks import ledger, ordered, wire
 from pytest_fxbucket.ranks.backend import PLAIN, use_device
@@ -100,9 +101,12 @@ def _join(seat: Seat) -> None:
     if seat.request.backend == "nccl":
         nccl.join(store, seat.rank, seat.world, _NEVER)
         return
-    if seat.request.backend != PLAIN:
+    if seat.request.backend == PLAIN:
+        backend = "gloo"
+        gather_one_by_one()
+    else:
+        backend = ordered.BACKEND
         ordered.register()
-    backend = "gloo" if seat.request.backend == PLAIN else ordered.BACKEND
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
 
 

@@ -1,0 +1,145 @@
+"""What ``fxbucket compare`` cannot do is one sentence, status 2, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.cli import main
+from suites.cli.small_repository import SmallRepository, command, environment
+from suites.plugin.processes import ends
+from suites.soak.speeds_project import MODEL, PLAN
+
+Capsys = pytest.CaptureFixture[str]
+STUB = "import json, os, signal, sys\nanswers = open(int(sys.argv[1]), 'w')\nrequest = json.loads(sys.stdin.readline())\n"
+"""Begin of a side that a repository's own pytest_fxbucket has: quick, for what needs no ranks."""
+FACTS = """
+print(json.dumps({"protocol": 1, "facts": {"benchmark": None}, "files": []}), file=answers, flush=True)
+sys.stdin.readline()
+"""
+"""It answers the first request, and has read that its first set is to run."""
+
+
+@pytest.fixture
+def stubbed(repository: SmallRepository) -> SmallRepository:
+    repository.write("pytest_fxbucket/__init__.py", "")
+    repository.write("pytest_fxbucket/bench/__init__.py", "")
+    return repository
+
+
+def side(repository: SmallRepository, code: str) -> str:
+    """Commit a side that does `code` after it was asked."""
+    repository.write("pytest_fxbucket/bench/side.py", STUB + code)
+    return repository.commit(plan=PLAN)[:7]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mian", "--plan", "plan.toml"], 'REF mian is no commit of {top}; did you mean "main"?'),
+        (["HEAD", "main~7", "--plan", "plan.toml"], "REF main~7 is no commit of {top}; main is there, but not that far back"),
+        (["", "--plan", "plan.toml"], 'REF "" names no commit'),
+        (["HEAD", "--plan", "plam.toml"], 'plam.toml is not in HEAD ({sha}); did you mean "plan.toml"?'),
+        (["HEAD"], "no plan is named, and there is no ini fxbucket_plans; name one: --plan PATH[::ROW], or a folder"),
+        (["HEAD", "--plan", "off"], "--plan: no plan there has [checks] benchmark = true; turn it on, or name a plan"),
+        (["HEAD", "--plan", "plan.toml", "--threshold", "much"], "--threshold much: expected a fraction of the step below 1"),
+        (["HEAD", "--plan", "plan.toml", "--threshold", "3"], "--threshold 3: expected a fraction of the step below 1"),
+        (["HEAD", "--plan", "plan.toml", "--threshold", "nan"], "--threshold nan: expected a fraction of the step below 1"),
+        (["HEAD", "--plan", "plan.toml", "--confidence", "99"], "--confidence 99: expected a number from 0.5 to 1"),
+        (["HEAD", "--plan", "plan.toml", "--budget-s", "-1"], "--budget-s -1: expected seconds"),
+        (["HEAD", "--plan", "plan.toml", "--pass", "manul"], '--pass: "manul" is no pass'),
+        (["HEAD", "--plan", "plan.toml", *["--python", "x"] * 3], "--python is given 3 times, and there are two sides"),
+        (["HEAD", "--plan", "plan.toml", "--python", "/no/python"], "/no/python cannot be started: No such file or directory"),
+        (["HEAD", "--plan", "plan.toml::no"], 'plan.toml has no [[matrix]] row "no"; it has no rows'),
+        (["HEAD", "--plan", "plan.toml", "--backend", "local"], "back end local has no step time; use gloo, nccl or auto"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    repository: SmallRepository, untouched: None, capsys: Capsys, words: list[str], says: str
+) -> None:
+    repository.write("net.py", MODEL)
+    repository.write("extra.txt", "0")
+    sha = repository.commit(plan=PLAN, off__plan=PLAN.replace("benchmark = true", ""))
+    assert main(["compare", *words]) == 2
+    said = capsys.readouterr()
+    assert says.format(top=repository.top, sha=sha[:7]) in said.err
+    assert [line for line in said.err.splitlines() if line.startswith("fxbucket: ")] == said.err.splitlines()[-1:]
+    assert said.out == ""
+
+
+def test_a_model_that_fails_at_a_commit_is_told_with_the_commit(
+    repository: SmallRepository, untouched: None, capsys: Capsys
+) -> None:
+    repository.write("net.py", MODEL.replace("return Net()", "raise ValueError('no model yet')"))
+    repository.write("extra.txt", "0")
+    sha = repository.commit(plan=PLAN)
+    repository.write("net.py", MODEL)
+    assert main(["compare", "HEAD", "--plan", "plan.toml"]) == 2
+    err = capsys.readouterr().err
+    assert f"fxbucket: plan.toml: at HEAD ({sha[:7]}): [model] factory net:build" in err
+    assert "no model yet" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("print(json.dumps({'protocol': 9}), file=answers)", "it takes turns by protocol 9, not 1"),
+        ("raise ValueError('a side that breaks')", "its process ended with status 1: ValueError: a side that breaks"),
+        ("os.kill(os.getpid(), 9)", "its process ended by signal 9"),
+        (f"{FACTS}\nos.kill(os.getpid(), 9)", "its process ended by signal 9"),
+        (f"{FACTS}\nprint(json.dumps({{'protocol': 1, 'error': 'no more'}}), file=answers)", "no more"),
+        (f"{FACTS}\nprint(json.dumps({{'protocol': 1}}), file=answers)", "it ended its turns by itself"),
+        ("answers.write('{\"prot'); answers.flush(); os._exit(3)", "its process ended with status 3"),
+    ],
+)
+def test_a_side_that_cannot_go_on_is_told_with_its_commit(
+    stubbed: SmallRepository, untouched: None, capsys: Capsys, code: str, says: str
+) -> None:
+    sha = side(stubbed, code)
+    assert main(["compare", "HEAD", "HEAD", "--plan", "plan.toml"]) == 2
+    err = capsys.readouterr().err
+    assert f"fxbucket: plan.toml: at HEAD ({sha}): " in err
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_commit_whose_own_package_times_no_steps_is_refused(
+    stubbed: SmallRepository, untouched: None, capsys: Capsys
+) -> None:
+    sha = stubbed.commit(plan=PLAN)[:7]
+    assert main(["compare", "HEAD", "HEAD", "--plan", "plan.toml"]) == 2
+    assert f"at HEAD ({sha}): the pytest_fxbucket there cannot time steps beside another commit's" in capsys.readouterr().err
+
+
+def test_what_is_read_from_the_working_tree_is_refused(stubbed: SmallRepository, untouched: None, capsys: Capsys) -> None:
+    late = stubbed.write("late.py", "")
+    stubbed.git("add", "late.py")
+    side(stubbed, f"print(json.dumps({{'protocol': 1, 'facts': {{}}, 'files': [{str(late)!r}]}}), file=answers)")
+    assert main(["compare", "HEAD", "HEAD", "--plan", "plan.toml"]) == 2
+    assert "late.py was imported from the working tree" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_leaves_no_side(repository: SmallRepository, tmp_path: Path, number: int, status: int) -> None:
+    """Nor a worktree, but for SIGKILL, after which nobody can take it away."""
+    waiting = tmp_path / "waiting"
+    os.mkfifo(waiting)
+    tell = f"import os, signal\nos.write(os.open({str(waiting)!r}, os.O_WRONLY), b'%d\\n' % os.getpid())\nsignal.pause()\n"
+    repository.write("net.py", tell)
+    repository.commit(plan=PLAN)
+    process = subprocess.Popen(
+        command("compare", "HEAD", "HEAD", "--plan", "plan.toml"), cwd=repository.top, env=environment(), start_new_session=True
+    )
+    with open(waiting) as file:
+        sides = [int(file.readline()), int(file.readline())]
+        assert repository.git("worktree", "list").count("\n") == 3
+        os.kill(process.pid, number)
+        assert process.wait(timeout=60) == status
+        assert all(ends(pid) for pid in sides)
+    if number != signal.SIGKILL:
+        assert repository.git("worktree", "list").count("\n") == 1
