@@ -31,3 +31,5 @@ def _no_hypothesis_within(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     if "pytester" in request.fixturenames:
         request.getfixturevalue("pytester")  # which forgets what is set before it is made
         monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+        # A run within a run is no worker, where the outer one is; pytest-benchmark would take it for one.
+        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
