@@ -30,7 +30,7 @@ bench: $(READY)  ## the figures that README quotes
 	$(BIN)/python -m suites.benchmarks.capture
 	$(BIN)/python -m suites.benchmarks.step_time
 
-soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept; tests run a tenth
+soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 90 comparisons of step time; tests run a tenth
 	$(BIN)/python -m suites.soak.run $(SOAK)
 
 $(READY): pyproject.toml constraints.txt

@@ -37,6 +37,11 @@ def side(repository: SmallRepository, code: str) -> str:
     return repository.commit(plan=PLAN)[:7]
 
 
+def children() -> set[str]:
+    """Processes that this one has started and that are still there."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -74,21 +79,21 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_a_model_that_fails_at_a_commit_is_told_with_the_commit(
     repository: SmallRepository, untouched: None, capsys: Capsys
 ) -> None:
-    repository.write("net.py", MODEL.replace("return Net()", "raise ValueError('no model yet')"))
+    repository.write("net.py", MODEL.replace("return Net()", "raise ValueError('no model yet in ' + __file__)"))
     repository.write("extra.txt", "0")
     sha = repository.commit(plan=PLAN)
     repository.write("net.py", MODEL)
     assert main(["compare", "HEAD", "--plan", "plan.toml"]) == 2
     err = capsys.readouterr().err
     assert f"fxbucket: plan.toml: at HEAD ({sha[:7]}): [model] factory net:build" in err
-    assert "no model yet" in err
+    assert "no model yet in net.py" in err, "the folder of the commit is not there any more"
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("print(json.dumps({'protocol': 9}), file=answers)", "it takes turns by protocol 9, not 1"),
+        ("print(json.dumps({'protocol': 9}), file=answers, flush=True)\nsignal.pause()", "it takes turns by protocol 9, not 1"),
         ("raise ValueError('a side that breaks')", "its process ended with status 1: ValueError: a side that breaks"),
         ("os.kill(os.getpid(), 9)", "its process ended by signal 9"),
         (f"{FACTS}\nos.kill(os.getpid(), 9)", "its process ended by signal 9"),
@@ -100,8 +105,9 @@ def test_a_model_that_fails_at_a_commit_is_told_with_the_commit(
 def test_a_side_that_cannot_go_on_is_told_with_its_commit(
     stubbed: SmallRepository, untouched: None, capsys: Capsys, code: str, says: str
 ) -> None:
-    sha = side(stubbed, code)
+    sha, before = side(stubbed, code), children()
     assert main(["compare", "HEAD", "HEAD", "--plan", "plan.toml"]) == 2
+    assert children() == before
     err = capsys.readouterr().err
     assert f"fxbucket: plan.toml: at HEAD ({sha}): " in err
     assert says in err

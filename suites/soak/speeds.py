@@ -15,16 +15,16 @@ LIMIT_S = 60.0
 """for one run"""
 BUDGET_S = 10.0
 _TRIAL_UNITS = 100
-_TRIALS = 3
+TRIALS = 3
 Say = Callable[[str], None]
 
 
-def speeds(equal: int, slowed: int, seed: int, say: Say, budget_s: float = BUDGET_S) -> Iterator[str]:
+def speeds(equal: int, slowed: int, seed: int, say: Say, budget_s: float = BUDGET_S, trials: int = TRIALS) -> Iterator[str]:
     """`equal` runs of a commit beside itself, `slowed` beside one whose step takes 10 % longer, and as many of 5 %; in the
     order that `seed` gives."""
     with tempfile.TemporaryDirectory() as name:
         project = SpeedsProject(Path(name) / "project")
-        units = _calibrated(project, budget_s, say)
+        units = _calibrated(project, budget_s, trials, say)
         commits = {percent: project.commit(units * percent // 100) for percent in (0, 5, 10)}
         order = [0] * equal + [10] * slowed + [5] * slowed
         random.Random(seed).shuffle(order)
@@ -50,12 +50,13 @@ def speeds(equal: int, slowed: int, seed: int, say: Say, budget_s: float = BUDGE
             yield f"{seen} of {slowed} steps slowed by {percent} % were found, where {math.floor(share * slowed)} must be"
 
 
-def _calibrated(project: SpeedsProject, budget_s: float, say: Say) -> int:
+def _calibrated(project: SpeedsProject, budget_s: float, count: int, say: Say) -> int:
     """Units of work that rank 1 does in the time of a step."""
     old, new = project.commit(0), project.commit(_TRIAL_UNITS)
-    trials = [project.compare(old, new, budget_s) for _ in range(_TRIALS)]
-    step_s = sum(run.step_s[0] for run in trials) / _TRIALS
-    unit_s = sum(run.step_s[1] - run.step_s[0] for run in trials) / _TRIALS / _TRIAL_UNITS
+    trials = [project.compare(old, new, budget_s) for _ in range(count)]
+    step_s = sum(run.step_s[0] for run in trials) / count
+    unit_s = sum(run.step_s[1] - run.step_s[0] for run in trials) / count / _TRIAL_UNITS
+    assert unit_s > 0, f"more work takes no longer: {trials}"
     units = round(step_s / unit_s)
     say(f"speeds: a step takes {1e3 * step_s:.1f} ms, as {units} units of work of {1e6 * unit_s:.0f} us do")
     return units
