@@ -16,8 +16,8 @@ def gather_one_by_one() -> None:
 
     On torch 2.13 they go as coalesced ones (ProcessGroupGloo::allgather_coalesced), and a process that has several of those in
     flight at once now and then writes to memory that was freed: it dies by SIGABRT ("unaligned tcache chunk detected") or
-    SIGSEGV after some thousands of them, on two ranks and without anything of ours. The test of torch's that saw it is switched
-    off (pytorch issue 65231). The other way gives the same bytes.
+    SIGSEGV after some thousands of them, on two ranks and without anything of ours (compare pytorch issue 65231). The other
+    way gives the same bytes.
     """
     if _kept:
         return

@@ -11,6 +11,7 @@ from fixtures.reference.by_torch import fsdp2
 from fixtures.reference.stepping import Call, imported, loss_of
 from pytest_fxbucket import collector
 from pytest_fxbucket.bench.job import Rounds, Step, take_samples
+from pytest_fxbucket.bench.priority import come_first
 from pytest_fxbucket.bench.task import Task, Timed
 
 FSDP2 = "FSDP2 eager"
@@ -52,7 +53,9 @@ def timed(rank: int, world: int, beside: Beside) -> Timed:
     with collector.paused():
         steps = {name: Step(name, rank, task.phases) for name in task.variants}
         found = Timed({name: step.digests for name, step in steps.items()})
-        take_samples(Rounds({**steps, FSDP2: EagerStep(rank, beside.payload)}, world), task.pacing, found)
+        eager = EagerStep(rank, beside.payload)
+        found.has_priority = come_first()
+        take_samples(Rounds({**steps, FSDP2: eager}, world), task.pacing, found)
     return found
 
 
