@@ -123,7 +123,7 @@ class SpeedsProject:
         """Run the command as a user does."""
         words = ["compare", old, new, "--plan", "plan.toml", "--budget-s", str(budget_s), "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest_fxbucket.cli", *words],
+            [os.path.abspath(sys.executable), "-m", "pytest_fxbucket.cli", *words],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
