@@ -167,6 +167,11 @@ def read_options(config: pytest.Config) -> Options:
     )
 
 
+def _is_given(config: pytest.Config, name: str) -> bool:
+    """Say whether the command line has it, even empty."""
+    return config.getoption(f"fxbucket_{name}") is not None
+
+
 def _value(config: pytest.Config, name: str) -> tuple[str, str]:
     """Return an option's text and the spelling to name in an error."""
     given = config.getoption(f"fxbucket_{name}")
@@ -219,10 +224,10 @@ def _report(config: pytest.Config) -> Path | None:
     """Return the folder that pages go to; what would fail when the run ends is refused when it begins."""
     text, where = _value(config, "report")
     if not text:
-        if config.getoption("fxbucket_report") is not None:
+        if _is_given(config, "report"):
             raise pytest.UsageError(f"{where}: no folder given; expected where to write the pages, e.g. {where}=report")
         return None
-    base = config.invocation_params.dir if where.startswith("--") else config.rootpath
+    base = config.invocation_params.dir if _is_given(config, "report") else config.rootpath
     folder = Path(os.path.normpath(base / text))
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
@@ -249,7 +254,7 @@ def _golden_dir(config: pytest.Config, is_written: bool) -> Path:
 
 def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
     text, where = _value(config, "compare")
-    is_given = config.getoption("fxbucket_compare") is not None
+    is_given = _is_given(config, "compare")
     if not text.strip() and (not is_given or str(config.getini("fxbucket_compare")).strip()):
         return None  # an empty value on the command line turns the ini's off
     from pytest_fxbucket.bench.compared_with import compared_with

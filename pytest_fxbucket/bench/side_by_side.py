@@ -41,23 +41,13 @@ class _Set:
     has_priority: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What was seen of two sides."""
-
-    series: Series
-    """Of the variants ``old`` and ``new``."""
-    has_priority: bool
-    """Whether all ranks ran before everything else on the machine."""
-
-
 def run(
     sides: tuple[SideProcess, SideProcess],
     length: Length,
     is_enough: Callable[[Series], bool],
     say: Callable[[str], None] = lambda _: None,
-) -> Ran:
-    """Run ``old`` and ``new`` until there are all sets, or ``is_enough`` after one of them.
+) -> Series:
+    """Run the variants ``old`` and ``new`` until there are all sets, or ``is_enough`` after one of them.
 
     Both sides have answered their first request. Raises BenchmarkError if one of them fails, in its words.
     """
@@ -68,7 +58,7 @@ def run(
         series = _series(done)
         if len(done) >= length.least_sets and is_enough(series):
             break
-    return Ran(series, all(one.has_priority for one in done))
+    return series
 
 
 def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> _Set:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.pass_names import no_pass
 
@@ -10,6 +12,11 @@ PLAN_HELP = (
     "plan file; ROW is the id of a [[matrix]] row, left out: the plan above the rows. FILE[ROW] and the node id of an "
     "item, as pytest prints it, mean the same"
 )
+
+
+def add_for_sides(parser: ArgumentParser, flag: str, dest: str, metavar: str, meaning: str) -> None:
+    """Add an option that may be given twice, once for each of two sides."""
+    parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=meaning)
 
 
 def refuse_no_pass(name: str) -> None:

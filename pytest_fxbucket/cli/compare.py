@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from pytest_fxbucket.cli.asked import refuse_no_pass, up_to_two
+from pytest_fxbucket.cli.asked import add_for_sides, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.benchmarked import Named, named_plans
 from pytest_fxbucket.cli.compared import Compared
 from pytest_fxbucket.cli.placed import typed
@@ -46,22 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--confidence", metavar="F", default="0.99", help="of the interval that tells a difference from noise")
     parser.add_argument("--variant", choices=("bucketed", "unbucketed"), default="bucketed", help="which step is timed")
     parser.add_argument("--backend", choices=CHOICES, help="process group back end instead of the plan's")
-    parser.add_argument(
-        "--pass",
-        dest="passes",
-        action="append",
-        default=[],
-        metavar="PASS",
-        help="as for fxbucket diff; twice: one for each side",
-    )
-    parser.add_argument(
-        "--python",
-        dest="pythons",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="interpreter of both sides; twice: one for each",
-    )
+    add_for_sides(parser, "--pass", "passes", "PASS", "as for fxbucket diff; twice: one for each side")
+    add_for_sides(parser, "--python", "pythons", "PATH", "interpreter of both sides; twice: one for each")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, with every sample")
 
 

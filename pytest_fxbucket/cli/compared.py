@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_fxbucket.bench.side_by_side import NEW, OLD, Ran
+from pytest_fxbucket.bench.side_by_side import NEW, OLD
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.bench.series import Series
     from pytest_fxbucket.bench.stats import Estimate
 
 SideFacts = Mapping[str, Any]
@@ -23,7 +24,8 @@ class Compared:
     plan: str
     labels: tuple[str, str]
     facts: tuple[SideFacts, SideFacts]
-    ran: Ran
+    series: Series
+    """Of the variants ``old`` and ``new``."""
     estimate: Estimate
     """Of the logarithm of new to old."""
     threshold: float
@@ -47,7 +49,7 @@ class Compared:
         else:
             yield f"{self.plan}: {new} is {self.verdict} than {old} ({change})"
         for name, label, facts in zip((OLD, NEW), self.labels, self.facts, strict=True):
-            step_ms = 1e3 * median(self.ran.series.all_of(name))
+            step_ms = 1e3 * median(self.series.all_of(name))
             yield f"  {label}: {step_ms:.2f} ms a step, {_ran(facts)}"
         yield f"  {self._samples()}"
         yield from (f"  {note}" for note in self._notes())
@@ -67,14 +69,14 @@ class Compared:
                 {
                     "label": label,
                     **facts,
-                    "samples_s": self.ran.series.samples[name],
-                    "peak_bytes": self.ran.series.peak_bytes[name],
+                    "samples_s": self.series.samples[name],
+                    "peak_bytes": self.series.peak_bytes[name],
                 }
                 for name, label, facts in zip((OLD, NEW), self.labels, self.facts, strict=True)
             ],
-            "warmup_rounds": self.ran.series.warmup_rounds,
-            "has_priority": self.ran.has_priority,
-            "is_stable": self.ran.series.is_stable,
+            "warmup_rounds": self.series.warmup_rounds,
+            "has_priority": self.series.has_priority,
+            "is_stable": self.series.is_stable,
         }
 
     def _confidence(self) -> str:
@@ -82,7 +84,7 @@ class Compared:
         return f"{100 * self.estimate.confidence:g} % interval {low} to {high}"
 
     def _samples(self) -> str:
-        sets = self.ran.series.samples[OLD]
+        sets = self.series.samples[OLD]
         count = sum(map(len, sets))
         return f"{count} steps of each side in {len(sets)} sets of processes, in turns"
 
@@ -93,9 +95,9 @@ class Compared:
         for what in ("ranks", "backend", "torch", "python"):
             if old[what] != new[what]:
                 yield f"{what} differ: {old[what]} and {new[what]}"
-        if not self.ran.has_priority:
+        if not self.series.has_priority:
             yield "the ranks had no real-time priority, which ulimit -r 2 would allow: there is more noise than need be"
-        if not self.ran.series.is_stable:
+        if not self.series.is_stable:
             yield "step time had not settled when sampling began"
         if self.verdict == "same" and self.estimate.high > math.log1p(self.threshold):
             yield (

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.cli.asked import PLAN_HELP, refuse_no_pass, up_to_two
+from pytest_fxbucket.cli.asked import PLAN_HELP, add_for_sides, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.sides import AtCommit, InTree, Side, same_name
 from pytest_fxbucket.commit.processes import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
@@ -22,21 +22,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket diff``."""
     parser.add_argument("a", metavar="A[::ROW]", help=PLAN_HELP)
     parser.add_argument("b", metavar="B[::ROW]", nargs="?", help="the plan to compare it with; left out: A itself")
-    parser.add_argument(
+    add_for_sides(
+        parser,
         "--pass",
-        dest="passes",
-        action="append",
-        default=[],
-        metavar="PASS",
-        help="manual (the default), torch or module:callable, for both sides; given twice, the second is for the second side",
+        "passes",
+        "PASS",
+        "manual (the default), torch or module:callable, for both sides; given twice, the second is for the second side",
     )
-    parser.add_argument(
+    add_for_sides(
+        parser,
         "--at",
-        dest="revs",
-        action="append",
-        default=[],
-        metavar="REV",
-        help="the first side as it was at a commit, the second as it is now; given twice, each at its own",
+        "revs",
+        "REV",
+        "the first side as it was at a commit, the second as it is now; given twice, each at its own",
     )
 
 

@@ -121,7 +121,7 @@ def _compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: Calla
             estimate = ratio_of(series.samples[NEW], series.samples[OLD], confidence=asked.confidence)
             return estimate.half_width <= benchmark.precision
 
-        ran = run_sides((old, new), Length(benchmark.budget_s), is_enough, say)
-    estimate = ratio_of(ran.series.samples[NEW], ran.series.samples[OLD], confidence=asked.confidence)
+        series = run_sides((old, new), Length(benchmark.budget_s), is_enough, say)
+    estimate = ratio_of(series.samples[NEW], series.samples[OLD], confidence=asked.confidence)
     labels = sides[0].tree.label, sides[1].tree.label
-    return Compared(typed(plan.file, plan.row), labels, facts, ran, estimate, benchmark.threshold)
+    return Compared(typed(plan.file, plan.row), labels, facts, series, estimate, benchmark.threshold)

@@ -30,8 +30,8 @@ def storage_folder(config: pytest.Config) -> Path:
         )
     if not _is_folder(session.storage):
         raise BenchmarkError(
-            f"--fxbucket-compare cannot read runs in {type(session.storage).__name__}, and needs --benchmark-storage to be a "
-            "folder, such as file://./.benchmarks"
+            f"stored runs in {type(session.storage).__name__} cannot be read; --benchmark-storage must be a folder, such as "
+            "file://./.benchmarks"
         )
     return Path(session.storage.path)
 

@@ -17,10 +17,11 @@ def turns(
     sample of a hundred is up to 50 times slower; and in each set of processes new / old is off by about `between`.
     """
     draw = Random(seed)
-    return tuple(zip(*(_set(draw, change, rounds, between, noise) for _ in range(sets)), strict=True))  # type: ignore[return-value]
+    both = [_set(draw, change, rounds, between, noise) for _ in range(sets)]
+    return tuple(new for new, _ in both), tuple(old for _, old in both)
 
 
-def _set(draw: Random, change: float, rounds: int, between: float, noise: float) -> tuple[tuple[float, ...], ...]:
+def _set(draw: Random, change: float, rounds: int, between: float, noise: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     offsets = [math.log1p(change) + draw.gauss(0, between / math.sqrt(2)), draw.gauss(0, between / math.sqrt(2))]
     sides: tuple[list[float], list[float]] = ([], [])
     left, slow = 0, 0.0
@@ -33,4 +34,4 @@ def _set(draw: Random, change: float, rounds: int, between: float, noise: float)
             value = offset + draw.gauss(0, noise) + slow * draw.uniform(0.7, 1.3)
             value += 4 * draw.random() if draw.random() < 0.01 else 0
             side.append(0.01 * math.exp(value))
-    return tuple(map(tuple, sides))
+    return tuple(sides[0]), tuple(sides[1])

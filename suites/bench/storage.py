@@ -48,7 +48,7 @@ class Project(SmallRepository):
 def found(what: str, project: Project, **now: object) -> Found:
     """What is found for a run of later than all that are stored."""
     values = {"commit": None, "time": "2026-12-24T10:00:00+00:00", **now}
-    return find(what, record(**values), project.storage, project.top)  # type: ignore[arg-type]
+    return find(what, record(**values), project.storage, project.top)  # type: ignore[arg-type]  # fields by name
 
 
 def file_of(it: Found) -> str:

@@ -111,9 +111,11 @@ class TestStorage:
             """Stands for pytest-benchmark's, which needs a server."""
 
         config = SimpleNamespace(_benchmarksession=SimpleNamespace(storage=ElasticsearchStorage()))
-        with pytest.raises(BenchmarkError, match="cannot read runs in ElasticsearchStorage, and needs --benchmark-storage"):
-            storage_folder(config)  # type: ignore[arg-type]
+        with pytest.raises(
+            BenchmarkError, match="stored runs in ElasticsearchStorage cannot be read; --benchmark-storage must be"
+        ):
+            storage_folder(config)  # type: ignore[arg-type]  # no whole config
 
     def test_without_pytest_benchmark_it_says_so(self) -> None:
         with pytest.raises(BenchmarkError, match="stored by pytest-benchmark, which is not there"):
-            storage_folder(SimpleNamespace())  # type: ignore[arg-type]
+            storage_folder(SimpleNamespace())  # type: ignore[arg-type]  # no whole config

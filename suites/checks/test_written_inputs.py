@@ -22,8 +22,21 @@ def writing(amount: float) -> fx.GraphModule:
 
 def task(amount: float) -> Task:
     one = (Value("value", "0", (2,), torch.float32),)
-    sent = encode_module(writing(1.0)), encode_module(writing(amount))
-    return Task(*sent, one, one, None, (torch.ones(2),), 0, 1, "plan.toml", shard_mesh(1), Parallel(), (), None)
+    return Task(
+        unbucketed=encode_module(writing(1.0)),
+        bucketed=encode_module(writing(amount)),
+        steps=1,
+        inputs=one,
+        outputs=one,
+        model=None,
+        example_inputs=(torch.ones(2),),
+        seed=0,
+        where="plan.toml",
+        mesh=shard_mesh(1),
+        parallel=Parallel(),
+        parameters=(),
+        optimizing=None,
+    )
 
 
 def test_a_pass_that_writes_something_else_to_an_input_is_seen() -> None:

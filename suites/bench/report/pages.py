@@ -27,7 +27,7 @@ def step(ranks: int, scale: int = 1_000_000, module: str = "layers.0.attention",
                 ("compute", "", 1),
             ):  # fmt: skip
                 index = number if kind != "compute" else -1
-                spans.append(Span(rank, "compute", kind, name, direction, at, at + length * scale, index))  # type: ignore[arg-type]
+                spans.append(Span(rank, "compute", kind, name, direction, at, at + length * scale, index))  # type: ignore[arg-type]  # literals
                 at += length * scale
             spans.append(Span(rank, "communication", "flight", label, direction, begin, at - scale, number))
     return tuple(spans)

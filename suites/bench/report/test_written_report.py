@@ -183,7 +183,7 @@ def test_runs_on_other_machines_stand_apart_and_say_why(written: Path) -> None:
     figures = page.figures()
     assert {"samples-0", "samples-1"} <= set(figures)
     assert "Not comparable with this run: Intel Xeon 6960P, 8 cores, x86_64 Linux" in page.text
-    labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]  # type: ignore[index]
+    labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]  # type: ignore[index]  # JSON
     assert labels[0] == ["000000001", "000000002", "000000003", "<b>this run</b><br>fffffffff<br>dirty"]
     assert labels[1] == ["000000001", "000000002"]
 
