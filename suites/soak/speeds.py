@@ -6,7 +6,7 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from suites.soak.speeds_project import Run, SpeedsProject
@@ -19,13 +19,23 @@ TRIALS = 3
 Say = Callable[[str], None]
 
 
-def speeds(equal: int, slowed: int, seed: int, say: Say, budget_s: float = BUDGET_S, trials: int = TRIALS) -> Iterator[str]:
+def speeds(
+    equal: int,
+    slowed: int,
+    seed: int,
+    say: Say,
+    budget_s: float = BUDGET_S,
+    units: Mapping[int, int] | None = None,
+) -> Iterator[str]:
     """`equal` runs of a commit beside itself, `slowed` beside one whose step takes 10 % longer, and as many of 5 %; in the
-    order that `seed` gives."""
+    order that `seed` gives.
+
+    `units` are those of work that rank 1 does more, by per cent; left out, they are measured first.
+    """
     with tempfile.TemporaryDirectory() as name:
         project = SpeedsProject(Path(name) / "project")
-        units = _calibrated(project, budget_s, trials, say)
-        commits = {percent: project.commit(units * percent // 100) for percent in (0, 5, 10)}
+        units = units or _calibrated(project, budget_s, say)
+        commits = {percent: project.commit(units.get(percent, 0)) for percent in (0, 5, 10)}
         order = [0] * equal + [10] * slowed + [5] * slowed
         random.Random(seed).shuffle(order)
         found: dict[int, list[Run]] = {0: [], 5: [], 10: []}
@@ -50,13 +60,27 @@ def speeds(equal: int, slowed: int, seed: int, say: Say, budget_s: float = BUDGE
             yield f"{seen} of {slowed} steps slowed by {percent} % were found, where {math.floor(share * slowed)} must be"
 
 
-def _calibrated(project: SpeedsProject, budget_s: float, count: int, say: Say) -> int:
-    """Units of work that rank 1 does in the time of a step."""
-    old, new = project.commit(0), project.commit(_TRIAL_UNITS)
-    trials = [project.compare(old, new, budget_s) for _ in range(count)]
-    step_s = sum(run.step_s[0] for run in trials) / count
-    unit_s = sum(run.step_s[1] - run.step_s[0] for run in trials) / count / _TRIAL_UNITS
-    assert unit_s > 0, f"more work takes no longer: {trials}"
-    units = round(step_s / unit_s)
-    say(f"speeds: a step takes {1e3 * step_s:.1f} ms, as {units} units of work of {1e6 * unit_s:.0f} us do")
+def _calibrated(project: SpeedsProject, budget_s: float, say: Say) -> dict[int, int]:
+    """Units of work that make a step 5 % and 10 % longer, by per cent.
+
+    Little work is partly hidden, since rank 0 is at times the later one: what a unit of much work takes is a first guess,
+    which is corrected by what the guess was seen to do.
+    """
+    step_s, much = _seen(project, _TRIAL_UNITS, budget_s)
+    unit = math.expm1(much) / _TRIAL_UNITS
+    assert unit > 0, f"{_TRIAL_UNITS} units of work take no longer than none"
+    say(f"speeds: a step takes {1e3 * step_s:.1f} ms, and {100 * unit:.2f} % longer with a unit of much work")
+    units = {}
+    for percent in (5, 10):
+        guess = round(percent / 100 / unit)
+        seen = math.expm1(_seen(project, guess, budget_s)[1])
+        units[percent] = guess + round((percent / 100 - seen) / unit)
+        say(f"speeds: {guess} units make it {100 * seen:.1f} % longer; {units[percent]} are taken for {percent} %")
     return units
+
+
+def _seen(project: SpeedsProject, units: int, budget_s: float) -> tuple[float, float]:
+    """Step time without work, in seconds, and the logarithm of how much longer it is with `units` of it: means of trials."""
+    old, new = project.commit(0), project.commit(units)
+    trials = [project.compare(old, new, budget_s) for _ in range(TRIALS)]
+    return sum(run.step_s[0] for run in trials) / TRIALS, sum(run.log_ratio for run in trials) / TRIALS
