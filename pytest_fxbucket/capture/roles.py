@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
+    from pytest_fxbucket.transforms.traits import Told
 
-Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "value"]
-Phase = Literal["joint", "forward", "backward"]
+Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "carried", "value"]
+Phase = Literal["joint", "forward", "backward", "setup", "steady", "cleanup"]
+"""The last three are of a step whose work crosses iterations: its first call, each later one, and what finishes the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Value:
     """One input or output of a graph."""
 
     role: Role
-    """param, buffer, state (of an optimizer), hyper (a learning rate), batch, loss, grad; value if nothing is known of it."""
+    """param, buffer, state (of an optimizer), hyper (a learning rate), batch, loss, grad, carried (from one call to the next); value if nothing is known of it."""
     fqn: str
     """FQN of the parameter or buffer, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a plain number."""
     shape: tuple[int, ...]
@@ -74,6 +76,10 @@ class StepGraph:
     """What makes the optimizers whose update the step has; None if it has none."""
     reused: str = ""
     """Which layers were repeated instead of traced, or why none, as one clause; empty if nobody asked for it."""
+    told: tuple[Told, ...] = ()
+    """What transformations say they did, in their order."""
+    first_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """First tensors of state that transformations and overrides added, by FQN; not fake."""
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Real inputs that came with a graph that somebody else traced."""
 

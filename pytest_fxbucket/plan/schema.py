@@ -46,6 +46,7 @@ __all__ = [
     "Plan",
     "Run",
     "Step",
+    "Transform",
     "keys",
     "may_be_several",
     "rule_of",
@@ -247,6 +248,25 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Transform:
+    """``[[transform]]``: a change of the whole step; several are done one after the other."""
+
+    name: str = field(
+        metadata=callable_name(
+            'what is done to the step, in the order of the tables; `"bucket"` is the pass, which is done last if it is not '
+            "listed and none must come after it; one of your own: `callable(step, state, **args) -> StepGraph`",
+            "bucket",
+            "merge_duplicates",
+            "add_before_reducing",
+            "next_iteration",
+        )
+    )
+    args: Mapping[str, object] = field(
+        default_factory=dict, metadata=keyword_arguments("keyword arguments of the transformation")
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """``[run]``: how ranks are run."""
 
@@ -296,6 +316,8 @@ class Plan:
     """Left out: the step ends with the reduced gradients."""
     bucket: Bucket = field(default_factory=Bucket, metadata={"table": Bucket})
     overlap: Overlap = field(default_factory=Overlap, metadata={"table": Overlap})
+    transform: tuple[Transform, ...] = field(default=(), metadata={"table": Transform, "several": True})
+    """Left out: the pass alone."""
     run: Run = field(default_factory=Run, metadata={"table": Run})
     checks: Checks = field(default_factory=Checks, metadata={"table": Checks})
 
