@@ -23,7 +23,8 @@ class Value:
     """One input or output of a graph."""
 
     role: Role
-    """param, buffer, state (of an optimizer), hyper (a learning rate), batch, loss, grad, carried (from one call to the next); value if nothing is known of it."""
+    """param, buffer, state (of an optimizer), hyper (a learning rate), batch, loss, grad, carried (from one call to the next);
+    value if nothing is known of it."""
     fqn: str
     """FQN of the parameter or buffer, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a plain number."""
     shape: tuple[int, ...]
