@@ -140,7 +140,7 @@ class PlanRun:
     def summary(self) -> PlanSummary | None:
         """Launches, buckets and bytes; None until the pass ran at the size of the real mesh."""
         world = self.__dict__.get("_mesh_world")
-        if world is None or 0 not in world._passed:
+        if world is None or not world.is_passed(0):
             return None
         before = [bucket for reading in world.reading(0).values() for bucket in reading.buckets]
         after = [bucket for one in world.passed(0).values() for bucket in one.reading.buckets]
@@ -177,14 +177,17 @@ class PlanRun:
                 f"{self.name}: audit needs the roles of the graph's inputs and outputs; let the [graph] factory return a "
                 "TracedStep with roles and fqns, or set checks.audit = false"
             )
-        ranks_of = {name: ranks for phase in world.step(0).graphs for name, ranks in world.members_of(phase).items()}
-        promise = promise_of(self.plan, world.step(0).parameters, world.resolution, ranks_of)
+        promise = promise_of(self.plan, world.step(0).parameters, world.resolution, world.members)
         lines = _said_once(
             (
                 ranks,
-                [p for phase, one in graphs.items() for p in audit(promise, world.reading(ranks[0])[phase], one.reading)],
+                [
+                    problem
+                    for phase, one in world.passed(ranks[0]).items()
+                    for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)
+                ],
             )
-            for ranks, graphs in world.distinct()
+            for ranks, _ in world.distinct()
         )
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
@@ -233,13 +236,12 @@ class PlanRun:
         return failed("golden", f"the schedule is not the one in {store.shown(path)}", lines)
 
     def _collectives(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.checks.collectives import joint_problems
+        from pytest_fxbucket.checks.stages import disagreements
 
         world = self._mesh_world
-        several, first = world.distinct(), world.passed(0)
+        several, first = world.distinct(), world.final(0)
         lines = _said_once((ranks, [p for one in graphs.values() for p in one.problems]) for ranks, graphs in several)
-        for phase in first:
-            lines += joint_problems({rank: world.passed(rank)[phase].calls for rank in world.ranks()})
+        lines += disagreements(world)
         launches = sum(not call.is_wait for one in first.values() for call in one.calls)
         if lines:
             return failed("collectives", _counted(len(lines), "problem", "that would hang or race"), _capped(lines))
@@ -271,9 +273,7 @@ class PlanRun:
                     lines += bitwise.difference_lines(outcomes, world.entry_of)
                     lines += bitwise.first_node_lines(self._run_ranks(world, phase, folder, choice.backend, step))
         except RankFailure as failure:
-            failure.buckets = bitwise.buckets_at_hand(
-                failure, self._launched(world, phase), world.members_of(phase), world.entry_of
-            )
+            failure.buckets = bitwise.buckets_at_hand(failure, self._launched(world, phase), world.members, world.entry_of)
             return failed("bitwise", str(failure), list(failure.lines()))
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
@@ -354,7 +354,7 @@ class PlanRun:
 
         return Task(
             unbucketed=world.unbucketed(rank, phase),
-            bucketed=world.passed(rank)[phase].portable,
+            bucketed=world.final(rank)[phase].portable,
             steps=self.plan.run.steps,
             backend=backend,
             localise_step=localise,
@@ -362,7 +362,7 @@ class PlanRun:
         )
 
     def _launched(self, world: World, phase: Phase) -> dict[int, tuple[Reading, Reading]]:
-        return {rank: (world.reading(rank)[phase], world.passed(rank)[phase].reading) for rank in range(world.size)}
+        return {rank: (world.reference_reading(rank)[phase], world.final(rank)[phase].reading) for rank in range(world.size)}
 
     def _copies(self, world: World) -> dict[str, list[list[int]]]:
         """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
@@ -376,7 +376,7 @@ class PlanRun:
     def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
         from pytest_fxbucket.graph.portable import digest
 
-        return [(digest(world.unbucketed(rank, phase)), world.passed(rank)[phase].digest) for rank in range(world.size)]
+        return [(digest(world.unbucketed(rank, phase)), world.final(rank)[phase].digest) for rank in range(world.size)]
 
     def _looked_at(self, world: World) -> str:
         ranks = world.ranks()

@@ -5,23 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import torch
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
 from pytest_fxbucket.checks.collectives import Call, calls_of
-from pytest_fxbucket.compat.groups import group_ranks, untwinned
-from pytest_fxbucket.graph.collectives import read_launch
-from pytest_fxbucket.graph.portable import PortableGraph, digest, encode, encode_module
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.groups import untwinned
+from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
 from pytest_fxbucket.graph.reading import Reading, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.resolved import entries_of
 from pytest_fxbucket.plan.selector import Resolution
 from pytest_fxbucket.schedule.dims import dims_text
+from pytest_fxbucket.transforms.registry import Stages, stages_of
+from pytest_fxbucket.transforms.running import Stage, Staged, State, run_stages
+from pytest_fxbucket.transforms.traits import traits_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -57,6 +63,25 @@ class Seconds(dict[str, float]):
             self[what] = time.perf_counter() - begin
 
 
+@dataclass(frozen=True)
+class Way:
+    """One rank's step on its way: through the plan's transformations, with the pass among them."""
+
+    reference: StepGraph
+    """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
+    before: tuple[Staged, ...]
+    """The step behind each transformation before the pass."""
+    step: StepGraph
+    """What the pass was given."""
+    passed: Mapping[Phase, Passed]
+    """The graphs as they came out of the pass."""
+    after: tuple[Staged, ...]
+    """The step behind each transformation after the pass."""
+    final_step: StepGraph
+    final: Mapping[Phase, Passed]
+    """The graphs that ranks run; those that came out of the pass if nothing follows."""
+
+
 @dataclass
 class World:
     """``plan`` on the ranks of ``mesh``, through the pass ``pass_name``. Work is done when asked for, once."""
@@ -67,8 +92,8 @@ class World:
     say: Callable[[str], None]
     seconds: Seconds = field(default_factory=Seconds)
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
-    _passed: dict[int, dict[Phase, Passed]] = field(default_factory=dict)
-    _known: dict[tuple[Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
+    _ways: dict[int, Way] = field(default_factory=dict)
+    _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], PortableGraph] = field(default_factory=dict)
 
@@ -100,30 +125,93 @@ class World:
         return {fqn: entry.name for entry in self.resolution.entries for fqn in entry.parameters}
 
     def reading(self, rank: int) -> Mapping[Phase, Reading]:
-        """The unbucketed graphs, read."""
-        return self._readings(self.step(rank))
+        """The graphs that the pass is given, read."""
+        return self._readings(self.way(rank).step if self.stages.before else self.step(rank))
+
+    def reference_reading(self, rank: int) -> Mapping[Phase, Reading]:
+        """The graphs that bitwise compares with, read."""
+        return self._readings(self.reference(rank))
+
+    def reference(self, rank: int) -> StepGraph:
+        """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
+        return self.way(rank).reference if self.stages.before else self.step(rank)
 
     def passed(self, rank: int) -> Mapping[Phase, Passed]:
-        """The graphs after the pass, as rank ``rank`` gets them."""
-        if rank not in self._passed:
-            step, entries = self.step(rank), self.resolution.entries
-            readings = self._readings(step)
-            self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
+        """The graphs as they came out of the pass, as rank ``rank`` gets them."""
+        return self.way(rank).passed
+
+    def final(self, rank: int) -> Mapping[Phase, Passed]:
+        """The graphs that ``rank`` runs: behind the pass and every transformation."""
+        return self.way(rank).final
+
+    def final_step(self, rank: int) -> StepGraph:
+        """The same as a step, with the roles of its inputs and outputs."""
+        return self.way(rank).final_step
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The plan's transformations. Raises PlanError for those that cannot be, or cannot stand in that order."""
+        return stages_of(self.plan)
+
+    def way(self, rank: int) -> Way:
+        """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
+        if rank not in self._ways:
             with collector.paused(), fake_mesh(self.mesh, rank):
-                with self.seconds.of("pass", rank):
-                    made = {
-                        phase: run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries))
-                        for phase in step.graphs
-                    }
-                self._passed[rank] = {phase: self._look(phase, step, bucketed) for phase, bucketed in made.items()}
-        return self._passed[rank]
+                self._ways[rank] = self._gone(rank)
+        return self._ways[rank]
+
+    def is_passed(self, rank: int) -> bool:
+        """Whether the pass has run for ``rank``."""
+        return rank in self._ways
+
+    def _gone(self, rank: int) -> Way:
+        captured, stages = self.step(rank), self.stages
+        state = _state_of(captured)
+        before = self._staged(stages.before, captured, state, rank)
+        step = before[-1].step if before else captured
+        rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
+        passed = self._through_pass(step, rank)
+        behind = (
+            replace(step, graphs={phase: one.bucketed.graph_module for phase, one in passed.items()}) if stages.after else step
+        )
+        after = self._staged(stages.after, behind, state, rank)
+        final_step, final = step, passed
+        if after or before:
+            added = {fqn: tensor for fqn, tensor in state.items() if not _is_of(captured, fqn)}
+            final_step = replace((after or before)[-1].step, first_state={**captured.first_state, **added})
+        if after:
+            modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
+            made = {
+                phase: Bucketed(module.graph, module, None, (*modules, *stages.modules))
+                for phase, module in final_step.graphs.items()
+            }
+            final = {phase: self._look(phase, final_step, one, final=True) for phase, one in made.items()}
+        reference = rounding[-1] if rounding else captured
+        return Way(reference, tuple(before), step, passed, tuple(after), final_step, final)
+
+    def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
+        if stages:
+            self.say(f"running {', '.join(stage.name for stage in stages)} as rank {rank} of {self.size}")
+        return run_stages(stages, step, state)
+
+    def _through_pass(self, step: StepGraph, rank: int) -> dict[Phase, Passed]:
+        entries, readings = self.resolution.entries, self._readings(step)
+        self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
+        with self.seconds.of("pass", rank):
+            made = {
+                phase: run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries)) for phase in step.graphs
+            }
+        if self.stages.modules:
+            made = {p: replace(one, modules=(*one.modules, *self.stages.modules)) for p, one in made.items()}
+        return {phase: self._look(phase, step, bucketed) for phase, bucketed in made.items()}
 
     def unbucketed(self, rank: int, phase: Phase) -> PortableGraph:
-        """The unbucketed graph as plain data."""
-        step = self.step(rank)
-        key = (step.rank, phase)
+        """The graph that bitwise compares with, as plain data."""
+        step = self.reference(rank)
+        key = (id(step), phase)
         if key not in self._sent:
-            self._sent[key] = encode_module(step.graphs[phase])
+            modules = self.stages.modules if self.stages.before else ()
+            self._sent[key] = encode(step.graphs[phase].graph, step.graphs[phase], modules)
         return self._sent[key]
 
     def ranks(self) -> Sequence[int]:
@@ -134,33 +222,36 @@ class World:
         return sorted({0, *near, self.size - 1})
 
     def distinct(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
-        """(ranks, their graphs) for each distinct set of graphs among :meth:`ranks`, the one of rank 0 first."""
+        """(ranks, their final graphs) for each distinct set of graphs among :meth:`ranks`, the one of rank 0 first."""
         groups: dict[tuple[str, ...], tuple[list[int], Mapping[Phase, Passed]]] = {}
         for rank in self.ranks():
-            passed = self.passed(rank)
-            key = tuple(passed[phase].digest for phase in passed)
-            groups.setdefault(key, ([], passed))[0].append(rank)
+            passed, final = self.passed(rank), self.final(rank)
+            key = (*(one.digest for one in passed.values()), *(one.digest for one in final.values()))
+            groups.setdefault(key, ([], final))[0].append(rank)
         return list(groups.values())
 
     def dims_of(self, graph: fx.Graph) -> dict[str, str]:
         """Mesh dimension of each process group that ``graph`` names, for people."""
         mesh = self.mesh.dims
         with fake_mesh(self.mesh, 0):
-            groups = _group_ranks(graph)
+            groups = members_of_groups(graph)
         return {name: dims_text(ranks, mesh) + (" (own)" if name != untwinned(name) else "") for name, ranks in groups.items()}
 
     def by_pass(self, pass_name: str) -> World:
         """The same step through another pass; captured once."""
         return World(self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), _steps=self._steps, _sent=self._sent)
 
-    def members_of(self, phase: Phase) -> dict[str, tuple[int, ...]]:
-        """Ranks of each process group that rank 0's graphs of ``phase`` name."""
-        graph = self.passed(0)[phase].bucketed.graph
+    @cached_property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of each process group that rank 0's graphs name, before and after the pass."""
+        way = self.way(0)
+        graphs = [module.graph for step in (self.step(0), way.final_step) for module in step.graphs.values()]
+        graphs += [one.bucketed.graph for one in way.passed.values()]
         with fake_mesh(self.mesh, 0):
-            return _group_ranks(graph) | _group_ranks(self.step(0).graphs[phase].graph)
+            return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
 
     def _readings(self, step: StepGraph) -> Mapping[Phase, Reading]:
-        key = step.rank
+        key = id(step)  # steps live as long as the world
         if key not in self._read:
             self._read[key] = {
                 phase: read_graph(without_kept_order(graph.graph), step.inputs[phase], step.outputs[phase])
@@ -172,11 +263,11 @@ class World:
     def _read(self) -> dict[int, Mapping[Phase, Reading]]:
         return {}
 
-    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed) -> Passed:
+    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed, final: bool = False) -> Passed:
         """Read ``bucketed``, unless a rank before had the same graph."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
-        name, groups = digest(portable), _group_ranks(bucketed.graph)
-        key = (phase, name, tuple(sorted(groups.items())))
+        name, groups = digest(portable), members_of_groups(bucketed.graph)
+        key = (final, phase, name, tuple(sorted(groups.items())))
         if key not in self._known:
             graph = without_kept_order(bucketed.graph)
             reading = read_graph(graph, step.inputs[phase], step.outputs[phase])
@@ -185,13 +276,13 @@ class World:
         return self._known[key]
 
 
-def _group_ranks(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
-    """Ranks of each process group that ``graph`` names and this process knows."""
-    names = {launch.group for node in graph.nodes if (launch := read_launch(node)) is not None}
-    found = {}
-    for name in sorted(names):
-        try:
-            found[name] = group_ranks(name)
-        except KeyError:
-            continue
-    return found
+def _state_of(step: StepGraph) -> State:
+    """All state by name: real first tensors of what was added before, of an optimizer's tensors without values."""
+    values = {value.fqn: value for values in step.inputs.values() for value in values if value.role == "state"}
+    with FakeTensorMode():
+        fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
+    return {**fakes, **step.first_state}
+
+
+def _is_of(step: StepGraph, fqn: str) -> bool:
+    return any((value.role, value.fqn) == ("state", fqn) for values in step.inputs.values() for value in values)

@@ -90,13 +90,13 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task
 
 
 def _graph(name: str, world: World, rank: int, phase: Phase) -> PortableGraph:
-    return world.unbucketed(rank, phase) if name == UNBUCKETED else world.passed(rank)[phase].portable
+    return world.unbucketed(rank, phase) if name == UNBUCKETED else world.final(rank)[phase].portable
 
 
 def _readings(name: str, world: World) -> list[Reading]:
     if name == UNBUCKETED:
-        return list(world.reading(0).values())
-    return [passed.reading for passed in world.passed(0).values()]
+        return list(world.reference_reading(0).values())
+    return [passed.reading for passed in world.final(0).values()]
 
 
 def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:

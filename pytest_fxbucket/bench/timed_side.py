@@ -83,4 +83,4 @@ class TimedSide:
     def _graph(self, rank: int, phase: Phase) -> PortableGraph:
         if self.variant == "unbucketed":
             return self.world.unbucketed(rank, phase)
-        return self.world.passed(rank)[phase].portable
+        return self.world.final(rank)[phase].portable

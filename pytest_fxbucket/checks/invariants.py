@@ -96,41 +96,46 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
         return
     seen.readings[rank] = after
     seen.calls[rank], problems = calls_of(new, after, seen.members)
-    lost = [*_lost(before, after), *_other_bytes(before, after), *problems]
+    broken = [*lost(before, after), *other_bytes(before, after), *problems]
     if len(after.problems) > len(before.problems):
-        lost += [problem for problem in after.problems if problem not in before.problems]
-    yield from lost
-    if not lost:  # else whoever read it is no news
-        yield from _other_readers(_readers(before, old), _readers(after, new))
+        broken += [problem for problem in after.problems if problem not in before.problems]
+    yield from broken
+    if not broken:  # else whoever read it is no news
+        yield from other_readers(before, old, after, new)
 
 
-def _lost(before: Reading, after: Reading) -> Iterator[str]:
-    old, new = Counter(_carried(before)), Counter(_carried(after))
+def lost(before: Reading, after: Reading) -> Iterator[str]:
+    """What is launched less often than before."""
+    old, new = Counter(carried(before)), Counter(carried(after))
     for one in old - new:
         what = f"{one.kind}{' ' * bool(one.op)}{one.op} of {one.what} on group {one.group}"
         yield f"{what} is launched {times(new[one])}, {times(old[one])} before the pass"
 
 
 @dataclass(frozen=True, slots=True)
-class _Carried:
+class Carried:
     """A member of a launch, as far as a pass may not change it."""
 
     kind: str
     op: str
     group: str
     what: str
+    """FQN, as far as one is known, and size."""
+    fqn: str
 
 
-def _carried(reading: Reading) -> Iterator[_Carried]:
+def carried(reading: Reading) -> Iterator[Carried]:
+    """Every member of every launch."""
     for bucket in reading.buckets:
         for member in bucket.members:
             dtype = str(member.dtype).removeprefix("torch.")
             size = f"{member.numel} elements of {dtype}"
             what = f"{member.fqn} ({size})" if member.fqn else size
-            yield _Carried(bucket.kind, bucket.op, untwinned(bucket.group), what)
+            yield Carried(bucket.kind, bucket.op, untwinned(bucket.group), what, member.fqn)
 
 
-def _other_bytes(before: Reading, after: Reading) -> Iterator[str]:
+def other_bytes(before: Reading, after: Reading) -> Iterator[str]:
+    """Process groups on which more or fewer bytes travel than before, by kind."""
     old, new = _bytes(before), _bytes(after)
     for kind, group in sorted({*old, *new}):
         was, now = old.get((kind, group), 0), new.get((kind, group), 0)
@@ -165,10 +170,11 @@ def _readers(reading: Reading, graph: fx.Graph) -> dict[_Reader, set[str]]:
     return found
 
 
-def _other_readers(before: Mapping[_Reader, set[str]], after: Mapping[_Reader, set[str]]) -> Iterator[str]:
+def other_readers(before: Reading, old: fx.Graph, after: Reading, new: fx.Graph) -> Iterator[str]:
     """The first node that is given what another had; a node of a name that only one of the graphs has cannot be told."""
-    for reader, was in before.items():
-        now = after.get(reader, was)
+    found = _readers(after, new)
+    for reader, was in _readers(before, old).items():
+        now = found.get(reader, was)
         if was != now:
             gained, lost = now - was or now, was - now or was
             yield f"compute {reader[0]} reads or makes {some(sorted(gained))}, {some(sorted(lost))} before the pass"

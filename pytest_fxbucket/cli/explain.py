@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
@@ -68,7 +69,8 @@ def _all(told: Told, shown: str) -> tuple[dict[str, Any], list[str]]:
     for fqn, entry in told.entry_of.items():
         entries.setdefault(entry, []).append(fqn)
     graphs = {graph.phase: graph_as_data(graph) for graph in told.graphs}
-    return {"entries": entries, "graphs": graphs}, list(explained(told, shown))
+    transformations = [asdict(one) for one in told.transformations]
+    return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(told, shown))
 
 
 def _why(told: Told, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:

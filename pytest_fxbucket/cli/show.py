@@ -88,11 +88,11 @@ def full_text(world: World, rank: int, name: str) -> str:
 
     mesh = " ".join(f"{dim.name}={dim.size}" for dim in world.step(0).mesh)
     lines = [f"plan {name}", f"mesh {mesh}"]
-    for phase, one in world.passed(rank).items():
+    for phase, one in world.final(rank).items():
         graph = one.bucketed.graph
         dims = world.dims_of(graph)
         labels = {node: bucket.label for node, bucket in named_buckets(one.reading, world.entry_of, dims)}
         notes = notes_of(without_kept_order(graph), labels)
-        inputs = world.step(rank).inputs[phase]
+        inputs = world.final_step(rank).inputs[phase]
         lines += ["", f"graph {phase}", "", *listing(graph, one.bucketed.root, inputs=inputs, notes=notes, dims_of=dims)]
     return "\n".join(lines) + "\n"

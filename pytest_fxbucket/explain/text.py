@@ -15,6 +15,7 @@ from pytest_fxbucket.units import human_bytes
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Graph, Told
     from pytest_fxbucket.passes.report import BucketReport
+    from pytest_fxbucket.transforms.traits import Told as Transformed
 
 WIDTH = 120
 _ENTRY = 40
@@ -28,6 +29,9 @@ def explained(told: Told, name: str) -> Iterator[str]:
     for graph in told.graphs:
         yield ""
         yield from graph_lines(graph)
+    for one in told.transformations:
+        yield ""
+        yield from transformation_lines(one)
 
 
 def wrapped(text: str, indent: str = "", more: str = "") -> Iterator[str]:
@@ -71,6 +75,15 @@ def graph_lines(graph: Graph) -> Iterator[str]:
     yield from _apart(graph)
     yield from _updates(graph)
     yield from _rest(graph)
+
+
+def transformation_lines(one: Transformed) -> Iterator[str]:
+    """The lines on one transformation: what it did, and what it did not and why."""
+    yield f"{one.transformation}: {counted(len(one.done), 'change')}, {counted(len(one.left), 'thing')} left as it was"
+    for done in one.done:
+        yield from wrapped(done, "  ", "  ")
+    for what, why in one.left:
+        yield from wrapped(f"left: {what}: {why}", "  ", "  ")
 
 
 def _table(buckets: Sequence[BucketReport], graph: Graph) -> Iterator[str]:

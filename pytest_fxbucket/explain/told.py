@@ -17,6 +17,7 @@ from pytest_fxbucket.world import World
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Member
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.transforms.traits import Told as Transformed
     from pytest_fxbucket.world import Passed
 
 
@@ -56,6 +57,8 @@ class Told:
     entry_of: Mapping[str, str]
     """Entry of each planned parameter, by FQN; empty by size and of a graph without roles."""
     parameters: tuple[Parameter, ...]
+    transformations: tuple[Transformed, ...]
+    """What the plan's transformations say they did, in their order."""
     by_report: bool
     """Whether the pass said this itself; otherwise it was read off the graph that came out, which does not say why."""
 
@@ -71,7 +74,8 @@ def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
             "the graph; let the [graph] factory return a TracedStep with roles and fqns, or explain the pass manual"
         )
     graphs = tuple(_graph(world, phase, one) for phase, one in passed.items())
-    return Told(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), by_report)
+    transformed = world.final_step(0).told
+    return Told(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
 
 
 def _graph(world: World, phase: str, passed: Passed) -> Graph:

@@ -26,7 +26,7 @@ def text_of(world: World, rank: int, name: str) -> str:
     """
     schedules = {
         str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
-        for phase, one in world.passed(rank).items()
+        for phase, one in world.final(rank).items()
     }
     return golden_text(name, world.step(rank).mesh, schedules)
 

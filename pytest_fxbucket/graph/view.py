@@ -90,7 +90,7 @@ class GraphView:
             graph,
             given=given if step.has_roles else None,
             modules=step.modules,
-            direction=None if phase == "joint" else phase,
+            direction=phase if phase in ("forward", "backward") else None,
         )
         return cls._of(tree, ROOT)
 

@@ -189,7 +189,7 @@ def auditing(graphs: Graphs) -> float:
     world, before, after = graphs.world, graphs.world.reading(0)["joint"], graphs.passed.reading
 
     def work() -> None:
-        promise = promise_of(graphs.plan, graphs.step.parameters, world.resolution, world.members_of("joint"))
+        promise = promise_of(graphs.plan, graphs.step.parameters, world.resolution, world.members)
         problems = audit(promise, before, after)
         assert not problems, problems[:3]
 
@@ -198,7 +198,7 @@ def auditing(graphs: Graphs) -> float:
 
 def collectives(graphs: Graphs) -> float:
     """Could it hang: launches and waits of one rank."""
-    groups = graphs.world.members_of("joint")
+    groups = graphs.world.members
     return clock(lambda: calls_of(graphs.passed.bucketed.graph, graphs.passed.reading, groups))
 
 

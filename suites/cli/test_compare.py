@@ -14,7 +14,7 @@ from suites.soak.speeds_project import MODEL, PLAN
 
 Capsys = pytest.CaptureFixture[str]
 SHORT = ("--budget-s", "0.1")
-MUCH = 300
+MUCH = 1000
 """units of work that nobody can overlook: a step takes many times as long"""
 
 

@@ -14,8 +14,9 @@ from suites.soak.speeds_project import Run, SpeedsProject
 LIMIT_S = 60.0
 """for one run"""
 BUDGET_S = 10.0
-_TRIAL_UNITS = 100
-TRIALS = 3
+_TRIAL_UNITS = 300
+TRIALS = 5
+"""of each amount of work, to find out how much slows a step how far"""
 Say = Callable[[str], None]
 
 

@@ -19,5 +19,5 @@ def test_a_tenth_of_the_kills_lose_no_golden():
 
 def test_comparisons_come_to_a_verdict():
     """Of short runs, whose verdicts may be wrong: the whole soak looks at those."""
-    problems = speeds(1, 1, seed=1, say=print, budget_s=0.5, units={5: 9, 10: 15})
+    problems = speeds(1, 1, seed=1, say=print, budget_s=0.5, units={5: 20, 10: 40})
     assert [problem for problem in problems if "no verdict" in problem] == []

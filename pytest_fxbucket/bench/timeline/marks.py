@@ -45,8 +45,8 @@ class Mark:
 def marks_of(world: World, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:
     """Marks of a graph of rank ``rank``: unbucketed, or (any other ``variant``) as ``world``'s pass made it."""
     if variant == UNBUCKETED:
-        return marks_in(world.reading(rank)[phase], {})
-    return marks_in(world.passed(rank)[phase].reading, world.entry_of)
+        return marks_in(world.reference_reading(rank)[phase], {})
+    return marks_in(world.final(rank)[phase].reading, world.entry_of)
 
 
 def marks_in(reading: Reading, entry_of: Mapping[str, str]) -> tuple[Mark, ...]:

@@ -14,7 +14,7 @@ from pytest_fxbucket.capture.called.sharing import refuse_shared_writes
 from pytest_fxbucket.capture.called.signature import Arguments, shared_memory, signature
 from pytest_fxbucket.capture.called.state import Making
 from pytest_fxbucket.capture.called.trace import Traced, trace_call
-from pytest_fxbucket.capture.called.transforming import Transform, Transformed, described, transformed
+from pytest_fxbucket.capture.called.transforming import Transformed, described, transformed
 from pytest_fxbucket.capture.called.values import Values
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
@@ -23,6 +23,8 @@ from pytest_fxbucket.errors import CaptureError
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from pytest_fxbucket.transforms.running import Transform
 
 
 def capture_step(

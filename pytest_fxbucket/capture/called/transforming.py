@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.capture.called.pairing import refuse_unpaired
 from pytest_fxbucket.capture.called.stand_ins import fake_twin
 from pytest_fxbucket.capture.roles import Parameter, StepGraph
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.transforms.pairing import refuse_unpaired
+from pytest_fxbucket.transforms.running import Stage, Transform, run_stages
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.called.graph import Made
     from pytest_fxbucket.capture.called.live import Live
-
-Transform = Callable[[StepGraph, dict[str, torch.Tensor]], StepGraph]
-"""From a step and its state by name to the same step, changed. The graph is the transformation's own: it may work in place.
-
-To add state: a placeholder, its :class:`Value` among the inputs at the same place, a new value among the outputs, and its first
-tensor in the dict. To remove it: out of all of them.
-"""
 
 
 @dataclass(frozen=True)
@@ -62,17 +54,24 @@ def transformed(
     """
     begin = {value.fqn: states[value.fqn] for value in step.inputs["joint"] if value.role == "state"}
     state = dict(begin)
-    for transform in transforms:
-        name = getattr(transform, "__qualname__", type(transform).__name__)
-        before = copy(step)
-        with blamed(lambda name=name: f"transform {name}"):  # type: ignore[misc]
-            step = transform(step, state)
-        state.update({fqn: shared[fqn] for fqn in state if fqn in shared and fqn not in begin})
-        refuse_unpaired(name, before, step, state)
-    step.graphs["joint"].recompile()
+    stages = [_stage(transform) for transform in transforms]
+    staged = run_stages(stages, step, state)
+    known = {fqn: shared[fqn] for fqn in state if fqn in shared and fqn not in begin}
+    state.update(known)
+    if known:
+        refuse_unpaired(stages[-1].where, step, staged[-1].step, state)
+    step = staged[-1].step if staged else step
+    for graph_module in step.graphs.values():
+        graph_module.recompile()
     added = {fqn: tensor for fqn, tensor in state.items() if fqn not in begin}
     removed = {fqn: fake_twin(FakeTensorMode(), tensor) for fqn, tensor in begin.items() if fqn not in state}
     return Transformed(step, added, removed)
+
+
+def _stage(transform: Transform) -> Stage:
+    function = getattr(transform, "func", transform)  # of a partial
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return Stage(name, f"transform {name}", transform)
 
 
 def _parameters(live: Live) -> tuple[Parameter, ...]:

@@ -15,22 +15,35 @@ from pytest_fxbucket.errors import CaptureError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pytest_fxbucket.capture.roles import Phase
+
 _WRITTEN = ("param", "buffer", "state")
 """Roles of outputs that are the new value of an input."""
+_CROSSING = {"setup", "steady", "cleanup"}
 
 
-def refuse_unpaired(name: str, before: StepGraph, after: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Check what the transformation ``name`` made of ``before``, with the ``state`` it left.
+def refuse_unpaired(where: str, before: StepGraph, after: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Check what a transformation made of ``before``, with the ``state`` it left.
 
-    Raises :class:`CaptureError`: one sentence that names the transformation and the input, output or state.
+    Raises :class:`CaptureError`: one sentence that begins with ``where`` and names the input, output or state.
     """
-    where = f"transform {name}"
-    if not isinstance(after, StepGraph) or set(after.graphs) != {"joint"}:
+    if not isinstance(after, StepGraph):
+        raise CaptureError(f"{where} gave a value of type {type(after).__name__}; it is to give the StepGraph")
+    if set(after.graphs) not in (set(before.graphs), _CROSSING):
         raise CaptureError(
-            f"{where} gave a value of type {type(after).__name__}; it is to give the StepGraph with its joint graph"
+            f"{where} gave a step with graphs {', '.join(after.graphs) or 'of no name'}; expected {', '.join(before.graphs)}, "
+            "or setup, steady and cleanup"
         )
-    graph_module, inputs, outputs = after.graphs["joint"], after.inputs["joint"], after.outputs["joint"]
-    graph = graph_module.graph
+    for phase, graph_module in after.graphs.items():
+        _refuse_other_ends(where, graph_module.graph, after.inputs[phase], after.outputs[phase])
+    _refuse_other_roles(where, before, after)
+    for phase in after.graphs:
+        _refuse_unpaired_outputs(where, after.inputs[phase], after.outputs[phase])
+    _refuse_lost_on_the_way(where, after)
+    _refuse_other_state(where, [value for values in after.inputs.values() for value in values], state)
+
+
+def _refuse_other_ends(where: str, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
     try:
         graph.lint()
     except Exception as error:
@@ -42,9 +55,18 @@ def refuse_unpaired(name: str, before: StepGraph, after: Any, state: Mapping[str
     _refuse_repeated(where, "outputs", outputs)
     _refuse_other_values(where, "inputs", inputs, nodes)
     _refuse_other_values(where, "outputs", outputs, results)
-    _refuse_other_roles(where, before, after)
-    _refuse_unpaired_outputs(where, inputs, outputs)
-    _refuse_other_state(where, inputs, state)
+
+
+def _refuse_lost_on_the_way(where: str, after: StepGraph) -> None:
+    """What one call hands to the next must be what that takes."""
+    ways: tuple[tuple[Phase, Phase], ...] = (("setup", "steady"), ("steady", "steady"), ("setup", "cleanup"))
+    for giver, taker in ways:
+        if giver not in after.graphs or taker not in after.graphs:
+            continue
+        given = {value for value in after.outputs[giver] if value.role == "carried"}
+        taken = {value for value in after.inputs[taker] if value.role == "carried"}
+        if odd := next(iter(sorted(given ^ taken, key=lambda value: value.fqn)), None):
+            raise CaptureError(f"{where} left {_named('carried', odd.fqn)}, which {giver} gives and {taker} takes differently")
 
 
 def _refuse_repeated(where: str, side: str, values: Sequence[Value]) -> None:
@@ -67,13 +89,13 @@ def _refuse_other_values(where: str, side: str, values: Sequence[Value], nodes: 
 
 def _refuse_other_roles(where: str, before: StepGraph, after: StepGraph) -> None:
     """Only state may come and go; an input that nothing needs may go, too."""
-    had = _keys(before.inputs["joint"])
-    if foreign := next((key for key in _keys(after.inputs["joint"]) if key not in had and key[0] != "state"), None):
+    had = _keys(before.inputs)
+    if foreign := next((key for key in _keys(after.inputs) if key not in had and key[0] not in ("state", "carried")), None):
         raise CaptureError(f"{where} added the input {_named(*foreign)}; only state can be added")
-    gave, gives = (_keys(step.outputs["joint"], state=False) for step in (before, after))
+    gave, gives = (_keys(step.outputs, state=False) for step in (before, after))
     if lost := next((key for key in gave if key not in gives), None):
         raise CaptureError(f"{where} left out the output {_named(*lost)}; only outputs of state can go")
-    if new := next((key for key in gives if key not in gave and key[0] not in _WRITTEN), None):
+    if new := next((key for key in gives if key not in gave and key[0] not in (*_WRITTEN, "carried")), None):
         raise CaptureError(f"{where} added the output {_named(*new)}; only new values of inputs can be added")
 
 
@@ -110,11 +132,11 @@ def _refuse_other_state(where: str, inputs: Sequence[Value], state: Mapping[str,
 
 
 def _fits(value: Value, tensor: torch.Tensor) -> bool:
-    return value.shape == tuple(tensor.shape) and value.dtype == tensor.dtype
+    return value.shape == tuple(tensor.shape) and value.dtype in (None, tensor.dtype)
 
 
-def _keys(values: Iterable[Value], state: bool = True) -> list[tuple[str, str]]:
-    return [(value.role, value.fqn) for value in values if state or value.role != "state"]
+def _keys(values: Mapping[Any, Iterable[Value]], state: bool = True) -> list[tuple[str, str]]:
+    return [(value.role, value.fqn) for several in values.values() for value in several if state or value.role != "state"]
 
 
 def _named(role: str, fqn: str) -> str:

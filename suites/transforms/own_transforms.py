@@ -1,0 +1,125 @@
+"""Transformations of a user, right and wrong ones, as plans name them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from pytest_fxbucket.capture.roles import StepGraph, Value
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind
+from pytest_fxbucket.transforms import transformation
+from pytest_fxbucket.transforms.traits import Told
+
+State = dict[str, torch.Tensor]
+COUNT = "calls"
+
+
+def same(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+def telling(step: StepGraph, state: State, *, word: str) -> StepGraph:
+    return replace(step, told=(*step.told, Told("telling", (f"said {word}",), (("a launch", "it was not asked for"),))))
+
+
+@transformation(before=("bucket",))
+def early(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+@transformation(after=("bucket", "own_transforms:early"))
+def late(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+@transformation(rounds="adds otherwise")
+def rounding(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+@transformation(needs=("optimizer",))
+def updating(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+def counting(step: StepGraph, state: State) -> StepGraph:
+    """Counts its calls, in state of its own."""
+    graph = step.graphs["joint"].graph
+    value = Value("state", COUNT, (), torch.float64)
+    first = graph.find_nodes(op="placeholder")[0]
+    with graph.inserting_before(first):
+        count = graph.placeholder("calls")
+        count.meta["val"] = first.meta["val"].new_empty((), dtype=torch.float64)
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        more = graph.call_function(torch.ops.aten.add.Scalar, (count, 1.0))
+        more.meta["val"] = count.meta["val"]
+    output.args = ([*output.args[0], more],)  # type: ignore[misc]  # a list of nodes
+    state[COUNT] = torch.zeros((), dtype=torch.float64)
+    return replace(step, inputs={"joint": (value, *step.inputs["joint"])}, outputs={"joint": (*step.outputs["joint"], value)})
+
+
+def _launches(step: StepGraph, kind: str) -> list[fx.Node]:
+    return [node for node in step.graphs["joint"].graph.nodes if launch_kind(node) == kind]
+
+
+def not_waiting(step: StepGraph, state: State) -> StepGraph:
+    """The first thing gathered is read before it is there."""
+    launch = _launches(step, "all_gather")[0]
+    (wait,) = (user for user in launch.users if is_wait(user))
+    wait.replace_all_uses_with(launch, lambda user: not is_wait(user))
+    return step
+
+
+def forgetting(step: StepGraph, state: State) -> StepGraph:
+    """The gradient of the first reduction is another one of its shape."""
+    first, second = _same_shape(_launches(step, "reduce_scatter"))
+    (lost,), (kept,) = first.users, second.users
+    lost.replace_all_uses_with(kept)
+    step.graphs["joint"].graph.erase_node(lost)
+    step.graphs["joint"].graph.erase_node(first)
+    return step
+
+
+@transformation(keeps_collectives=False)
+def forgetting_with_leave(step: StepGraph, state: State) -> StepGraph:
+    return forgetting(step, state)
+
+
+def swapping(step: StepGraph, state: State) -> StepGraph:
+    """Two parameters of one shape are gathered for each other."""
+    first, second = _same_shape(_launches(step, "all_gather"))
+    (a,), (b,) = first.all_input_nodes, second.all_input_nodes
+    first.replace_input_with(a, b)
+    second.replace_input_with(b, a)
+    return step
+
+
+def by_rank(step: StepGraph, state: State) -> StepGraph:
+    """Rank 1 launches its first two reductions the other way round."""
+    if dist.get_rank() == 1:
+        first, second = _same_shape(_launches(step, "reduce_scatter"), same=False)
+        second.append(first)
+        for user in sorted(first.users, reverse=True):
+            if user < first:
+                first.append(user)
+    return step
+
+
+def raising(step: StepGraph, state: State) -> StepGraph:
+    raise ValueError("no such thing here")
+
+
+def nothing(step: StepGraph, state: State) -> None:
+    """Forgets to give the step back."""
+
+
+def _same_shape(launches: list[fx.Node], same: bool = True) -> tuple[fx.Node, fx.Node]:
+    for n, a in enumerate(launches):
+        for b in launches[n + 1 :]:
+            if (a.meta["val"].shape == b.meta["val"].shape) is same and a.all_input_nodes != b.all_input_nodes:
+                return a, b
+    raise AssertionError("no two launches of one shape")

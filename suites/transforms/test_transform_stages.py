@@ -1,0 +1,156 @@
+"""What a plan runs on a step, in which order, and what each transformation must leave as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.checks.stages import disagreements
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan.factories import first_on_path
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.world import World
+
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 2, dim = 16, heads = 2, kv_heads = 1 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
+"""
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def own_path() -> Iterator[None]:
+    with first_on_path([HERE]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def captured() -> World:
+    """Traced once for all."""
+    world = World(*_of(""), "manual", lambda _: None)
+    world.step(0)
+    return world
+
+
+def _of(tables: str) -> tuple[object, object]:  # type: ignore[return]  # a plan and its mesh
+    (plan,) = parse_plans(PLAN + tables, Path("plan.toml"))
+    return plan, mesh_of(plan)
+
+
+def world_of(captured: World, *names: str, args: str = "") -> World:
+    tables = "".join(f'\n[[transform]]\nname = "{name}"\n{args}\n' for name in names)
+    return World(*_of(tables), "manual", lambda _: None, _steps=captured._steps)
+
+
+def refused(captured: World, *names: str, args: str = "") -> str:
+    with pytest.raises(FxbucketError) as caught:
+        world_of(captured, *names, args=args).way(0)
+    return str(caught.value)
+
+
+def order(world: World) -> tuple[list[str], list[str]]:
+    return [one.name for one in world.stages.before], [one.name for one in world.stages.after]
+
+
+def test_without_transformations_the_final_step_is_what_the_pass_made(captured: World) -> None:
+    way = captured.way(0)
+    assert (way.reference, way.step, way.final) == (captured.step(0), captured.step(0), way.passed)
+
+
+def test_one_that_changes_nothing_gives_the_same_graph_before_and_after_the_pass(captured: World) -> None:
+    digest = captured.final(0)["joint"].digest
+    for names in (("own_transforms:same", "bucket"), ("bucket", "own_transforms:same")):
+        assert world_of(captured, *names).final(0)["joint"].digest == digest
+
+
+def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captured: World) -> None:
+    same, late = "own_transforms:same", "own_transforms:late"
+    assert order(world_of(captured, same)) == ([same], [])
+    assert order(world_of(captured, same, late, same)) == ([same], [late, same])
+    assert order(world_of(captured, same, "bucket", same)) == ([same], [same])
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["bucket", "own_transforms:early"], "2: own_transforms:early must come before bucket; list it above that"),
+        (["own_transforms:late", "bucket"], "1: own_transforms:late must come after bucket; list it below that"),
+        (
+            ["bucket", "own_transforms:late", "own_transforms:early"],
+            "2: own_transforms:late must come after own_transforms:early; list it below that",
+        ),
+        (
+            ["bucket", "own_transforms:rounding"],
+            "2: own_transforms:rounding rounds otherwise than the step before it, so it must come before bucket: what comes "
+            "after is compared bit for bit; list it above that",
+        ),
+        (
+            ["own_transforms:updating"],
+            "1: own_transforms:updating needs the update of an optimizer, and the step has none; add",
+        ),
+        (["own_transforms:sane"], '1: module "own_transforms" has no "sane"; did you mean "same"?'),
+        (["own_transforms:raising"], "1: own_transforms:raising failed at "),
+        (["own_transforms:nothing"], "1: own_transforms:nothing gave a value of type NoneType; it is to give the StepGraph"),
+        (["own_transforms:telling"], "1: own_transforms:telling: missing a required argument: 'word'"),
+        (["bucket", "bucket"], "1 and 2 are both the pass, bucket; list it once"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_that_names_it(captured: World, names: list[str], sentence: str) -> None:
+    assert refused(captured, *names).startswith(f"plan.toml: [[transform]] {sentence}")
+
+
+def test_the_pass_takes_no_args(captured: World) -> None:
+    assert "[[transform]] 1: bucket takes no args; [bucket] and [overlap] say" in refused(
+        captured, "bucket", args="args = { a = 1 }"
+    )
+
+
+def test_an_unknown_argument_is_named(captured: World) -> None:
+    said = refused(captured, "own_transforms:same", args="args = { often = 2 }")
+    assert "own_transforms:same: got an unexpected keyword argument 'often'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("not_waiting", "broke the step: "),
+        ("forgetting", "broke the step: reduce_scatter"),
+        ("forgetting_with_leave", "is launched no more"),
+        ("swapping", "reads or makes"),
+    ],
+)
+def test_the_first_that_breaks_an_invariant_is_named(captured: World, name: str, problem: str) -> None:
+    said = refused(captured, "own_transforms:same", f"own_transforms:{name}", "own_transforms:same")
+    assert said.startswith(f"plan.toml: [[transform]] 2: own_transforms:{name} broke the step: ")
+    assert problem in said
+
+
+def test_ranks_that_disagree_behind_one_name_it(captured: World) -> None:
+    lines = disagreements(world_of(captured, "own_transforms:same", "own_transforms:by_rank", "bucket"))
+    assert lines, "the ranks launch in another order"
+    assert all(line.startswith("behind own_transforms:by_rank: collective ") for line in lines)
+    assert disagreements(world_of(captured, "own_transforms:same")) == []
+
+
+def test_what_it_says_is_kept(captured: World) -> None:
+    (told,) = world_of(captured, "own_transforms:telling", args='args = { word = "so" }').final_step(0).told
+    assert (told.done, told.left) == (("said so",), (("a launch", "it was not asked for"),))
+
+
+def test_state_that_it_adds_is_in_the_final_step_with_its_first_tensor(captured: World) -> None:
+    step = world_of(captured, "own_transforms:counting").final_step(0)
+    assert step.inputs["joint"][0].fqn == "calls"
+    assert float(step.first_state["calls"]) == 0.0
+    assert not captured.step(0).first_state
