@@ -25,8 +25,8 @@ class Length:
 
     budget_s: float
     """Seconds of steps of both sides, warm-up included."""
-    sets: int = 5
-    least_sets: int = 3
+    sets: int = 12
+    least_sets: int = 5
     """Before it may end early."""
     least_rounds: int = 10
     """Of a set, even if they take longer."""
