@@ -261,3 +261,16 @@ def test_what_readme_shows_of_a_parameter_is_printed_in_any_folder(tmp_path: Pat
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     _is_shown(done.stdout, shown)
+
+
+def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys: Capsys) -> None:
+    text = PLAN.partition("[[matrix]]")[0]
+    for order in (("telling", "bucket"), ("bucket", "telling")):
+        tables = [f'[[transform]]\nname = "{name}"\n' for name in order]
+        told = "".join(tables).replace('"telling"', '"suites.transforms.own_transforms:telling"\nargs = { word = "it" }')
+        plan.write_text(text + told)
+        assert "\ntelling: 1 change, 1 thing left as it was\n  said it\n  left: a launch: it was not asked for\n" in explain(
+            capsys, "two.toml"
+        )
+        (found,) = document(capsys, "two.toml")["transformations"]
+        assert found == {"transformation": "telling", "done": ["said it"], "left": [["a launch", "it was not asked for"]]}

@@ -38,6 +38,8 @@ SECOND: dict[tuple[str, str], str] = {
     ("overlap", "prefetch"): "2",
     ("overlap", "launch_at"): '{ forward = { a = "b" } }',
     ("overlap", "wait_before"): '{ forward = { a = "b" } }',
+    ("transform", "name"): '"own:change"',
+    ("transform", "args"): "{ a = 1 }",
     ("run", "world"): "{ dp_shard = 2 }",
     ("run", "steps"): "2",
     ("run", "seed"): "1",
@@ -56,6 +58,7 @@ BESIDE: dict[tuple[str, str], dict[str, str]] = {
     ("parallel", "ep_plan"): {"parallel.ep": "2"},
     ("step", "clip_norm"): SGD,
     **{("optimizer", key): SGD for key in ("args", "params", "groups")},
+    ("transform", "args"): {"transform.name": '"own:change"'},
     ("overlap", "updates"): SGD,
     ("bucket", "by"): {"bucket.plan": "[]", "bucket.cap_mb": "25"},
 }
@@ -121,6 +124,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "packer", "unplanned")],
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
+        *[("transform", key) for key in ("name", "args")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "benchmark")],
     }
