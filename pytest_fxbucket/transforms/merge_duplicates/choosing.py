@@ -1,0 +1,153 @@
+"""Which launches of a graph bring the same, which of them are merged, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pytest_fxbucket.compat.fake_tensors import FakeTensor
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.passes.fake import has_numbers
+from pytest_fxbucket.transforms.merge_duplicates.forms import dtype_of, form_of
+from pytest_fxbucket.transforms.merge_duplicates.sent import Sent, read
+from pytest_fxbucket.transforms.merge_duplicates.sides import Turn, Turns
+from pytest_fxbucket.transforms.merge_duplicates.values import Values
+from pytest_fxbucket.transforms.merge_duplicates.writes import Writes, named
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.graph.order import Order
+
+Again = Literal[False, True, "backward", "microbatches"]
+"""What is merged although it is launched again on purpose: in backward of one round, in rounds of one side, or both."""
+_WHY_SIDE = (
+    '{side} launches its own instead of keeping it, as reshard_after_forward = true has it; again = "backward" merges it'
+)
+_WHY_ROUND = 'each round (microbatch) launches its own instead of keeping it; again = "microbatches" merges it'
+
+
+@dataclass(slots=True)
+class Kept:
+    """A launch that stays, and those that are merged into it."""
+
+    sent: Sent
+    merged: list[tuple[Sent, bool]] = field(default_factory=list)
+    """Each with whether its readers get a copy: what the graph gives out twice must not be one tensor."""
+    given_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A launch that was not merged although another one sends what it sends."""
+
+    launch: fx.Node
+    why: str
+    on_purpose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is to become of the launches of a graph that bring the same; all in the graph's order."""
+
+    kept: tuple[Kept, ...]
+    """Those that others are merged into."""
+    left: tuple[Left, ...]
+
+
+def choose(order: Order, outputs: Sequence[Value], again: Again) -> Choice:
+    """Look for duplicates in the graph that ``order`` is of, which returns one node for each of ``outputs``."""
+    return _Choosing(order, outputs, again).choice()
+
+
+class _Choosing:
+    def __init__(self, order: Order, outputs: Sequence[Value], again: Again) -> None:
+        self.order, self.again = order, again
+        self.writes = Writes(order)
+        self.regardless = Values(order)
+        self.values = Values(order, self.writes, self.regardless)
+        self.turns = Turns(order, outputs)
+        self.out = {storage for node in order.nodes[-1].all_input_nodes for storage in order.storages(node)}
+
+    def choice(self) -> Choice:
+        """Each launch is merged into the first one that brings the same in its turn, or says why not."""
+        kept: dict[Hashable, Kept] = {}
+        left: list[Left] = []
+        for sent, before in _alike(self._offers()):
+            key = (self.values.sent(sent.launch), self._stretch(self.turns.of(sent.launch)))
+            if sent.problem:
+                left += [Left(sent.launch, sent.problem)] if before else []
+            elif key in kept and _fits(kept[key].sent, sent):
+                self._add(kept[key], sent)
+            else:
+                kept.setdefault(key, Kept(sent, given_out=self._is_given_out(sent)))
+                left += [self._left(sent, before)] if before else []
+        return Choice(tuple(one for one in kept.values() if one.merged), tuple(left))
+
+    def _offers(self) -> Iterable[tuple[Sent, list[Hashable]]]:
+        """Each launch with a key for each tensor that it sends: whoever sends another of that key may send the same."""
+        for node in self.order.nodes:
+            if collectives.launch_kind(node) is not None:
+                sent = read(node, self.writes)
+                yield sent, [(sent.says, self.regardless.read(one, sent.index), dtype_of(one)) for one in sent.tensors]
+
+    def _stretch(self, turn: Turn) -> Hashable:
+        stretches = {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}
+        return stretches[self.again]
+
+    def _add(self, kept: Kept, sent: Sent) -> None:
+        is_given_out = self._is_given_out(sent)
+        kept.merged.append((sent, kept.given_out and is_given_out))
+        kept.given_out |= is_given_out
+
+    def _is_given_out(self, sent: Sent) -> bool:
+        return not self.out.isdisjoint(self.order.storages(sent.launch))
+
+    def _left(self, sent: Sent, before: Sequence[Sent]) -> Left:
+        """Why ``sent``, which may be merged, was not merged into any of those ``before`` it; the last of them comes first."""
+        value, mine = self.values.sent(sent.launch), self.turns.of(sent.launch)
+        same = [(one, self.turns.of(one.launch)) for one in reversed(before) if self.values.sent(one.launch) == value]
+        for one, turn in same:
+            if self._stretch(turn) == self._stretch(mine):
+                return Left(sent.launch, f"of the one before ({one.launch.name}): {one.problem or 'its result lies otherwise'}")
+        if same:
+            why = _WHY_ROUND if any(turn.side == mine.side for _, turn in same) else _WHY_SIDE.format(side=mine.side)
+            return Left(sent.launch, why, on_purpose=True)
+        return Left(sent.launch, self._other_value(sent, before[-1]))
+
+    def _other_value(self, sent: Sent, one: Sent) -> str:
+        """What was written so that ``sent`` sends another value than ``one`` before it."""
+        if len(sent.tensors) > 1 or len(one.tensors) > 1:
+            return f"other tensors go in the same launch, of it or of the one before ({one.launch.name})"
+        places = self.values.seen(sent.launch) ^ self.values.seen(one.launch)
+        if not places:
+            return f"it reads memory that was written otherwise than {one.launch.name} does, so it may send something else"
+        return f"{named(self.order.nodes[min(places)])} what it sends, between the one before ({one.launch.name}) and it"
+
+
+def _fits(kept: Sent, sent: Sent) -> bool:
+    """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in its shape."""
+    forms = [form_of(one.launch) for one in (kept, sent)]
+    return forms[0] == forms[1] or all(_can_be_viewed(one.launch.meta.get("val")) for one in (kept, sent))
+
+
+def _can_be_viewed(value: object) -> bool:
+    return isinstance(value, FakeTensor) and has_numbers(value) and value.is_contiguous()
+
+
+def _alike(offers: Iterable[tuple[Sent, list[Hashable]]]) -> list[tuple[Sent, list[Sent]]]:
+    """Launches that send what another one sends if nothing were written, or a part of it; each with those before it."""
+    by_key: dict[Hashable, list[Sent]] = {}
+    known = list(offers)
+    for sent, keys in known:
+        for key in dict.fromkeys(keys):
+            by_key.setdefault(key, []).append(sent)
+    found = []
+    for sent, keys in known:
+        group = {id(one): one for key in keys for one in by_key[key]}
+        if len(group) > 1:
+            before = sorted((one for one in group.values() if one.index < sent.index), key=lambda one: one.index)
+            found.append((sent, before))
+    return found

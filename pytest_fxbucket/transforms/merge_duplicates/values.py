@@ -1,0 +1,178 @@
+"""Numbers for what nodes hold: equal numbers, equal elements in equal order, down to the bit.
+
+Value numbering (J. Cocke, J. T. Schwartz, 1970) over what moves data, casts it or computes it element by element. What only
+shows elements in another shape has the number of what it shows. Memory that was written since has a number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.fx_nodes import inputs_of
+from pytest_fxbucket.compat.groups import untwinned
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import effects_of, written
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import by_operator, operator_name, overload
+from pytest_fxbucket.transforms.merge_duplicates.forms import dtype_of, form_of, place_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.transforms.merge_duplicates.writes import Writes
+
+_SAME = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("detach", "alias", "clone", "contiguous", "lift_fresh", "lift_fresh_copy", "view", "_unsafe_view", "reshape"),
+        *("flatten", "squeeze", "unsqueeze", "view_as"),
+    )
+)
+"""Operators whose result has the elements of their first argument in the same order."""
+_CASTS = frozenset({"aten::_to_copy", "aten::to", "prims::convert_element_type"})
+_ANYTHING = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
+"""What these hold nobody knows."""
+_BY_MEMORY = ("aten::as_strided", "aten::_reshape_alias", "inductor::")
+"""What the names of operators begin with that see the memory under their first argument, not its elements."""
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("detach", "alias", "view", "_unsafe_view", "slice", "select", "t", "transpose", "permute", "squeeze", "unsqueeze"),
+        "narrow",
+    )
+)
+"""Operators whose result always lies in the memory of their first argument."""
+_is_pointwise = by_operator(lambda op: torch.Tag.pointwise in op.tags, False)
+
+
+class Values:
+    """Numbers of what is sent by the launches of a graph, and of what goes into that."""
+
+    def __init__(self, order: Order, writes: Writes | None = None, regardless: Values | None = None) -> None:
+        """With ``writes``, and ``regardless`` of the same order without any, a value is another one once it was written."""
+        self._order, self._writes, self._regardless = order, writes, regardless
+        self._numbers: dict[Hashable, int] = {}
+        self._made: dict[fx.Node, int] = {}
+        needed = _needed(order.nodes)
+        for index, node in enumerate(order.nodes):
+            if node in needed or collectives.launch_kind(node) is not None:
+                self._made[node] = self._number_of(node, index)
+
+    def read(self, node: fx.Node, at: int) -> int:
+        """Number of what the node at the place ``at`` finds in ``node``."""
+        last = self._writes.last(node, self._order.index[node], at) if self._writes is not None else None
+        if last is None or self._regardless is None:
+            return self._made[node]
+        # Two names of one piece of memory hold the same, whatever was written there: views of one node by the same way. Equal
+        # storages of fake values would not do, as nodes that were copied share them.
+        same, root = self._regardless._made[node], self._order.index[_root(node)]
+        return self._number(("written", same, root, last))
+
+    def sent(self, launch: fx.Node) -> int:
+        """Number of ``launch``: equal for launches that bring the same on every rank."""
+        return self._made[launch]
+
+    def seen(self, launch: fx.Node) -> set[int]:
+        """Places of the writes that what ``launch`` sends has seen, on its way too."""
+        assert self._writes is not None
+        found: set[int] = set()
+        queue = [(source, self._order.index[launch]) for source in inputs_of(launch)]
+        met = set(queue)
+        for node, at in queue:
+            index = self._order.index[node]
+            last = self._writes.last(node, -1 if node.op == "get_attr" else index, at)
+            found.update(() if last is None else (last,))
+            fresh = [pair for source in inputs_of(node) if (pair := (source, index)) not in met and _is_followed(node)]
+            met.update(fresh)
+            queue.extend(fresh)
+        return found
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _number_of(self, node: fx.Node, index: int) -> int:
+        if node.op == "get_attr":
+            last = self._writes.last(node, -1, index) if self._writes is not None else None
+            return self._number(("attribute", str(node.target), last))
+        if not _is_followed(node):
+            return self._number(("node", index))
+        name, first = operator_name(node), next(iter(node.all_input_nodes), None)
+        if first is not None and (collectives.is_wait(node) or (name in _SAME and _holds(node))):
+            return self.read(first, index)
+        if first is not None and name in _CASTS and (dtypes := _dtypes(first, node)):
+            source = self.read(first, index)
+            return source if dtypes[0] == dtypes[1] else self._number(("cast", source, *dtypes))
+        is_launch = collectives.launch_kind(node) is not None
+        said = tuple(self._said(value, index, is_launch) for value in _arguments(node))
+        place = (place_of(first), self._order.storages(first)) if first is not None and name.startswith(_BY_MEMORY) else None
+        return self._number((id(node.target), said, place))
+
+    def _said(self, value: Any, at: int, is_launch: bool) -> Hashable:
+        """An argument; of what a launch sends the elements alone matter, and a group's twin is the group."""
+        if isinstance(value, torch.fx.Node):
+            return ("node", self.read(value, at), dtype_of(value) if is_launch else form_of(value))
+        if isinstance(value, (list, tuple)):
+            return tuple(self._said(item, at, is_launch) for item in value)
+        said = untwinned(value) if is_launch and isinstance(value, str) else value
+        return type(said).__name__, repr(said)
+
+
+def _needed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """What goes into launches, as far back as values are followed."""
+    found: set[fx.Node] = set()
+    for node in reversed(tuple(nodes)):
+        if collectives.launch_kind(node) is not None or (node in found and _is_followed(node)):
+            found.update(inputs_of(node))
+    return found
+
+
+def _is_followed(node: fx.Node) -> bool:
+    """Whether all that ``node`` gives is told by its arguments."""
+    if node.op != "call_function":
+        return False
+    does = effects_of(node)
+    if written(node) or does.everything or does.random or does.chained or does.barrier:
+        return False
+    if collectives.is_wait(node) or collectives.launch_kind(node) is not None:
+        return True
+    if overload(node) is None and node.target is not getitem:
+        return not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple, type(None)))  # arithmetic on sizes
+    is_size = isinstance(node.meta.get("val"), (torch.SymInt, int))
+    return is_size or (moves_data(node) and operator_name(node) not in _ANYTHING) or _is_pointwise(node)
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """Values of all arguments, those left out too; of a Python function those that are given."""
+    op = overload(node)
+    if op is None:
+        return [*node.args, *sorted(node.kwargs.items())]
+    found = []
+    for place, argument in enumerate(op._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        found.append(node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, default))
+    return found
+
+
+def _holds(node: fx.Node) -> bool:
+    """Whether shapes and dtypes on both sides are known, in which elements may be seen otherwise."""
+    return all(isinstance(one.meta.get("val"), torch.Tensor) for one in (node, node.all_input_nodes[0]))
+
+
+def _dtypes(source: fx.Node, node: fx.Node) -> tuple[str, str] | None:
+    """What ``node`` casts from and to; None if it does more than that, or nothing is known of it."""
+    before, after = source.meta.get("val"), node.meta.get("val")
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.device != after.device:
+        return None
+    return str(before.dtype), str(after.dtype)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The node whose memory ``node`` is a view of, for certain."""
+    while operator_name(node) in _VIEWS:
+        node = node.all_input_nodes[0]
+    return node

@@ -1,0 +1,139 @@
+"""What a step launches again on purpose is left alone unless it is asked for; of real plans, as they are captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.checks.audit import audit
+from pytest_fxbucket.checks.promise import promise_of
+from pytest_fxbucket.graph.collectives import is_all_gather
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.schema import Transform
+from pytest_fxbucket.transforms.traits import Told
+from pytest_fxbucket.world import World
+from suites.graph.handmade import Handmade, aten
+from suites.transforms.duplicates import Changed
+
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 1, dim = 16, heads = 2, kv_heads = 1 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+reshard_after_forward = RESHARD
+
+[bucket]
+plan = ["tok_embeddings", "layers.0", "norm+output"]
+
+[step]
+"""
+PARAMETERS, BOTH = 12, 23
+"""Gathers of a microbatch, in forward and in both: what is embedded is not needed in backward."""
+SIDE = 'backward launches its own instead of keeping it, as reshard_after_forward = true has it; again = "backward" merges it'
+ROUND = 'each round (microbatch) launches its own instead of keeping it; again = "microbatches" merges it'
+
+
+def world_of(reshard: bool, step: str, again: Any) -> World:
+    (plan,) = parse_plans(PLAN.replace("RESHARD", str(reshard).lower()) + step, Path("plan.toml"))
+    plan = replace(plan, transform=(Transform("merge_duplicates", {"again": again}),))
+    return World(plan, mesh_of(plan), "manual", lambda _: None)
+
+
+def gathers(world: World) -> tuple[int, int]:
+    """All-gathers before and after the transformation."""
+    steps = (world.step(0), world.way(0).step)
+    before, after = (sum(map(is_all_gather, step.graphs["joint"].graph.nodes)) for step in steps)
+    return before, after
+
+
+def told(world: World) -> Told:
+    (found,) = world.way(0).step.told
+    return found
+
+
+def audited(world: World) -> list[str]:
+    promise = promise_of(world.plan, world.step(0).parameters, world.resolution, world.members)
+    return audit(promise, world.reading(0)["joint"], world.passed(0)["joint"].reading)
+
+
+@pytest.mark.parametrize("step", ["", 'checkpoint = ["layers.0"]'])
+def test_what_backward_gathers_again_is_told_once_and_stays(step: str) -> None:
+    world = world_of(True, step, False)
+    before, after = gathers(world)
+    assert before == after == BOTH
+    ((what, why),) = told(world).left
+    assert why == SIDE
+    assert what.startswith("all_gather of ")
+    assert what.endswith(" more (backward)")
+    assert told(world).done == ()
+    assert audited(world) == []
+
+
+def test_again_in_backward_undoes_resharding_and_the_audit_names_it() -> None:
+    world = world_of(True, "", "backward")
+    before, after = gathers(world)
+    assert (before, after) == (BOTH, PARAMETERS)
+    assert len(told(world).done) == before - after
+    assert told(world).left == ()
+    (problem,) = [text for text in audited(world) if text.startswith("reshard_after_forward")]
+    assert problem.startswith("reshard_after_forward = true, but backward reads forward's gather of ")
+
+
+@pytest.mark.parametrize(
+    ("again", "reshard", "counts", "whys"),
+    [
+        (False, False, (2 * PARAMETERS, 2 * PARAMETERS), [ROUND]),
+        (False, True, (2 * BOTH, 2 * BOTH), [SIDE, ROUND]),
+        ("microbatches", False, (2 * PARAMETERS, PARAMETERS), []),
+        ("microbatches", True, (2 * BOTH, BOTH), [SIDE]),
+        ("backward", True, (2 * BOTH, 2 * PARAMETERS), [ROUND]),
+        (True, True, (2 * BOTH, PARAMETERS), []),
+    ],
+)
+def test_each_microbatch_gathers_for_itself_unless_asked(
+    again: Any, reshard: bool, counts: tuple[int, int], whys: list[str]
+) -> None:
+    world = world_of(reshard, "microbatches = 2", again)
+    assert gathers(world) == counts
+    assert {why for _, why in told(world).left} == set(whys)
+    assert bool(told(world).done) == (counts[1] < counts[0])
+    if again in (False, "microbatches"):
+        assert audited(world) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_by_marks_alone_without_a_loss(again: bool) -> None:
+    made = Handmade()
+    shard = made.given("value", "0", 2, 3)
+    first = made.call(aten.neg.default, made.gathered(shard))
+    second = made.call(aten.exp.default, made.gathered(shard))
+    second.meta["autograd_backward"] = True
+    made.returns(first, "value", "0")
+    made.returns(second, "value", "1")
+    found = Changed(fx.GraphModule(torch.nn.Module(), made.finish()), made.inputs, made.outputs, again=again)
+    assert len(found.launches) == 2 - again
+    assert found.whys == ([] if again else [SIDE])
+
+
+def test_updates_go_with_backward_and_what_forward_does_besides_the_loss_with_forward() -> None:
+    made = Handmade()
+    x, y = made.param("x", 2, 3), made.param("y", 2, 3)
+    made.loss(made.gathered(x))
+    made.returns(made.call(aten.sum.default, made.gathered(x)), "value", "seen")
+    backward = made.call(aten.neg.default, made.gathered(y))
+    backward.meta["autograd_backward"] = True
+    made.returns(backward, "grad", "z")
+    made.returns(made.call(aten.exp.default, made.gathered(y)), "param", "w")
+    found = Changed(fx.GraphModule(torch.nn.Module(), made.finish()), made.inputs, made.outputs)
+    assert len(found.launches) == 2
+    assert found.told.left == ()
