@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.mesh import Mesh
+from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
@@ -42,6 +43,10 @@ class Stepping:
     parallel: Parallel
     parameters: tuple[Parameter, ...]
     optimizing: Optimizing | None
+    first_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """First tensors of state that is no optimizer's, by FQN."""
+    called: tuple[str, ...] = ()
+    """FQNs of the modules that the graph calls."""
 
 
 def fields_of(plan: Plan, mesh: Mesh, step: StepGraph, phase: Phase) -> dict[str, Any]:
@@ -57,6 +62,8 @@ def fields_of(plan: Plan, mesh: Mesh, step: StepGraph, phase: Phase) -> dict[str
         "parallel": plan.parallel,
         "parameters": step.parameters,
         "optimizing": step.optimizing,
+        "first_state": step.first_state,
+        "called": modules_called_by(step.graphs[phase].graph),
     }
 
 
@@ -85,7 +92,9 @@ def state_and_batches(
     kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
     if step.optimizing is not None:
         kept |= step.optimizing.state(own, {value.fqn for value in step.outputs if value.role == "grad"})
+    kept |= {("state", fqn): tensor.clone() for fqn, tensor in step.first_state.items()}
     state = [kept[value.role, value.fqn] for value in step.inputs if value.role in KEPT]
+    keep_for_calls(model, step.called)
 
     def tensors(number: int) -> list[torch.Tensor]:
         leaves = pytree.tree_leaves(batch(step.mesh.data_rank(rank), number))
@@ -97,7 +106,7 @@ def state_and_batches(
 def update(state: list[torch.Tensor], results: Sequence[Any], step: Stepping) -> None:
     """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
     made = {(v.role, v.fqn): r for v, r in zip(step.outputs, results, strict=True)}
-    has_optimizer = any(role in ("param", "state") for role, _ in made)
+    has_optimizer = any(role == "param" for role, _ in made)
     for value, tensor in zip(step.inputs, state, strict=False):
         if (value.role, value.fqn) in made:
             tensor.copy_(made[value.role, value.fqn])

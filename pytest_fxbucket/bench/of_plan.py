@@ -83,6 +83,8 @@ def step_time(
 def workload_of(plan: Plan) -> Mapping[str, Any]:
     """The tables of the plan that say what the unbucketed step is, as JSON, and the mesh that is run."""
     tables = {name: _plain(getattr(plan, name)) for name in _WORKLOAD}
+    if plan.override:  # not there in runs that are stored from before there was such a table
+        tables["override"] = _plain(plan.override)
     made: dict[str, Any] = json.loads(json.dumps({**tables, "world": dict(plan.run_degrees)}, default=_text))
     return made
 

@@ -10,8 +10,9 @@ from pytest_fxbucket.capture.traced import TracedStep
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.called.step import CapturedStep, capture_step
+    from pytest_fxbucket.capture.override.asked import Override, Subgraph
 
-__all__ = ["CapturedStep", "Mesh", "StepGraph", "TracedStep", "capture_step"]
+__all__ = ["CapturedStep", "Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "capture_step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from pytest_fxbucket.capture.called import step
 
         return getattr(step, name)
+    if name in ("Override", "Subgraph"):
+        from pytest_fxbucket.capture.override import asked
+
+        return getattr(asked, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,11 +40,13 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     from pytest_fxbucket.capture.join import join
     from pytest_fxbucket.capture.joint import trace_joint
     from pytest_fxbucket.capture.optimizers.optimizing import optimizing_of, update_of
+    from pytest_fxbucket.capture.override.matching import overrides_of
     from pytest_fxbucket.capture.parallel.forwards import forwards_of
     from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.capture.repeat.reusing import trace_reusing
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+    from pytest_fxbucket.transforms.traits import Told
 
     factory, batch, loss = import_model(model, str(plan.path))
     torch.manual_seed(plan.run.seed)
@@ -57,8 +59,9 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         )
     data = first_batch(batch, model.batch, mesh, rank)
     parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
+    overrides = overrides_of(built, plan, forwards)
     traced = trace_reusing if plan.step.reuse_layers else trace_joint
-    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches)
+    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides)
     graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
     if plan.optimizer:
         optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
@@ -73,6 +76,8 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         rank=rank,
         optimizing=optimizing,
         reused=joint.reused,
+        told=(Told("override", tuple(overrides.told())),) if overrides else (),
+        first_state=overrides.first_state,
     )
 
 

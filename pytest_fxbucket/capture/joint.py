@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,9 @@ from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.losses import refuse_other_loss
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.override.anchors import Anchors
+from pytest_fxbucket.capture.override.asked import NONE, Overrides
+from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
@@ -39,7 +43,8 @@ class Joint:
     """Forward and backward of one step."""
 
     graph: fx.GraphModule
-    """Inputs: parts of the parameters, buffers, tensors of the batch. Outputs: the loss, then the reduced gradients."""
+    """Inputs: parts of the parameters, buffers, state of overridden modules, tensors of the batch. Outputs: the loss, the
+    reduced gradients, new state."""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
@@ -56,24 +61,32 @@ def trace_joint(
     forwards: Forwards,
     fake_mode: FakeTensorMode,
     count: int = 1,
+    overrides: Overrides = NONE,
 ) -> Joint:
     """Trace ``loss(model(batch), batch)`` and the gradient of every trainable parameter into one joint graph.
 
     ``model`` was built under ``fake_mode``. ``batch`` is a tuple of positional or a dict of keyword inputs, real tensors, which
-    are cut into ``count`` microbatches on dimension 0; the loss is the mean of theirs. Raises :class:`CaptureError` for what
-    cannot be traced.
+    are cut into ``count`` microbatches on dimension 0; the loss is the mean of theirs. ``overrides`` are modules that are not
+    traced. Raises :class:`CaptureError` for what cannot be traced.
     """
-    step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count)
+    step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides)
     with fake_mode, blamed(lambda: f"tracing {step.namer.where}", partial(blame_tp, forwards.parted, parts.mesh.degree("tp"))):
         graph_module = trace.trace(step, step.inputs)
+    expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_constants(graph_module, model)
     refuse_drawing_again(graph_module, forwards.recomputed)
     if parts.parallel.reshard_after_forward:
         gather_again_in_backward(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
-    outputs = (Value("loss", "", (), None), *step.grad_values)
+    outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in step.input_values if v.role == "state"))
     return Joint(graph_module, tuple(step.input_values), outputs, tuple(step.parameters))
+
+
+def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:
+    name = next(name for number in count() if not hasattr(graph_module, name := f"_override_constant_{number}"))
+    setattr(graph_module, name, constant)
+    return name
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
@@ -87,7 +100,7 @@ def cast_inputs(batch: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
 
 
 class _JointStep:
-    """Forward, loss and backward as one function of flat tensors: parts of parameters, then buffers, then the batch."""
+    """Forward, loss and backward as one function of flat tensors: parts of parameters, buffers, state, then the batch."""
 
     def __init__(
         self,
@@ -98,10 +111,14 @@ class _JointStep:
         forwards: Forwards,
         fake_mode: FakeTensorMode,
         count: int,
+        overrides: Overrides,
     ) -> None:
         self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
         self.namer = NodeNamer(model)
         self.param_dtype = dtype_named(parts.parallel.param_dtype)
+        self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
+        states = {fqn: fake_mode.from_tensor(tensor) for fqn, tensor in overrides.first_state.items()}
+        self.anchors.states = states
         with fake_mode:
             self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
         self.travels = {p.fqn: self._travel(p) for p in self.parameters}
@@ -114,9 +131,10 @@ class _JointStep:
         with fake_mode:
             shards = [torch.empty(p.shard_shape, dtype=p.dtype, requires_grad=p.trainable) for p in self.parameters]
         fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
-        self.inputs = [*shards, *self.buffers.values(), *fakes]
+        self.inputs = [*shards, *self.buffers.values(), *states.values(), *fakes]
         self.whole = self._whole_shapes(fakes, fake_mode) if forwards.parted else None
         names = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
+        names += [("state", fqn) for fqn in states]
         names += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
         self.input_values = [
             Value(role, fqn, tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]
@@ -131,9 +149,11 @@ class _JointStep:
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         shards = dict(zip((p.fqn for p in self.parameters), inputs, strict=False))
-        buffers = inputs[len(shards) : len(shards) + len(self.buffers)]
+        before_states = len(shards) + len(self.buffers)
+        states = dict(zip(self.anchors.states, inputs[before_states:], strict=False))
+        self.anchors.states = states
         leaves = list(self.leaves)
-        for i, tensor in zip(self.tensors, inputs[len(shards) + len(buffers) :], strict=True):
+        for i, tensor in zip(self.tensors, inputs[before_states + len(states) :], strict=True):
             leaves[i] = tensor
         losses: list[torch.Tensor] = []
         before: dict[str, torch.Tensor] = {}
@@ -142,6 +162,7 @@ class _JointStep:
             reader = Reader(shards, self.travels, self.namer, before, last)
             with ExitStack() as inside:
                 inside.enter_context(read_by(self.model, reader))
+                inside.enter_context(self.anchors.in_place())
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
                 inside.enter_context(self.namer.watching(self.model))
                 loss = self._forward(part)
@@ -153,7 +174,7 @@ class _JointStep:
                 self.namer.end_backward()
             losses.append(loss)
         self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
-        return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None)]
+        return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None), *states.values()]
 
     def _add(self, before: dict[str, torch.Tensor], whole: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
         """Add the gradients of one microbatch, not reduced, to ``before``."""
@@ -179,7 +200,7 @@ class _JointStep:
         leaves = list(self.leaves)
         for i, fake in zip(self.tensors, fakes, strict=True):
             leaves[i] = fake
-        with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"):
+        with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"), self.anchors.in_place():
             part = next(microbatches(leaves, self.count))
             return shapes_of(call_model(self.model, pytree.tree_unflatten(part, self.spec)))
 

@@ -21,13 +21,14 @@ _communicates = by_operator(lambda op: is_waiting(op) or launching(op) is not No
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"})
+_CALLS = frozenset({"fxbucket::call_forward", "fxbucket::call_backward"})
 _ATTENTION = "_scaled_dot_product_"
 
 
 def multiplies(node: fx.Node) -> bool:
-    """Whether ``node`` multiplies matrices, convolves, or attends: what takes most of the time, in any version of torch."""
+    """Whether ``node`` multiplies matrices, convolves, attends, or calls a module as a whole: what takes most of the time."""
     name = operator_name(node).removeprefix("aten::") if node.op == "call_function" else ""
-    return name in _PRODUCTS or name.startswith(_ATTENTION)
+    return name in _PRODUCTS or name in _CALLS or name.startswith(_ATTENTION)
 
 
 def computed_before(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import launch_kind, waits_of
@@ -25,9 +25,11 @@ def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Val
     Not the loss, nor what a collective needs that brings gradients: reducing norms to clip by is part of the update.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    held = {node for node, value in zip(placeholders, inputs, strict=True) if value.role in UPDATED}
-    results = [(n, v.role) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
-    made = [node for node, role in results if role in UPDATED and node not in held]
+    parameters = {value.fqn for value in inputs if value.role == "param"}
+    held = {node for node, value in zip(placeholders, inputs, strict=True) if is_updated(value, parameters)}
+    values = [(n, v) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
+    results = [(node, value.role) for node, value in values]
+    made = [node for node, value in values if is_updated(value, parameters) and node not in held]
     writers = _writers(graph)
     made += [node for storage in held for node in writers.get(storage, ())]
     if not made:
@@ -37,6 +39,11 @@ def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Val
     before = _made_of(needed, writers)
     waits = {user for node in before if launch_kind(node) is not None for user in (*node.users, *waits_of(node))}
     return _made_of(made, writers) - before - waits - set(placeholders)
+
+
+def is_updated(value: Value, parameters: Set[str]) -> bool:
+    """Whether an optimizer makes ``value`` anew: a parameter, or state that is named after one, not that of a module."""
+    return value.role == "param" or (value.role == "state" and value.fqn.rpartition(".")[0] in parameters)
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -9,6 +9,7 @@ from pytest_fxbucket.plan.schema import Parallel, Plan, Step
 
 def agree_on_step(plan: Plan, where: str) -> None:
     """Raise PlanError, one sentence that begins with ``where``, for keys that cannot stand together."""
+    _of_overrides(plan, where)
     if plan.graph is not None:
         _of_a_graph(plan, where)
     elif not plan.optimizer:
@@ -40,6 +41,19 @@ def _of_optimizers(plan: Plan, where: str) -> None:
         )
 
 
+def _of_overrides(plan: Plan, where: str) -> None:
+    for number, one in enumerate(plan.override, 1):
+        inside = f"{where}: [[override]] {number}:" if len(plan.override) > 1 else f"{where}: [override]"
+        if not one.module and one.type is None:
+            raise PlanError(f"{inside} names no module; give it module, a list of names, or type, a class")
+        if one.module and one.type is not None:
+            raise PlanError(f"{inside} has both module and type; keep one, and make another [[override]] of the other")
+        if one.by == "call" and one.args:
+            raise PlanError(f'{inside} has args, which by = "call" does not take; leave them out, or give by a callable')
+        if one.by != "call" and one.output is not None:
+            raise PlanError(f'{inside} output is for by = "call": a sub-graph says itself what it gives; leave output out')
+
+
 def _of_a_graph(plan: Plan, where: str) -> None:
     """What capture would do with a model it cannot do with a graph that is traced already."""
     mesh, plain = plan.parallel, Parallel()
@@ -48,6 +62,7 @@ def _of_a_graph(plan: Plan, where: str) -> None:
     tables = (
         f"[parallel] {key}" if key else "",
         "[step]" if plan.step != Step() else "",
+        "[override]" if plan.override else "",
         "[optimizer]" if plan.optimizer else "",
     )
     if found := next(filter(None, tables), ""):

@@ -42,6 +42,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "Overlap",
+    "Override",
     "Parallel",
     "Plan",
     "Run",
@@ -248,6 +249,36 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Override:
+    """``[override]``, or ``[[override]]`` for each of several: modules that are not traced."""
+
+    module: tuple[Entry, ...] = field(
+        default=(), metadata=entry_list("modules that are not traced, by their names; or, instead, `type`")
+    )
+    type: str | None = field(
+        default=None, metadata=callable_name("the class of modules that are not traced, subclasses too; or, instead, `module`")
+    )
+    by: str = field(
+        default="call",
+        metadata=callable_name(
+            'what stands in their places: `"call"` calls the real module when the step runs; a `callable(module, **args)`, '
+            "asked "
+            "once for each, gives a sub-graph of your own",
+            "call",
+        ),
+    )
+    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of `by`"))
+    output: str | None = field(
+        default=None,
+        metadata=callable_name(
+            "`callable(module, *args, **kwargs)` -> what a call gives, of fake tensors; left out: a tensor like the first "
+            "that the "
+            "module is given"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Transform:
     """``[[transform]]``: a change of the whole step; several are done one after the other."""
 
@@ -312,6 +343,8 @@ class Plan:
     graph: Graph | None = field(default=None, metadata={"table": Graph})
     parallel: Parallel = field(default_factory=Parallel, metadata={"table": Parallel})
     step: Step = field(default_factory=Step, metadata={"table": Step})
+    override: tuple[Override, ...] = field(default=(), metadata={"table": Override, "several": True})
+    """Left out: every module is traced."""
     optimizer: tuple[Optimizer, ...] = field(default=(), metadata={"table": Optimizer, "several": True})
     """Left out: the step ends with the reduced gradients."""
     bucket: Bucket = field(default_factory=Bucket, metadata={"table": Bucket})

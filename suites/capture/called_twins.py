@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,14 @@ class Twins:
         make_step: MakeStep = usual,
         make_model: Callable[[], nn.Module] = net,
         transforms: Sequence[Any] = (),
+        overrides: Mapping[Any, Any] = {},
     ) -> None:
         self.eager = self._run(make_model, make_optimizers, make_step)
         self.captured = self._run(make_model, make_optimizers, make_step)
         given = self.captured
-        given.step = capture_step(given.step, model=given.model, optimizers=given.optimizers, transforms=transforms)
+        given.step = capture_step(
+            given.step, model=given.model, optimizers=given.optimizers, transforms=transforms, overrides=overrides
+        )
 
     @property
     def step(self) -> CapturedStep:

@@ -84,6 +84,7 @@ def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:
         "parameters": step.parameters,
         "capture_mesh": mesh_of(plan),
         "parallel": plan.parallel,
+        "first_state": step.first_state,
         "by_rows": plan.parallel.mode in BY_ROWS,
     }
     return found | changes

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fixtures.reference.stepping import built, imported
 from pytest_fxbucket.capture.mesh import Mesh, make_groups
+from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.roles import Parameter
 from pytest_fxbucket.graph.portable import decode
@@ -29,11 +30,17 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     whole = dict(model.named_parameters())
     state = {p.fqn: parts.of_rank(whole[p.fqn].detach(), p, rank) for p in payload["parameters"]}
     state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = [name for name, _ in model.named_buffers()]
+    state |= {name: first.clone() for name, first in payload["first_state"].items()}
+    keep_for_calls(model, modules_called_by(graph.graph))
     steps = []
     for step in range(payload["steps"]):
         leaves = [leaf for leaf in pytree.tree_leaves(batch(payload["data_rank"][rank], step)) if isinstance(leaf, Tensor)]
-        inputs = [state[v.fqn] for v in payload["inputs"] if v.role in ("param", "buffer")]
-        loss, *grads = graph(*inputs, *leaves)
+        inputs = [state[v.fqn] for v in payload["inputs"] if v.role in ("param", "buffer", "state")]
+        loss, *rest = graph(*inputs, *leaves)
+        new = {v.fqn: value for v, value in zip(payload["outputs"][1:], rest, strict=True) if v.role == "state"}
+        state |= new
+        grads = rest[: len(rest) - len(new)]
         fqns = [value.fqn for value in payload["outputs"] if value.role == "grad"]
         for fqn, grad in zip(fqns, grads, strict=True):
             state[fqn].add_(grad, alpha=-payload["lr"])
@@ -41,7 +48,8 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     return {
         "steps": steps,
         "parameters": dict(own_rows(rank, payload, {p.fqn: state[p.fqn] for p in payload["parameters"]})),
-        "buffers": {name: state[name] for name, _ in model.named_buffers()},
+        "buffers": {name: state[name] for name in buffers},
+        "state": {name: state[name] for name in payload["first_state"]},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from operator import getitem
 
 import torch
@@ -25,6 +26,16 @@ def of_two_dtypes(used: float = 1.0) -> Mlp:
     model = Mlp(used)
     model.down = Halved(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
     return model
+
+
+def scaled(module: nn.Module, by: float = 1.0) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+    """A sub-graph for ``scale``."""
+    return lambda tensors, x: x * tensors["weight"] * by
+
+
+def turned(module: nn.Module, x: Tensor) -> Tensor:
+    """Promises other strides than those of its input."""
+    return torch.empty_like(x.T.contiguous()).T
 
 
 def joined(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:

@@ -122,6 +122,13 @@ CASES: dict[tuple[str, str], Case] = {
     ("step", "checkpoint"): Case('["up"]', "unbucketed", also='model.factory = "bitwise_models:build_deeper"'),
     ("step", "clip_norm"): Case("0.5", "unbucketed", base=SGD),
     ("step", "reuse_layers"): Case("true", "same"),
+    ("override", "module"): Case('["scale"]', "unbucketed"),
+    ("override", "type"): Case('"bitwise_models:Scale"', "unbucketed"),
+    ("override", "by"): Case('"effects_models:scaled"', "unbucketed", also='override.module = ["scale"]'),
+    ("override", "args"): Case(
+        "{ by = 2.0 }", "unbucketed", also='override.module = ["scale"]\noverride.by = "effects_models:scaled"'
+    ),
+    ("override", "output"): Case('"effects_models:turned"', "unbucketed", also='override.module = ["scale"]'),
     ("optimizer", "factory"): Case('"torch.optim:Adam"', "unbucketed", base=SGD),
     ("optimizer", "args"): Case("{ lr = 0.1, momentum = 0.9 }", "unbucketed", base=SGD),
     ("optimizer", "params"): Case('["up"]', "audit", "has the trainable parameter scale.weight", base=SGD),

@@ -32,6 +32,11 @@ SECOND: dict[tuple[str, str], str] = {
     ("step", "microbatches"): "2",
     ("step", "checkpoint"): '["a"]',
     ("step", "clip_norm"): "0.5",
+    ("override", "module"): '["a"]',
+    ("override", "type"): '"n:Moe"',
+    ("override", "by"): '"n:dense"',
+    ("override", "args"): "{ experts = 4 }",
+    ("override", "output"): '"n:output"',
     ("bucket", "plan"): '["b"]',
     ("bucket", "cap_mb"): "25",
     ("bucket", "packer"): '"backend:pack"',
@@ -60,6 +65,8 @@ BESIDE: dict[tuple[str, str], dict[str, str]] = {
     **{("optimizer", key): SGD for key in ("args", "params", "groups")},
     ("transform", "args"): {"transform.name": '"own:change"'},
     ("overlap", "updates"): SGD,
+    **{("override", key): {"override.module": '["a"]'} for key in ("by", "output")},
+    ("override", "args"): {"override.module": '["a"]', "override.by": '"n:dense"'},
     ("bucket", "by"): {"bucket.plan": "[]", "bucket.cap_mb": "25"},
 }
 KEYS = list(schema.keys())
@@ -120,6 +127,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
         *[("parallel", key) for key in ("reshard_after_forward", "reduce_order", "tp_plan", "ep", "ep_plan")],
         *[("step", key) for key in ("microbatches", "checkpoint", "clip_norm", "reuse_layers")],
+        *[("override", key) for key in ("module", "type", "by", "args", "output")],
         *[("optimizer", key) for key in ("factory", "args", "params", "groups")],
         *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "packer", "unplanned")],
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.called.live import Live
 
 
-def around_of(function: Callable[..., Any], live: Live) -> dict[Name, object]:
-    """Pictures of attributes and hooks of modules, parameters and optimizers, and of what forwards and ``function`` read."""
+def around_of(function: Callable[..., Any], live: Live, also: Iterable[Callable[..., Any]] = ()) -> dict[Name, object]:
+    """Pictures of attributes and hooks of modules, parameters and optimizers, and of what all these functions read."""
     pictures, found = Pictures(), dict[Name, object]()
     modules = dict(live.model.named_modules())
     for fqn, module in modules.items():
@@ -30,7 +30,7 @@ def around_of(function: Callable[..., Any], live: Live) -> dict[Name, object]:
         found.update(((name, whose, i), pictures.of(value)) for name, value in held_by(optimizer).items())
     forwards = {type(module): MethodType(type(module).forward, module) for module in modules.values()}
     known = {id(module) for module in modules.values()} | {id(optimizer) for optimizer in live.optimizers}
-    return found | read_by([function, *forwards.values()], known)
+    return found | read_by([function, *forwards.values(), *also], known)
 
 
 def refuse_changed(before: Mapping[Name, object], after: Mapping[Name, object]) -> None:

@@ -11,6 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.capture.called.signature import PLAIN
 from pytest_fxbucket.capture.functional.writes import make_functional
+from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.roles import Role, Value
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.live_numbers import node_of
@@ -19,6 +20,7 @@ from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.called.recorder import StepRecorder
+    from pytest_fxbucket.capture.override.anchors import Anchors
 
 _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
 assert set(_ORDER) < set(get_args(Role))
@@ -78,6 +80,7 @@ def finish(
     inputs: Sequence[tuple[Value, torch.Tensor]],
     reply: Reply,
     results: Sequence[tuple[Value, torch.Tensor]],
+    anchors: Anchors,
 ) -> Made:
     """Make the recorded graph functional. ``results`` are tensors after the step; what it did not change is no output."""
     graph = recorder.graph
@@ -89,6 +92,7 @@ def finish(
     out_nodes += [recorder.node(fake) for _, fake in results]
     _detached(graph)
     graph.output(out_nodes)
+    expand(graph, anchors, recorder.hold)
     make_functional(graph)
     unchanged = {(value, node) for (value, _), node in zip(inputs, nodes, strict=True)}
     (final,) = graph.output_node().args

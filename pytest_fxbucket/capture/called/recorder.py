@@ -54,9 +54,14 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]  # __init_subclas
         self.on_node()
         return result
 
-    def _attribute(self, value: torch.Tensor) -> torch.Tensor:
+    def hold(self, value: torch.Tensor) -> str:
+        """Keep ``value`` beside the graph, under the name that is given."""
         name = f"constant_{len(self.constants)}"
         self.constants[name] = value
+        return name
+
+    def _attribute(self, value: torch.Tensor) -> torch.Tensor:
+        name = self.hold(value)
         with self._mode:
             fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
         self._remember(fake, self.graph.create_node("get_attr", name))

@@ -16,6 +16,7 @@ from pytest_fxbucket.capture.called.state import Making
 from pytest_fxbucket.capture.called.trace import Traced, trace_call
 from pytest_fxbucket.capture.called.transforming import Transformed, described, transformed
 from pytest_fxbucket.capture.called.values import Values
+from pytest_fxbucket.capture.override.matching import overrides_given
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from pytest_fxbucket.capture.override.asked import Overrides
     from pytest_fxbucket.transforms.running import Transform
 
 
@@ -33,6 +35,7 @@ def capture_step(
     model: nn.Module,
     optimizers: Optimizer | Iterable[Optimizer] = (),
     transforms: Sequence[Transform] = (),
+    overrides: Mapping[str | type[nn.Module], Any] = {},
 ) -> CapturedStep:
     """A training step that runs as a graph, and is called like ``function``.
 
@@ -40,7 +43,10 @@ def capture_step(
     ``step()``, ``zero_grad()``, in its own order, for one batch or several. It is called only to be traced, on fake tensors,
     once for each new signature. Arguments and results are tensors, plain values, and containers of them; tensors that it gives
     have no autograd graph. ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and
-    give a step that fits; they run once a trace. Raises :class:`CaptureError` for what is no model or no optimizer.
+    give a step that fits; they run once a trace. ``overrides`` has modules that are not traced, by FQN or class, each with
+    "call" (the real module is called when the graph runs), a ``callable(module)`` that gives a sub-graph, asked here and once
+    for each module, or an :class:`pytest_fxbucket.capture.Override`. Raises :class:`CaptureError` for what is no model, no
+    optimizer or no override.
     """
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"model is a value of type {type(model).__name__}, expected a torch.nn.Module")
@@ -48,7 +54,7 @@ def capture_step(
     for optimizer in given:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise CaptureError(f"optimizers has a value of type {type(optimizer).__name__}, expected a torch.optim.Optimizer")
-    return CapturedStep(function, model, given, tuple(transforms))
+    return CapturedStep(function, model, given, tuple(transforms), overrides_given(model, overrides))
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,21 @@ class CapturedStep:
     """
 
     def __init__(
-        self, function: Callable[..., Any], model: nn.Module, optimizers: Sequence[Optimizer], transforms: Sequence[Transform]
+        self,
+        function: Callable[..., Any],
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        transforms: Sequence[Transform],
+        overrides: Overrides,
     ) -> None:
         self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
+        self._overrides = overrides
+        self._subgraphs = [one.subgraph.forward for one in overrides.of.values() if one.subgraph is not None]
         self._entries: dict[Hashable, list[_Entry]] = {}
         self._removed: dict[str, torch.Tensor] = {}
-        self._added: set[str] = set()
-        self.state: dict[str, torch.Tensor] = {}
-        """State that transforms added, by name; shared by all signatures. Save and load it with the model."""
+        self.state: dict[str, torch.Tensor] = {fqn: first.clone() for fqn, first in overrides.first_state.items()}
+        """State that transforms and overrides added, by name; shared by all signatures. Save and load it with the model."""
+        self._added: set[str] = set(self.state)
 
     @property
     def traces(self) -> int:
@@ -120,17 +133,17 @@ class CapturedStep:
         return pytree.tree_unflatten(leaves, made.spec)
 
     def _entry(self, arguments: Arguments, live: Live, making: Making) -> _Entry:
-        around = around_of(self._function, live)
+        around = around_of(self._function, live, self._subgraphs)
         key = signature(arguments, live, around)
         found = next((entry for entry in self._entries.get(key, ()) if entry.fits(live)), None)
         if found is not None:
             return found
-        traced = trace_call(self._function, arguments, live, self._removed)
-        refuse_changed(around, around_of(self._function, live))
+        traced = trace_call(self._function, arguments, live, self._removed, self._overrides)
+        refuse_changed(around, around_of(self._function, live, self._subgraphs))
         refuse_shared_writes(shared_memory(arguments, live), traced.made.outputs)
         step = described(traced.made, live)
         making.make(step.inputs["joint"])
-        states = live.states() | self._removed
+        states = live.states() | self._removed | self.state
         result = transformed(step, states, self.state, self._transforms)
         self._keep(result, live, making)
         entry = _Entry(traced, result.step)

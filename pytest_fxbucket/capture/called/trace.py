@@ -17,9 +17,10 @@ from pytest_fxbucket.capture.called.graph import Made, Reply, finish
 from pytest_fxbucket.capture.called.inputs import Inputs
 from pytest_fxbucket.capture.called.names import StepNamer
 from pytest_fxbucket.capture.called.recorder import StepFunctions, StepRecorder
-from pytest_fxbucket.capture.called.stand_ins import in_modules, in_optimizers, refuse_other_kinds
+from pytest_fxbucket.capture.called.stand_ins import fake_twin, in_modules, in_optimizers, refuse_other_kinds
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
+from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.called.live import Live
     from pytest_fxbucket.capture.called.signature import Arguments
+    from pytest_fxbucket.capture.override.asked import Overrides
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,27 @@ class Traced:
     """Parameters that have no gradient after the step."""
 
 
-def trace_call(function: Callable[..., Any], arguments: Arguments, live: Live, removed: Mapping[str, torch.Tensor]) -> Traced:
+def trace_call(
+    function: Callable[..., Any], arguments: Arguments, live: Live, removed: Mapping[str, torch.Tensor], overrides: Overrides
+) -> Traced:
     """Trace ``function`` with ``arguments``; ``live`` is left as it was.
 
-    ``removed`` is state that transformations took out of the optimizers, which their own code still needs. Raises
-    :class:`CaptureError` in one sentence, with the user's frame, for what a graph cannot say.
+    ``removed`` is state that transformations took out of the optimizers, which their own code still needs; ``overrides`` are
+    modules that are not traced. Raises :class:`CaptureError` in one sentence, with the user's frame, for what a graph cannot
+    say.
     """
     refuse_other_kinds(live)
-    return _Tracing(function, arguments, live, removed).run()
+    return _Tracing(function, arguments, live, removed, overrides).run()
 
 
 class _Tracing:
     def __init__(
-        self, function: Callable[..., Any], arguments: Arguments, live: Live, removed: Mapping[str, torch.Tensor]
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        live: Live,
+        removed: Mapping[str, torch.Tensor],
+        overrides: Overrides,
     ) -> None:
         self.function, self.arguments, self.live, self.removed = function, arguments, live, removed
         self.mode = FakeTensorMode()
@@ -70,6 +80,10 @@ class _Tracing:
         self.gradients = Gradients(self.parameters, self._read_gradient)
         self.functions = StepFunctions(self.recorder, self.inputs.twins, self.gradients)
         self.stepping: Optimizer | None = None
+        self.anchors = Anchors(overrides, self.mode, unused="refused")
+        self.anchors.states = {fqn: fake_twin(self.mode, first) for fqn, first in overrides.first_state.items()}
+        for fqn, fake in self.anchors.states.items():
+            self.inputs.add("state", fqn, fake)
 
     def run(self) -> Traced:
         try:
@@ -84,7 +98,7 @@ class _Tracing:
                 ]
                 counting = self._unseen(self.gradients.counting)
             cleared = tuple(fqn for fqn, gradient in left.items() if gradient is None)
-            return Traced(finish(self.recorder, self.inputs.all, reply, [*results, *made]), counting, cleared)
+            return Traced(finish(self.recorder, self.inputs.all, reply, [*results, *made], self.anchors), counting, cleared)
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -103,6 +117,7 @@ class _Tracing:
                 inside.enter_context(watching_zero_grad(model, self.live.optimizers, self._drop))
                 inside.enter_context(self.namer.watching(model))
                 inside.enter_context(in_modules(model, self.inputs.twins))
+                inside.enter_context(self.anchors.in_place())
                 inside.enter_context(in_optimizers(self.live, self.inputs.twins, self.inputs.rates))
                 self.inputs.add_removed(self.removed)
                 inside.enter_context(self.mode)
@@ -174,7 +189,7 @@ class _Tracing:
 
     def _now(self, value: Value, fake: torch.Tensor) -> torch.Tensor:
         """What is in the place of an input after the step: an optimizer may put another tensor there."""
-        if value.role != "state":
+        if value.role != "state" or value.fqn in self.anchors.states:
             return fake
         fqn, _, key = value.fqn.rpartition(".")
         found: torch.Tensor = self.live.owners[fqn].state[self.parameters[fqn]][key]

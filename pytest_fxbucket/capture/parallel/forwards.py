@@ -52,7 +52,7 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
     return Forwards(
         parted_linears(model, styles),
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
-        _called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
+        modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
     )
 
 
@@ -72,7 +72,7 @@ def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> lis
     return found
 
 
-def _called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
+def modules_called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
     """FQN of each module that ``entries`` name, with parameters or without. Raises PlanError, beginning with ``where``."""
     single = [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
     modules = [fqn for fqn, _ in model.named_modules()]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.capture.joint import Joint, LossFn, call_model, trace_joint
+from pytest_fxbucket.capture.override.asked import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.repeat.repeated import trace_repeated
@@ -29,8 +30,12 @@ def trace_reusing(
     forwards: Forwards,
     fake_mode: FakeTensorMode,
     count: int = 1,
+    overrides: Overrides = NONE,
 ) -> Joint:
     """As :func:`trace_joint`; says which layers were repeated, or why none."""
+    if overrides:
+        joint = trace_joint(model, batch, loss, parts, forwards, fake_mode, count, overrides)
+        return replace(joint, reused="all layers traced, since modules are overridden")
     asked = Asked(model, batch, loss, parts, forwards, fake_mode, count)
     found = trace_repeated(model, asked.trace, asked.forward, asked.treatment)
     with fake_mode:
