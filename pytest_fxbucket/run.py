@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
@@ -22,9 +22,7 @@ from pytest_fxbucket.plan.factories import first_on_path
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.of_plan import StepTime
     from pytest_fxbucket.bench.timing import Timing
-    from pytest_fxbucket.capture.roles import Phase, StepGraph
-    from pytest_fxbucket.checks.bitwise_job import Outcome, Task
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.backend import Choice
@@ -169,6 +167,7 @@ class PlanRun:
 
     def _audit(self, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.audit import audit
+        from pytest_fxbucket.checks.crossing import crossing_notes, crossing_problems
         from pytest_fxbucket.checks.promise import promise_of
 
         world = self._mesh_world
@@ -185,14 +184,15 @@ class PlanRun:
                     problem
                     for phase, one in world.passed(ranks[0]).items()
                     for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)
-                ],
+                ]
+                + crossing_problems(world, ranks[0]),
             )
             for ranks, _ in world.distinct()
         )
         if lines:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
-        notes = "; ".join(filter(None, (*world.resolution.notes, world.step(0).reused)))
+        notes = "; ".join(filter(None, (*world.resolution.notes, *crossing_notes(world), world.step(0).reused)))
         what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
         summary = f"{what} on {self._looked_at(world)}"
         return passed("audit", f"{summary} ({notes})" if notes else summary)
@@ -255,30 +255,10 @@ class PlanRun:
         choice = self._backend()
         if choice.backend is None:
             return skipped("bitwise", choice.lacking)
-        from pytest_fxbucket.checks import bitwise
-        from pytest_fxbucket.ranks.failure import RankFailure
+        from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
 
-        world, lines, largest = self._run_world, list[str](), 0
-        try:
-            for phase in world.step(0).graphs:
-                outcomes = self._run_ranks(world, phase, folder, choice.backend)
-                largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
-                lines += bitwise.wrong_graphs(outcomes, self._digests(world, phase))
-                lines += bitwise.unusable_data(outcomes)
-                lines += bitwise.differing_copies(outcomes, self._copies(world))
-                lines += bitwise.differing_losses(outcomes, world.mesh.sharing_batches() if self.plan.graph is None else ())
-                lines += bitwise.never_clipped(outcomes, self.plan.step.clip_norm, self._copies(world))
-                step = bitwise.first_step(outcomes)
-                if step is not None:
-                    lines += bitwise.difference_lines(outcomes, world.entry_of)
-                    lines += bitwise.first_node_lines(self._run_ranks(world, phase, folder, choice.backend, step))
-        except RankFailure as failure:
-            failure.buckets = bitwise.buckets_at_hand(failure, self._launched(world, phase), world.members, world.entry_of)
-            return failed("bitwise", str(failure), list(failure.lines()))
-        if lines:
-            return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
-        verdict = passed("bitwise", f"{self._equal(world, choice)}; largest rank {largest >> 20} MiB")
-        return replace(verdict, lines=outcomes[0].ran_on)
+        paths = [self.plan.path.parent, self._settings.rootdir]
+        return Bitwise(self._run_world, self.name, choice.backend, choice, self._pools, paths, folder, self._say).verdict()
 
     def _benchmark(self, folder: Folder) -> Verdict:
         choice = self._timing.choice(self.plan)
@@ -320,63 +300,6 @@ class PlanRun:
         if problem and (asked != "auto" or self._settings.require_gpus):
             raise CaptureError(f'{self.name}: {problem}; let the model call what all devices have, or use run.backend = "gloo"')
         return Choice("gloo", problem) if problem else choice
-
-    def _equal(self, world: World, choice: Choice) -> str:
-        outputs = [value for values in world.step(0).outputs.values() for value in values]
-        gradients = sum(value.role == "grad" for value in outputs)
-        what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
-        what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
-        over = f"{choice.backend} ({choice.lacking})" if choice.lacking else choice.backend
-        return f"{what} equal bit for bit on {world.size} ranks in {self.plan.run.steps} steps over {over}"
-
-    def _run_ranks(
-        self, world: World, phase: Phase, folder: Folder, backend: str, localise: int | None = None
-    ) -> list[Outcome]:
-        tasks = [self._task(world, phase, rank, backend, localise) for rank in range(world.size)]
-        self._say(f"waiting for {world.size} ranks to run {self.plan.run.steps} steps twice")
-        results = self._pools.get(world.size, backend).run(
-            "pytest_fxbucket.checks.bitwise_job:run",
-            tasks,
-            timeout_s=self.plan.run.timeout_s,
-            paths=[str(self.plan.path.parent), str(self._settings.rootdir)],
-            log_dir=folder.make(),
-            what=f"bitwise of {self.name}",
-        )
-        outcomes = cast("list[Outcome]", results)
-        settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
-        if settings:
-            folder.write("settings.txt", "\n".join(settings))
-        return outcomes
-
-    def _task(self, world: World, phase: Phase, rank: int, backend: str, localise: int | None) -> Task:
-        from pytest_fxbucket.checks.bitwise_job import Task
-        from pytest_fxbucket.stepping import fields_of
-
-        return Task(
-            unbucketed=world.unbucketed(rank, phase),
-            bucketed=world.final(rank)[phase].portable,
-            steps=self.plan.run.steps,
-            backend=backend,
-            localise_step=localise,
-            **fields_of(self.plan, world.mesh, world.step(rank), phase),
-        )
-
-    def _launched(self, world: World, phase: Phase) -> dict[int, tuple[Reading, Reading]]:
-        return {rank: (world.reference_reading(rank)[phase], world.final(rank)[phase].reading) for rank in range(world.size)}
-
-    def _copies(self, world: World) -> dict[str, list[list[int]]]:
-        """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
-        if self.plan.graph is not None:
-            return {}
-        from pytest_fxbucket.capture.parallel.parts import Parts
-
-        parts = Parts.of(self.plan.parallel, world.mesh)
-        return {one.fqn: parts.copies(one) for one in world.step(0).parameters}
-
-    def _digests(self, world: World, phase: Phase) -> list[tuple[str, str]]:
-        from pytest_fxbucket.graph.portable import digest
-
-        return [(digest(world.unbucketed(rank, phase)), world.final(rank)[phase].digest) for rank in range(world.size)]
 
     def _looked_at(self, world: World) -> str:
         ranks = world.ranks()

@@ -95,7 +95,8 @@ class World:
     _ways: dict[int, Way] = field(default_factory=dict)
     _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
     _steps: dict[int, StepGraph] = field(default_factory=dict)
-    _sent: dict[tuple[int, Phase], PortableGraph] = field(default_factory=dict)
+    _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
+    """By the step's identity and the graph; with the step, so that no other one gets its identity."""
 
     @property
     def size(self) -> int:
@@ -153,9 +154,16 @@ class World:
         """The plan's transformations. Raises PlanError for those that cannot be, or cannot stand in that order."""
         return stages_of(self.plan)
 
+    @property
+    def rounding(self) -> list[str]:
+        """Transformations after which results are rounded otherwise, each with how."""
+        named = ((stage.name, traits_of(stage.function).rounds) for stage in self.stages.before)
+        return [f"{name} ({rounds})" for name, rounds in named if rounds]
+
     def way(self, rank: int) -> Way:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._ways:
+            self.step(rank), self.resolution, self.stages  # traced with process groups of their own
             with collector.paused(), fake_mesh(self.mesh, rank):
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
@@ -170,23 +178,22 @@ class World:
         before = self._staged(stages.before, captured, state, rank)
         step = before[-1].step if before else captured
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
+        step = _with_first_state(step, captured, state)
         passed = self._through_pass(step, rank)
         behind = (
             replace(step, graphs={phase: one.bucketed.graph_module for phase, one in passed.items()}) if stages.after else step
         )
         after = self._staged(stages.after, behind, state, rank)
         final_step, final = step, passed
-        if after or before:
-            added = {fqn: tensor for fqn, tensor in state.items() if not _is_of(captured, fqn)}
-            final_step = replace((after or before)[-1].step, first_state={**captured.first_state, **added})
         if after:
+            final_step = _with_first_state(after[-1].step, captured, state)
             modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
             made = {
                 phase: Bucketed(module.graph, module, None, (*modules, *stages.modules))
                 for phase, module in final_step.graphs.items()
             }
             final = {phase: self._look(phase, final_step, one, final=True) for phase, one in made.items()}
-        reference = rounding[-1] if rounding else captured
+        reference = _with_first_state(rounding[-1], captured, state) if rounding else captured
         return Way(reference, tuple(before), step, passed, tuple(after), final_step, final)
 
     def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
@@ -211,8 +218,8 @@ class World:
         key = (id(step), phase)
         if key not in self._sent:
             modules = self.stages.modules if self.stages.before else ()
-            self._sent[key] = encode(step.graphs[phase].graph, step.graphs[phase], modules)
-        return self._sent[key]
+            self._sent[key] = step, encode(step.graphs[phase].graph, step.graphs[phase], modules)
+        return self._sent[key][1]
 
     def ranks(self) -> Sequence[int]:
         """Ranks whose graphs are looked at: all up to 16; above, first, last, and those a power of two away from the first."""
@@ -282,6 +289,12 @@ def _state_of(step: StepGraph) -> State:
     with FakeTensorMode():
         fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
     return {**fakes, **step.first_state}
+
+
+def _with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:
+    """``step`` with first tensors of the ``state`` that transformations added; ``captured`` itself if they did nothing."""
+    added = {fqn: tensor for fqn, tensor in state.items() if not _is_of(captured, fqn)}
+    return replace(step, first_state={**captured.first_state, **added}) if added else step
 
 
 def _is_of(step: StepGraph, fqn: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from pytest_fxbucket.bench.pace import Pacing
 from pytest_fxbucket.bench.series import Series
 from pytest_fxbucket.bench.task import PhaseTask, Task, Timed
+from pytest_fxbucket.bench.timed_graph import timed_graph
 from pytest_fxbucket.bench.timeline.exposed import bucket_rows, middle_step
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
 from pytest_fxbucket.errors import BenchmarkError
@@ -17,8 +18,6 @@ from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.span import Span
-    from pytest_fxbucket.capture.roles import Phase
-    from pytest_fxbucket.graph.portable import PortableGraph
     from pytest_fxbucket.graph.reading import Reading
     from pytest_fxbucket.plan.schema import Benchmark
     from pytest_fxbucket.world import World
@@ -76,7 +75,7 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task
             variants=tuple(worlds),
             phases=tuple(
                 PhaseTask(
-                    graphs={name: _graph(name, world, rank, phase) for name, world in worlds.items()},
+                    graphs={name: timed_graph(name, world, rank, phase) for name, world in worlds.items()},
                     marks={name: marks_of(world, rank, phase, name) for name, world in worlds.items()} if traced_steps else {},
                     **fields_of(first.plan, first.mesh, first.step(rank), phase),
                 )
@@ -89,10 +88,6 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task
     ]
 
 
-def _graph(name: str, world: World, rank: int, phase: Phase) -> PortableGraph:
-    return world.unbucketed(rank, phase) if name == UNBUCKETED else world.final(rank)[phase].portable
-
-
 def _readings(name: str, world: World) -> list[Reading]:
     if name == UNBUCKETED:
         return list(world.reference_reading(0).values())
@@ -102,7 +97,7 @@ def _readings(name: str, world: World) -> list[Reading]:
 def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:
     for rank, one in enumerate(timed):
         for name, world in worlds.items():
-            sent = tuple(digest(_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)
+            sent = tuple(digest(timed_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)
             if one.digests[name] != sent:
                 raise BenchmarkError(f"rank {rank} timed another {name} graph than the one that it was sent")
 
@@ -127,7 +122,7 @@ def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> 
     for number, reading in enumerate(readings):
         rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
-        "digest": " ".join(digest(_graph(name, world, 0, phase)) for phase in world.step(0).graphs),
+        "digest": " ".join(digest(timed_graph(name, world, 0, phase)) for phase in world.step(0).graphs),
         "launches": len(rows),
         "bytes": sum(row["bytes"] for row in rows),
         "peak_bytes": list(series.peak_bytes[name]),

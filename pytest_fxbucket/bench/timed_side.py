@@ -13,6 +13,7 @@ import torch
 
 from pytest_fxbucket.bench.measure import tasks_of
 from pytest_fxbucket.bench.pace import Pacing
+from pytest_fxbucket.bench.timed_graph import timed_graph
 from pytest_fxbucket.bench.turn_job import TurnsTaken, TurnTask
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.graph.portable import PortableGraph, digest
@@ -81,6 +82,4 @@ class TimedSide:
         return PLAIN if choice.backend == "gloo" else choice.backend
 
     def _graph(self, rank: int, phase: Phase) -> PortableGraph:
-        if self.variant == "unbucketed":
-            return self.world.unbucketed(rank, phase)
-        return self.world.final(rank)[phase].portable
+        return timed_graph(self.variant, self.world, rank, phase)

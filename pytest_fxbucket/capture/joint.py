@@ -76,7 +76,9 @@ def trace_joint(
     refuse_constants(graph_module, model)
     refuse_drawing_again(graph_module, forwards.recomputed)
     if parts.parallel.reshard_after_forward:
-        gather_again_in_backward(graph_module.graph)
+        inputs = graph_module.graph.find_nodes(op="placeholder")
+        batch_inputs = [node for node, value in zip(inputs, step.input_values, strict=True) if value.role == "batch"]
+        gather_again_in_backward(graph_module.graph, batch_inputs)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in step.input_values if v.role == "state"))

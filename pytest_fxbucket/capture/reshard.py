@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
@@ -11,14 +12,26 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-def gather_again_in_backward(graph: fx.Graph) -> None:
-    """Clone each unshard (cast, all-gather, wait, and the views that backward needs) before its first reader in backward."""
+def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -> None:
+    """Clone each unshard (cast, all-gather, wait, and the views that backward needs) before its first reader in backward.
+
+    A gather of what is made of ``batch``, inputs of the graph, is no unshard: again it would take the forward before it, too.
+    """
     position = {node: i for i, node in enumerate(graph.nodes)}
-    for gather in [node for node in graph.nodes if is_all_gather(node)]:
+    activations = _made_of(graph, batch)
+    for gather in [node for node in graph.nodes if is_all_gather(node) and node not in activations]:
         family = _family(gather)
         readers = sorted({user for member in family for user in member.users if _is_backward(user)}, key=position.__getitem__)
         if readers:
             _clone_before(graph, _chain_for(readers, family, gather), readers)
+
+
+def _made_of(graph: fx.Graph, inputs: Collection[fx.Node]) -> set[fx.Node]:
+    found = set(inputs)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_backward(node: fx.Node) -> bool:

@@ -41,7 +41,7 @@ def unusable_data(outcomes: Sequence[Outcome]) -> list[str]:
     return found
 
 
-def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, str]]) -> list[str]:
+def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, ...]]) -> list[str]:
     """Ranks that ran another graph than the one that was checked."""
     return [
         f"rank {rank} ran another graph than the one that was checked"
@@ -103,22 +103,23 @@ def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[
 
 def buckets_at_hand(
     failure: RankFailure,
-    readings: Mapping[int, tuple[Reading, Reading]],
+    readings: Mapping[int, Sequence[Reading]],
     members_of: Mapping[str, tuple[int, ...]],
     entry_of: Mapping[str, str],
+    runs: Sequence[str] = RUNS,
 ) -> dict[int, str]:
     """Rank -> the bucket of the collective that it launched or waits for; ranks that are in no step's collective are left out.
 
-    ``readings``: of each rank's unbucketed and bucketed graph, whose launches the ledger numbers from 1 in each step.
+    ``readings``: of each rank's graphs, in the order of ``runs``, whose launches the ledger numbers from 1 in each step.
     ``members_of``: ranks of each process group by the name that the graphs use.
     """
     found = {}
     for state in failure.states:
         where, run = state.where, state.where.mark.partition(" ")[0]
-        if where.at is None or run not in RUNS:
+        if where.at is None or run not in runs:
             continue
         members = where.groups[where.at.group].members
-        reading = readings[state.rank][RUNS.index(run)]
+        reading = readings[state.rank][runs.index(run)]
         buckets = [bucket for bucket in reading.buckets if members_of.get(bucket.group) == members]
         if where.at.number <= len(buckets):
             found[state.rank] = _named(buckets[where.at.number - 1], entry_of)
@@ -151,15 +152,14 @@ _ORDER = ("loss", "gradient", "parameter")
 
 def first_node_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Where the two runs part: the first node whose bits differ, and on which ranks."""
-    nodes = {rank: outcome.first_node for rank, outcome in enumerate(outcomes) if outcome.first_node is not None}
+    nodes = {rank: (one.first_graph, one.first_node) for rank, one in enumerate(outcomes) if one.first_node is not None}
     if not nodes:
         return ["no node that both graphs have differs: the difference arises in nodes that the pass made"]
-    first = min(node[0] for node in nodes.values())
-    position, name, target = next(node for node in nodes.values() if node[0] == first)
-    ranks = [str(rank) for rank, node in nodes.items() if node[0] == first]
-    return [
-        f"first node whose bits differ: {name} ({target}), node {position} of the bucketed graph, on rank {', '.join(ranks)}"
-    ]
+    first = min(nodes.values(), key=lambda node: (node[0] == "cleanup", node[1][0]))
+    graph, (position, name, target) = first
+    ranks = ", ".join(str(rank) for rank, node in nodes.items() if node == first)
+    of = f"the {graph} graph" if graph == RUNS[1] else f"graph {graph}"
+    return [f"first node whose bits differ: {name} ({target}), node {position} of {of}, on rank {ranks}"]
 
 
 def _line(difference: Difference, bucket_of: Mapping[str, str]) -> str:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import resource
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.mesh import make_groups
-from pytest_fxbucket.checks.bitwise import RUNS
+from pytest_fxbucket.checks.bits import bits, bits_digest, ulps_apart
+from pytest_fxbucket.checks.bitwise_localise import first_difference
+from pytest_fxbucket.checks.bitwise_runs import Key, OneGraph, PhaseGraph, Run, ThreeGraphs, Took, decay
 from pytest_fxbucket.checks.placing import place
-from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module, raw_bytes
+from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module
 from pytest_fxbucket.passes.own_group import ensure_twins
-from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.gpus.nccl import record
-from pytest_fxbucket.stepping import KEPT, Stepping, state_and_batches, update
+from pytest_fxbucket.stepping import KEPT, Stepping, state_and_batches
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,14 @@ class Task(Stepping):
     """What one rank is to run."""
 
     unbucketed: PortableGraph
-    bucketed: PortableGraph
+    bucketed: PortableGraph | None
+    """None for a step whose work crosses iterations."""
     steps: int
+    crossing: tuple[PhaseGraph, ...] = ()
+    """Of such a step its set-up, steady and clean-up graphs."""
+    final_inputs: tuple[Value, ...] = ()
+    """Of the step that is compared, but for what is carried, where transformations added or removed state; else as before."""
+    final_outputs: tuple[Value, ...] = ()
     backend: str = "gloo"
     """What its ranks run on; says which settings are to be recorded."""
     localise_step: int | None = None
@@ -57,8 +66,8 @@ class Difference:
 class Outcome:
     """What one rank saw."""
 
-    digests: tuple[str, str]
-    """Of the graphs that ran: unbucketed, bucketed."""
+    digests: tuple[str, ...]
+    """Of the graphs that ran: unbucketed, then bucketed, or set-up, steady and clean-up."""
     differences: list[Difference] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     """Digest of the batch of each step."""
@@ -76,7 +85,9 @@ class Outcome:
     """FQNs of gradients that were all zero in every step."""
     not_finite: list[str] = field(default_factory=list)
     first_node: tuple[int, str, str] | None = None
-    """(position in the bucketed graph, node name, operator) of the first node whose bits differ."""
+    """(position in its graph, node name, operator) of the first node whose bits differ."""
+    first_graph: str = "bucketed"
+    """The graph that it is of: bucketed, or setup, steady, cleanup."""
     peak_bytes: int = 0
     """Largest resident size of the rank's process so far; on a GPU, most memory of it that the rank's tensors took."""
     ran_on: tuple[str, ...] = ()
@@ -84,48 +95,84 @@ class Outcome:
 
 
 def run(rank: int, world: int, task: Task) -> Outcome:
-    """Run ``task.steps`` steps of both graphs from the same state and compare after each."""
+    """Run ``task.steps`` steps of both graphs from the same state and compare after each.
+
+    Work that crosses iterations is finished after each step, on copies of the state: as if that step was the last. Learning
+    rates shrink from step to step, each by a factor of its own, since an update must use that of its own step and group.
+    """
     with collector.paused():
-        graphs = decode(task.unbucketed), decode(task.bucketed)
-        outcome = Outcome((digest(encode_module(graphs[0])), digest(encode_module(graphs[1]))))
+        graphs = {"unbucketed": decode(task.unbucketed)}
+        graphs |= {"bucketed": decode(task.bucketed)} if task.bucketed is not None else {}
+        graphs |= {one.phase: decode(one.graph) for one in task.crossing}
+        outcome = Outcome(tuple(digest(encode_module(graph)) for graph in graphs.values()))
     make_groups(task.mesh, rank)
-    for graph in graphs:
+    for graph in graphs.values():
         ensure_twins(graph.graph)
         place(graph, device())
     outcome.ran_on = record(task.backend)
     start, batches = state_and_batches(
-        rank, task, on_built=lambda whole: outcome.built.update({fqn: _bits_digest([one]) for fqn, one in whole.items()})
+        rank, task, on_built=lambda whole: outcome.built.update({fqn: bits_digest([one]) for fqn, one in whole.items()})
     )
-    states = [[tensor.to(device(), copy=True) for tensor in start] for _ in graphs]
+    runs = [
+        OneGraph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
+        _final_run(graphs, _copies(_final_start(task, start)), _final(task)),
+    ]
     zero = {value.fqn for value in task.outputs if value.role == "grad"}
+    before: dict[Key, torch.Tensor] = {}
     for step in range(task.steps):
         batch = [tensor.to(device()) for tensor in batches(step)]
-        outcome.batches.append(_bits_digest(batch))
+        outcome.batches.append(bits_digest(batch))
+        decay(runs)
         if step == task.localise_step:
-            outcome.first_node = _first_difference(graphs, states, batch, task, step)
+            following = [tensor.to(device()) for tensor in batches(step + 1)] if step + 1 < task.steps else None
+            outcome.first_node, outcome.first_graph = first_difference(runs, [batch, following], task, step, task.steps)
             return outcome
-        results, given = [], []
-        for graph, state, name in zip(graphs, states, RUNS, strict=True):
-            mark(f"{name} step {step + 1} of {task.steps}")
+        took = []
+        for one in runs:
             torch.manual_seed(task.seed + step)
-            given.append([*state, *(tensor.clone() for tensor in batch)])
-            outputs = graph(*given[-1])
-            results.append(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs])
-            update(state, results[-1], task)
-        outcome.differences += _compare_step(step, rank, task, given, results)
-        losses = [result for value, result in zip(task.outputs, results[0], strict=True) if value.role == "loss"]
-        outcome.losses.append(_bits_digest(losses))
-        outcome.squares.append(_squares(task, results[0]))
-        for value, result in zip(task.outputs, results[0], strict=True):
+            took.append(one.step([tensor.clone() for tensor in batch], step + 1, task.steps))
+        outcome.differences += _compare_late(step, rank, before, took[1].late)
+        outcome.differences += _compare_step(step, rank, [(one.task, each) for one, each in zip(runs, took, strict=True)])
+        results = took[0].results
+        before = {(value.role, value.fqn): result for value, result in zip(task.outputs, results, strict=True)}
+        losses = [result for value, result in zip(task.outputs, results, strict=True) if value.role == "loss"]
+        outcome.losses.append(bits_digest(losses))
+        outcome.squares.append(_squares(task, results))
+        for value, result in zip(task.outputs, results, strict=True):
             if value.role in ("grad", "loss") and not bool(torch.isfinite(result).all()):
                 outcome.not_finite.append(value.fqn or "the loss")
             if value.role == "grad" and bool((result != 0).any()):
                 zero.discard(value.fqn)
     outcome.zero = sorted(zero)
-    outcome.held = _held(task, states[0], results[0])
-    outcome.still = _still(task, start, states[0])
+    outcome.held = _held(task, runs[0].state, results)
+    outcome.still = _still(task, start, runs[0].state)
     outcome.peak_bytes = _peak_bytes()
     return outcome
+
+
+def _final(task: Task) -> Task:
+    """The step that is compared: its inputs and outputs instead of those of what it is compared with."""
+    return replace(task, inputs=task.final_inputs, outputs=task.final_outputs) if task.final_inputs else task
+
+
+def _final_start(task: Task, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    known = dict(zip((_key(value) for value in task.inputs if value.role in KEPT), start, strict=True))
+    kept = [value for value in _final(task).inputs if value.role in KEPT]
+    return [known[_key(value)] if _key(value) in known else task.first_state[value.fqn] for value in kept]
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.to(device(), copy=True) for tensor in tensors]
+
+
+def _key(value: Value) -> Key:
+    return value.role, value.fqn
+
+
+def _final_run(graphs: Mapping[str, fx.GraphModule], state: list[torch.Tensor], task: Task) -> Run:
+    if "bucketed" in graphs:
+        return OneGraph(graphs["bucketed"], state, task, "bucketed")
+    return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, task)
 
 
 def _peak_bytes() -> int:
@@ -151,7 +198,7 @@ def _held(task: Task, state: Sequence[torch.Tensor], results: Sequence[Any]) -> 
         owner = value.fqn if value.role == "param" else value.fqn.rpartition(".")[0]
         if value.role in ("param", "state") and owner in of:
             of[owner].append(tensor)
-    return {fqn: _bits_digest([*tensors, *([gradients[fqn]] if fqn in gradients else [])]) for fqn, tensors in of.items()}
+    return {fqn: bits_digest([*tensors, *([gradients[fqn]] if fqn in gradients else [])]) for fqn, tensors in of.items()}
 
 
 def _still(task: Task, start: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> list[str]:
@@ -164,19 +211,37 @@ def _still(task: Task, start: Sequence[torch.Tensor], state: Sequence[torch.Tens
     ]
 
 
-def _compare_step(
-    step: int, rank: int, task: Task, given: Sequence[Sequence[torch.Tensor]], results: Sequence[Sequence[Any]]
+def _compare_step(step: int, rank: int, took: Sequence[tuple[Stepping, Took]]) -> Iterator[Difference]:
+    """Every output that both steps have, and every input as the step left it: a graph may write to any of them."""
+    results, given = (
+        [_by_key(task.outputs, one.results) for task, one in took],
+        [_by_key(task.inputs, one.given) for task, one in took],
+    )
+    for otherwise, (ours, theirs) in (("output", results), ("input", given)):
+        for key, a in ours.items():
+            if key in theirs:
+                yield from _compare(step, rank, _what(key[0], otherwise), key[1], a, theirs[key])
+
+
+def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, str, int], Any]:
+    """By role, name, and which of that name."""
+    found: dict[tuple[str, str, int], Any] = {}
+    for value, tensor in zip(values, tensors, strict=True):
+        number = next(n for n in count() if (*_key(value), n) not in found)
+        found[*_key(value), number] = tensor
+    return found
+
+
+def _compare_late(
+    step: int, rank: int, before: Mapping[Key, torch.Tensor], late: Mapping[Key, torch.Tensor]
 ) -> Iterator[Difference]:
-    """Every output, and every input as the step left it: a graph may write to any of them."""
-    names = {"grad": "gradient", "param": "parameter"}
-    for value, a, b in zip(task.outputs, *results, strict=True):
-        yield from _compare(
-            step, rank, names.get(value.role, "output" if value.role == "value" else value.role), value.fqn, a, b
-        )
-    for value, a, b in zip(task.inputs, *given, strict=True):
-        yield from _compare(
-            step, rank, names.get(value.role, "input" if value.role == "value" else value.role), value.fqn, a, b
-        )
+    """What a call gave of the step before, against what that step gave."""
+    for (role, fqn), result in sorted(late.items()):
+        yield from _compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
+
+
+def _what(role: str, otherwise: str) -> str:
+    return {"grad": "gradient", "param": "parameter", "value": otherwise}.get(role, role)
 
 
 def _compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:
@@ -191,85 +256,3 @@ def _compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Itera
     if bool(unequal.any()):
         elements = unequal.reshape(a.numel(), -1).any(1).sum()
         yield Difference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SIGNED = {**_INTEGERS, 1: torch.int8}
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers of the same size, flat: signed zeros and NaNs differ as their bits do."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(_INTEGERS[flat.element_size()])
-
-
-def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Largest distance in units in the last place; -1 where it has no meaning.
-
-    That is for what is no float, if one is NaN where the other is not, and if nothing but NaNs is left to compare.
-    """
-    if not a.is_floating_point() or bool((a.isnan() != b.isnan()).any()):
-        return -1
-    numbers = ~a.isnan().reshape(-1)
-    low, high = torch.aminmax(torch.stack([_ordered(a)[numbers], _ordered(b)[numbers]]), dim=0)
-    if not low.numel():
-        return -1
-    apart = high - low
-    wrapped = apart[apart < 0]  # float64 of opposite signs: more than int64 holds, and right modulo 2 ** 64
-    return int(wrapped.max()) + (1 << 64) if wrapped.numel() else int(apart.max())
-
-
-def _ordered(tensor: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of the floats, neighbours one apart; both zeros are 0."""
-    raw = bits(tensor).view(_SIGNED[tensor.element_size()]).to(torch.int64)
-    low = -(1 << (8 * tensor.element_size() - 1))
-    return torch.where(raw < 0, low - raw, raw)
-
-
-def _bits_digest(tensors: Sequence[torch.Tensor]) -> str:
-    text = hashlib.sha256()
-    for tensor in tensors:
-        text.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        text.update(raw_bytes(tensor))
-    return text.hexdigest()
-
-
-def _first_difference(
-    graphs: tuple[fx.GraphModule, fx.GraphModule],
-    states: Sequence[Sequence[torch.Tensor]],
-    batch: Sequence[torch.Tensor],
-    task: Task,
-    step: int,
-) -> tuple[int, str, str] | None:
-    """First node of the bucketed graph that the unbucketed one has too, and whose bits differ. All ranks run this together."""
-    seen: list[dict[str, str]] = []
-    for graph, state, name in zip(graphs, states, RUNS, strict=True):
-        mark(f"{name} step {step + 1} of {task.steps}, node by node")
-        torch.manual_seed(task.seed + step)
-        recorder = _Recorder(graph)
-        recorder.run(*(tensor.clone() for tensor in state), *(tensor.clone() for tensor in batch))
-        seen.append(recorder.seen)
-    targets = {node.name: str(node.target) for node in graphs[0].graph.nodes}
-    for position, node in enumerate(graphs[1].graph.nodes):
-        if node.name in seen[0] and seen[0][node.name] != seen[1].get(node.name) and targets[node.name] == str(node.target):
-            return position, node.name, str(node.target)
-    return None
-
-
-class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps a digest of each value that has arrived."""
-
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        super().__init__(graph_module)
-        self.seen: dict[str, str] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        in_flight = collectives.launch_kind(n) is not None or any(
-            collectives.launch_kind(source) is not None for source in n.all_input_nodes if not collectives.is_wait(n)
-        )
-        if not in_flight and n.op not in ("placeholder", "output"):
-            self.seen[n.name] = _bits_digest([t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
-        return result

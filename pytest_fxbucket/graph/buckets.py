@@ -114,6 +114,8 @@ class Reading:
     """What each updated parameter, and state of it, is made of."""
     overwritten: tuple[Read, ...] = ()
     """Who reads what of inputs that are written in place."""
+    late: frozenset[int] = frozenset()
+    """Positions of what is done for the call before: its reductions and updates, in steady and clean-up graphs."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.roles import Value
 
-_INPUTS = (*UPDATED, "hyper")
+_INPUTS = (*UPDATED, "hyper", "carried")
+"""A learning rate that was carried from the call before has its own name still."""
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 Bits = int | list[int]
 """What a value is made of; of a list each of its items."""

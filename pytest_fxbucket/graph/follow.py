@@ -6,7 +6,7 @@ is compute: it starts new sources and ends the following of old ones, and is not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +57,13 @@ class Followed:
         return self.table.found
 
 
-def follow(graph: fx.Graph) -> Followed:
+def follow(graph: fx.Graph, anew: Collection[fx.Node] = ()) -> Followed:
     """Walk ``graph`` once; cost grows with its nodes and with members times ranks of its launches.
 
+    What is in ``anew`` counts as a source of its own, though it may only be a part of what another node computed.
     A symbolic size counts as the number that it was traced with. Raises :class:`PassError` for a graph that cannot be run.
     """
-    walk = _Walk(graph)
+    walk = _Walk(graph, anew)
     for node in graph.nodes:
         _visit(walk, node)
     return walk.found
@@ -78,11 +79,11 @@ def _visit(walk: _Walk, node: fx.Node) -> None:
 
 
 class _Walk:
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, anew: Collection[fx.Node]) -> None:
         self.found = Followed()
         self.memory = Memory()
         self.values: dict[fx.Node, Any] = {}
-        self.moving = {node for node in graph.nodes if moves_data(node)}
+        self.moving = {node for node in graph.nodes if moves_data(node) and node not in anew}
         """Nodes that only move data."""
         self.packed = _leads_to_launch(graph, self.moving)
         self.buffers = {base(target) for node in self.moving for target in written_arguments(node)}

@@ -59,7 +59,7 @@ class Gradients:
             return
         if all(self._is_whole(runs) for runs in contents) and (len(pieces) == 1 or self._adds(node, pieces)):
             for number in pieces:
-                self._name_all(number, fqn)
+                self.name(number, fqn)
             return
         makers = dict.fromkeys(self._maker(number) for number in pieces)
         self.problems.append(
@@ -84,7 +84,7 @@ class Gradients:
             self.behind.update(queue)
         return found
 
-    def _name_all(self, number: int, fqn: str) -> None:
+    def name(self, number: int, fqn: str) -> None:
         """Name a piece, and the pieces of earlier reductions that it was made of, as they came or scaled."""
         while self._is_reduced(number):
             self.names[number] = fqn

@@ -6,7 +6,7 @@ Derived from the GraphModule alone (:mod:`pytest_fxbucket.graph.follow`) and the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket import collector
@@ -25,7 +25,7 @@ from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.overwritten import reads_of_written
 from pytest_fxbucket.graph.sending import Piece
-from pytest_fxbucket.graph.updates import ancestors, update_nodes
+from pytest_fxbucket.graph.updates import ancestors, of_call_before, update_nodes
 
 if TYPE_CHECKING:
     from torch import fx
@@ -45,8 +45,9 @@ class _Reader:
     def __init__(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.output = graph.output_node()
-        self.found: Followed = follow(graph)
-        self.forward = _forward_nodes(graph, outputs)
+        self.late, new = of_call_before(graph, inputs, outputs)
+        self.found: Followed = follow(graph, new)
+        self.forward = _forward_nodes(graph, inputs, outputs, new)
         self.update = update_nodes(graph, inputs, outputs)
         self.graph, self.inputs, self.outputs = graph, inputs, outputs
         self.forward_positions = {self.position[node] for node in self.forward}
@@ -54,6 +55,7 @@ class _Reader:
         placeholders = [node for node in self.position if node.op == "placeholder"]
         self.role = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
         self.parameter = {n: v.fqn for n, v in zip(placeholders, inputs, strict=True) if v.role == "param"}
+        self.parameter |= {node: value.fqn for node, value in new.items() if value.role == "param"}
         self.problems = list(self.found.problems)
         self.computes: set[tuple[int, Direction, str]] = set()
         self.seen_as: set[tuple[str, str]] = set()
@@ -89,6 +91,7 @@ class _Reader:
             updates=tuple(updates_of(self.graph, self.update, self.inputs, self.outputs, self._given_to_updates())),
             overwritten=tuple(reads_of_written(self.order, self.inputs, buckets)),
             order=self.order,
+            late=frozenset(self.position[node] for node in self.late),
         )
 
     def _given_to_updates(self) -> dict[tuple[fx.Node, fx.Node], list[str]]:
@@ -152,7 +155,8 @@ class _Reader:
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
                     made = contributions(self._maker(number), self.position, self.forward_order)
-                    self.computes.update((self.position[node], "backward", fqn) for node in made)
+                    here = [node for node in made if self.role.get(node) != "carried"]
+                    self.computes.update((self.position[node], "backward", fqn) for node in here)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
 
@@ -285,16 +289,17 @@ class _Reader:
         return [fqn for n, fqn in self.parameter.items() if n in needed]
 
 
-def _forward_nodes(graph: fx.Graph, outputs: Sequence[Value]) -> set[fx.Node]:
-    """What the loss depends on; without a loss, what carries no mark of autograd's backward."""
-    losses = [
-        node
-        for node, value in zip(returned(graph.output_node()), outputs, strict=True)
-        if value.role == "loss" and _is_node(node)
-    ]
-    if not losses:
-        return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
-    return ancestors(losses)
+def _forward_nodes(
+    graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], updated_before: Collection[fx.Node]
+) -> set[fx.Node]:
+    """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
+    results = zip(returned(graph.output_node()), outputs, strict=True)
+    losses = [node for node, value in results if value.role == "loss" and _is_node(node)]
+    if losses:
+        return ancestors(losses, updated_before)
+    if any(value.role == "carried" for value in inputs):
+        return set()
+    return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
 
 
 def _is_node(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import launch_kind, waits_of
@@ -22,7 +22,8 @@ UPDATED = ("param", "state")
 def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[fx.Node]:
     """What writes a parameter or an optimizer's state in place or returns it anew, and what is computed for that alone.
 
-    Not the loss, nor what a collective needs that brings gradients: reducing norms to clip by is part of the update.
+    Not the loss, nor what a collective needs that brings gradients: reducing norms to clip by is part of the update. Where
+    an update of the call before comes first, that is one too, though loss and gradients are made of what it gives.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     parameters = {value.fqn for value in inputs if value.role == "param"}
@@ -34,9 +35,10 @@ def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Val
     made += [node for storage in held for node in writers.get(storage, ())]
     if not made:
         return set()
+    _, new = of_call_before(graph, inputs, outputs)
     needed = [node for node, role in results if role in ("loss", "grad")]
-    needed += _bringing_gradients(graph, {node for node, role in results if role == "grad"})
-    before = _made_of(needed, writers)
+    needed += _bringing_gradients(graph, {node for node, role in results if role == "grad"}, new)
+    before = _made_of(needed, writers, new)
     waits = {user for node in before if launch_kind(node) is not None for user in (*node.users, *waits_of(node))}
     return _made_of(made, writers) - before - waits - set(placeholders)
 
@@ -46,12 +48,31 @@ def is_updated(value: Value, parameters: Set[str]) -> bool:
     return value.role == "param" or (value.role == "state" and value.fqn.rpartition(".")[0] in parameters)
 
 
-def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """``nodes`` and everything that they are made of."""
+def of_call_before(
+    graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]
+) -> tuple[set[fx.Node], dict[fx.Node, Value]]:
+    """What ``graph`` does for the call before, and the new parameters and state among that.
+
+    It is what is made of carried inputs, as far as it is not made of those new values.
+    """
+    placeholders = graph.find_nodes(op="placeholder")
+    late = {node for node, value in zip(placeholders, inputs, strict=True) if value.role == "carried"}
+    if not late:
+        return set(), {}
+    results = zip(returned(graph.output_node()), outputs, strict=True)
+    new = {n: v for n, v in results if v.role in UPDATED and hasattr(n, "users") and n.op != "placeholder"}
+    for node in graph.nodes:
+        if node.op != "output" and any(source in late and source not in new for source in node.all_input_nodes):
+            late.add(node)
+    return late.difference(placeholders), {node: value for node, value in new.items() if node in late}
+
+
+def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """``nodes`` and everything that they are made of, up to what is ``given``, and without that."""
     found = set(nodes)
     queue = list(found)
     for node in queue:
-        fresh = [source for source in node.all_input_nodes if source not in found]
+        fresh = [source for source in node.all_input_nodes if source not in found and source not in given]
         found.update(fresh)
         queue.extend(fresh)
     return found
@@ -66,31 +87,39 @@ def _writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
-def _made_of(nodes: Iterable[fx.Node], writers: Mapping[fx.Node, Sequence[fx.Node]]) -> set[fx.Node]:
-    """``nodes`` and everything that they are made of, through what was written in place before it was read too."""
+def _made_of(
+    nodes: Iterable[fx.Node], writers: Mapping[fx.Node, Sequence[fx.Node]], given: Collection[fx.Node] = ()
+) -> set[fx.Node]:
+    """``nodes`` and all that they are made of up to what is ``given``, through what was written in place before too."""
     if not writers:
-        return ancestors(nodes)
+        return ancestors(nodes, given)
     found = set(nodes)
     queue = list(found)
     for node in queue:
         written = [w for source in node.all_input_nodes for w in writers.get(base(source), ()) if w < node]
-        fresh = dict.fromkeys(source for source in (*node.all_input_nodes, *written) if source not in found)
+        sources = (*node.all_input_nodes, *written)
+        fresh = dict.fromkeys(source for source in sources if source not in found and source not in given)
         found.update(fresh)
         queue.extend(fresh)
     return found
 
 
-def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node]) -> Iterator[fx.Node]:
-    """Launches but for those of one element, and those that are made of ``gradients``, which the graph returns: of norms."""
+def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node], new: Collection[fx.Node]) -> Iterator[fx.Node]:
+    """Launches but for those of one element, and those that are made of ``gradients``, which the graph returns: of norms.
+
+    What a launch is given of ``new`` parameters and state is no matter of gradients.
+    """
     behind: set[fx.Node] = set()
     for node in graph.nodes:
+        if node in new:
+            continue
         if not behind.isdisjoint(node.all_input_nodes) or not gradients.isdisjoint(node.all_input_nodes):
             behind.add(node)
-        if launch_kind(node) is not None and node not in behind and not _is_scalar(node):
+        if launch_kind(node) is not None and node not in behind and not is_scalar(node):
             yield node
 
 
-def _is_scalar(launch: fx.Node) -> bool:
+def is_scalar(launch: fx.Node) -> bool:
     """Whether one element is sent: what arrives of a parameter may be one too, of a shard."""
     values = [source.meta.get("val") for source in launch.all_input_nodes]
     return all(value is not None and hasattr(value, "numel") and value.numel() == 1 for value in values)

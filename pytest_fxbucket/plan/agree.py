@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.agree_on_mesh import agree_on_mesh
 from pytest_fxbucket.plan.agree_on_step import agree_on_step
+from pytest_fxbucket.plan.agree_on_transforms import agree_on_transforms
 from pytest_fxbucket.plan.places import refuse_wrong_places
 from pytest_fxbucket.plan.rules import show
 from pytest_fxbucket.plan.schema import Bucket, Plan
@@ -21,7 +22,7 @@ def agree(plan: Plan, where: str) -> None:
         raise PlanError(f"{where}: [model] and [graph] are both there; keep the one that is to be checked")
     agree_on_mesh(plan, where)
     agree_on_step(plan, where)
-    _transforms(plan, where)
+    agree_on_transforms(plan, where)
     if plan.bucket.by == "size":
         _by_size(plan, where)
     else:
@@ -39,17 +40,6 @@ def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:
         raise PlanError(f"{where}: [bucket] cap_mb has {len(caps)} caps for {held}; give one an entry at most")
     refuse_wrong_places("launch_at", plan.overlap.launch_at, entries, where)
     refuse_wrong_places("wait_before", plan.overlap.wait_before, entries, where)
-
-
-def _transforms(plan: Plan, where: str) -> None:
-    """The pass stands among transformations once, and says in tables of its own what it does."""
-    passes = [number for number, one in enumerate(plan.transform, 1) if one.name == "bucket"]
-    if len(passes) > 1:
-        raise PlanError(f"{where}: [[transform]] {passes[0]} and {passes[1]} are both the pass, bucket; list it once")
-    if passes and plan.transform[passes[0] - 1].args:
-        raise PlanError(
-            f"{where}: [[transform]] {passes[0]}: bucket takes no args; [bucket] and [overlap] say what the pass does"
-        )
 
 
 def _by_plan(plan: Plan, where: str) -> None:

@@ -1,7 +1,8 @@
 """In which section of a schedule each event stands: forward, backward, optimizer; with microbatches forward #2 and so on.
 
 A section is where its direction computes; another round of them begins with forward compute behind that of backward. What an
-optimizer does before all gradients are reduced stands in the backward.
+optimizer does before all gradients are reduced stands in the backward. What is done for the call before has no section of its
+own, unless there is nothing else.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ class Sections:
     """Sections of one graph, by positions in it."""
 
     def __init__(self, reading: Reading) -> None:
-        self._found = list(_sections((where, of) for where, of, _ in sorted((*reading.computes, *reading.products))))
-        backward = [bucket for bucket in reading.buckets if bucket.direction == "backward"]
+        computes = sorted((*reading.computes, *reading.products))
+        self._late = reading.late
+        self._found = list(_sections((where, of) for where, of, _ in computes if where not in reading.late))
+        backward = [b for b in reading.buckets if b.direction == "backward" and b.launch not in reading.late]
         self._reduced = max((where for bucket in backward for where in (bucket.launch, *bucket.waits)), default=-1)
 
     def computing(self, where: int, direction: Direction) -> str:
         """The section of ``direction`` that computes at ``where``; of an update that in which it stands."""
+        if where in self._late:
+            return self._standing(where, direction)
         if direction == "optimizer":
             return self._of_update(where)
         return next((one.name for one in self._found if one.direction == direction and where <= one.last), direction)
@@ -43,6 +48,8 @@ class Sections:
 
         Mostly one of its direction's own; a launch for backward in the midst of forward is one of forward's.
         """
+        if where in self._late:
+            return self._standing(where, direction)
         if direction == "optimizer":
             return self._of_update(where)
         here = next((i for i, one in enumerate(self._found) if where < one.last), len(self._found))
@@ -54,6 +61,10 @@ class Sections:
             here -= 1
         mine = next((i for i in own if i >= here), own[-1])
         return self._found[min(here, mine)].name
+
+    def _standing(self, where: int, direction: Direction) -> str:
+        """Where something of the call before stands, whatever it is."""
+        return next((one.name for one in self._found if where <= one.last), direction)
 
     def _of_update(self, where: int) -> str:
         """The last of the backward as long as anything of it goes on, be it a wait."""

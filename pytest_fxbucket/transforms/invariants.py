@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,9 +54,14 @@ def refuse_broken(where: str, before: Mapping[Phase, Looked], after: Mapping[Pha
 
 
 def _broken(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps_collectives: bool) -> Iterator[str]:
-    known = {problem for one in before.values() for problem in one.problems}
+    known = Counter(_nameless(problem, one.graph) for one in before.values() for problem in one.problems)
     for phase, one in after.items():
-        yield from (f"{problem}{_of(phase, after)}" for problem in one.problems if problem not in known)
+        left = known.copy()
+        for problem in one.problems:
+            nameless = _nameless(problem, one.graph)
+            if not left[nameless]:
+                yield f"{problem}{_of(phase, after)}"
+            left[nameless] -= 1
     if not keeps_collectives:
         yield from _no_longer_carried(before, after)
         return
@@ -66,6 +73,12 @@ def _broken(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps
             yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"
         for problem in other_readers(old.reading, old.graph, new.reading, new.graph):
             yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"
+
+
+def _nameless(problem: str, graph: fx.Graph) -> str:
+    """``problem`` without the names of nodes, which a transformation may give anew."""
+    names = {node.name for node in graph.nodes}
+    return re.sub(r"\w+", lambda word: "" if word[0] in names else word[0], problem)
 
 
 def _no_longer_carried(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked]) -> Iterator[str]:

@@ -43,7 +43,7 @@ def stages_of(plan: Plan) -> Stages:
     stages = [stage for stage in listed if stage is not None]
     if place is None:
         place = next((n for n, stage in enumerate(stages) if BUCKET in traits_of(stage.function).after), len(stages))
-    _refuse_order(stages, place)
+    refuse_order(stages, place)
     foreign = (stage.name.partition(":")[0] for stage in stages if stage.name not in BUILT_IN)
     return Stages(tuple(stages[:place]), tuple(stages[place:]), tuple(dict.fromkeys(foreign)))
 
@@ -57,19 +57,38 @@ def _stage(plan: Plan, number: int) -> Stage | None:
     return Stage(one.name, f"{where}: {one.name}", import_callable(BUILT_IN.get(one.name, one.name), where), one.args)
 
 
-def _refuse_order(stages: Sequence[Stage], place: int) -> None:
-    """``place``: how many of ``stages`` come before the pass."""
+def refuse_order(stages: Sequence[Stage], place: int | None = None) -> None:
+    """Raise PlanError for an order that a transformation's traits do not allow.
+
+    ``place``: how many of ``stages`` come before the pass; None where there is no plan, whose pass would be among them.
+    """
     order = [(stage.name, stage.where, traits_of(stage.function)) for stage in stages]
-    order.insert(place, (BUCKET, "", Traits()))
+    if place is not None:
+        order.insert(place, (BUCKET, "", Traits()))
+        _refuse_late_rounding(order)
     for number, (_, where, traits) in enumerate(order):
         later = [other for other, _, _ in order[number + 1 :]]
         if wrong := next((other for other in traits.after if other in later), None):
             raise PlanError(f"{where} must come after {wrong}; list it below that")
+        if traits.crosses_iterations and later:
+            raise PlanError(f"{where} gives three graphs, and {later[0]} stands behind it; list it last")
         earlier = [other for other, _, _ in order[:number]]
         if wrong := next((other for other in traits.before if other in earlier), None):
             raise PlanError(f"{where} must come before {wrong}; list it above that")
-        if traits.rounds and BUCKET in earlier:
+
+
+def _refuse_late_rounding(order: Sequence[tuple[str, str, Traits]]) -> None:
+    """Bitwise compares with the step behind what rounds otherwise: all that does not round must come behind that."""
+    names = [name for name, _, _ in order]
+    for number, (name, where, traits) in enumerate(order):
+        if traits.rounds and BUCKET in names[:number]:
             raise PlanError(
                 f"{where} rounds otherwise than the step before it, so it must come before {BUCKET}: what comes after is "
                 "compared bit for bit; list it above that"
+            )
+        late = next((other for other, _, its in order[number:] if its.rounds), "")
+        if late and not traits.rounds and name != BUCKET:
+            raise PlanError(
+                f"{where} must come after {late}, which rounds otherwise: what comes before that is compared with nothing; "
+                "list it below that"
             )

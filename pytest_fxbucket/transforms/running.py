@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.transforms.invariants import Looked, look, refuse_broken
 from pytest_fxbucket.transforms.pairing import refuse_unpaired
 from pytest_fxbucket.transforms.traits import traits_of
@@ -64,7 +65,8 @@ def run_stages(stages: Sequence[Stage], step: StepGraph, state: State) -> list[S
     looked = look(step) if stages else {}
     for stage in stages:
         step = _run(stage, step, state)
-        after = look(step)
+        with _naming(stage):
+            after = look(step)
         refuse_broken(stage.where, looked, after, traits_of(stage.function).keeps_collectives)
         found.append(Staged(stage.name, step, after))
         looked = after
@@ -77,12 +79,23 @@ def _run(stage: Stage, step: StepGraph, state: State) -> StepGraph:
     mine = replace(
         step, graphs={phase: fx.GraphModule(module, copy.deepcopy(module.graph)) for phase, module in step.graphs.items()}
     )
-    with blamed(lambda: stage.where):
+    with _naming(stage), blamed(lambda: stage.where):
         after = stage.function(mine, state, **stage.args)
     refuse_unpaired(stage.where, step, after, state)
     for graph_module in after.graphs.values():
         graph_module.recompile()
     return after
+
+
+@contextmanager
+def _naming(stage: Stage) -> Iterator[None]:
+    """Errors for people begin with where the transformation is asked for."""
+    try:
+        yield
+    except FxbucketError as error:
+        if stage.where in str(error):
+            raise
+        raise type(error)(f"{stage.where}: {str(error).removeprefix(f'{stage.name}: ')}") from error
 
 
 def _refuse_args(stage: Stage, step: StepGraph, state: State) -> None:

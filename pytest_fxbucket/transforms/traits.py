@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
+
+from pytest_fxbucket.errors import PlanError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Need = Literal["roles", "optimizer"]
@@ -26,6 +28,8 @@ class Traits:
     """Whether each collective carries what it carried before; else only what was gathered and reduced must still be."""
     rounds: str = ""
     """How results are rounded otherwise than before, as a clause; empty: all bits are the same."""
+    crosses_iterations: bool = False
+    """Whether it gives set-up, steady and clean-up graphs: a captured step takes ``last_step`` then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,23 @@ def transformation(
     before: Sequence[str] = (),
     keeps_collectives: bool = True,
     rounds: str = "",
+    crosses_iterations: bool = False,
 ) -> Callable[[_F], _F]:
     """Mark a ``callable(step: StepGraph, state: dict[str, Tensor], **args) -> StepGraph`` with its :class:`Traits`.
 
     The step's graphs are its own to change; ``state`` has the first tensors of state that transformations added. A callable
-    without the mark has the traits of ``Traits()``.
+    without the mark has the traits of ``Traits()``. Raises PlanError for one name instead of several, and for unknown needs.
     """
 
+    for key, several in (("needs", needs), ("after", after), ("before", before)):
+        if isinstance(several, str):
+            raise PlanError(f"@transformation: {key} is {several!r}, expected a list of names, [{several!r}]")
+    if foreign := next((need for need in needs if need not in get_args(Need)), None):
+        raise PlanError(f"@transformation: needs names {foreign!r}, expected {' or '.join(get_args(Need))}")
+
     def mark(function: _F) -> _F:
-        function.fxbucket_traits = Traits(tuple(needs), tuple(after), tuple(before), keeps_collectives, rounds)  # type: ignore[attr-defined]  # the mark
+        traits = Traits(tuple(needs), tuple(after), tuple(before), keeps_collectives, rounds, crosses_iterations)
+        function.fxbucket_traits = traits  # type: ignore[attr-defined]  # the mark
         return function
 
     return mark

@@ -187,9 +187,10 @@ def reading(graphs: Graphs) -> float:
 def auditing(graphs: Graphs) -> float:
     """The promise of the plan, held against both readings."""
     world, before, after = graphs.world, graphs.world.reading(0)["joint"], graphs.passed.reading
+    members = world.members
 
     def work() -> None:
-        promise = promise_of(graphs.plan, graphs.step.parameters, world.resolution, world.members)
+        promise = promise_of(graphs.plan, graphs.step.parameters, world.resolution, members)
         problems = audit(promise, before, after)
         assert not problems, problems[:3]
 

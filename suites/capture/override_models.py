@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -125,6 +126,56 @@ class Scales(Chooses):
 class Drops(Chooses):
     def forward(self, x: Tensor) -> Tensor:
         return functional.dropout(super().forward(x), 0.5)
+
+
+class DrawsItsOwn(Chooses):
+    """From a generator that only it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (torch.rand(x.shape, generator=self.generator) > 0.5)
+
+
+class DrawsLater(Chooses):
+    """Python's random numbers, in a call whose first number is above 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out * (1 + random.random()) if bool(x[0, 0] > 0) else out
+
+
+class Forks(Chooses):
+    """Puts torch's generator back to where it was, while others draw from it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            return functional.dropout(super().forward(x), 0.5)
+
+
+class Permutes(Chooses):
+    """Gives the same numbers in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[torch.randperm(len(x), generator=self.generator)]
+
+
+class RemembersLater(Chooses):
+    """Keeps nothing before a call whose first number is above 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += bool(x[0, 0] > 0)
+        return super().forward(x) * (1 + self.calls[0])
 
 
 class Counts(Chooses):

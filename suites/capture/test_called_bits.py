@@ -25,6 +25,18 @@ def test_every_kind_of_update_trains_as_eager(optimizer: Any, kind: str) -> None
     assert twins.step.traces == 1
 
 
+def test_dropout_by_the_default_of_its_operator_trains_as_eager() -> None:
+    """A trace leaves out p = 0.5, which the functional twin of bernoulli_ must be given."""
+    twins = Twins(sgd, make_model=partial(_dropping, 0))
+    for i in range(3):
+        twins.same(*batch(i), seed=i)
+
+
+def _dropping(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 64), nn.Dropout(), nn.Linear(64, 3))
+
+
 OTHERS = {
     "Adagrad": {},
     "RMSprop": {"momentum": 0.9, "centered": True},

@@ -72,6 +72,21 @@ def test_what_is_computed_again_calls_the_module_again_in_backward() -> None:
     assert not [source for node in again for source in node.args[3] if source in forward]
 
 
+@pytest.mark.parametrize("checkpoint", ["", "layers.*", "layers.*.1"])
+def test_each_backward_gets_the_digest_of_its_own_call_in_forward(checkpoint: str) -> None:
+    """Of the first one, not of what is computed again for that backward."""
+    step = captured(plan_of("deep", override(module="layers.*.1"), checkpoint=checkpoint, microbatches=2))
+    found = [node for node in step.graphs["joint"].graph.nodes if str(node.target) in CALLS]
+    forward = [node for node in found if str(node.target) == CALLS[0] and not is_backward(node)]
+    given = [node.args[7] for node in found if str(node.target) == CALLS[1]]
+    assert len(forward) == 4
+    assert {digest.args[0] for digest in given} == set(forward)
+    assert [digest.args[1] for digest in given] == [1] * 4
+    assert [(module_of(digest), is_backward(digest)) for digest in given] == [
+        (module_of(digest.args[0]), False) for digest in given
+    ]
+
+
 def test_a_parameter_that_a_subgraph_does_not_read_is_neither_gathered_nor_reduced() -> None:
     step = captured(plan_of("holds Chooses", override("low_alone", module="held")))
     assert not calls(step)

@@ -9,6 +9,7 @@ import torch
 from bitwise_models import WIDTH, Mlp
 from torch import Tensor, fx, nn
 
+from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.passes import default_packer
 from pytest_fxbucket.passes.making import Maker
 from pytest_fxbucket.passes.packers import Bucket, Unpack
@@ -52,3 +53,15 @@ def joined(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
         return [make(aten.view.default, part, list(shape)) for part, shape in zip(found, bucket.shapes, strict=True)]
 
     return make(aten.cat.default, parts), unpack
+
+
+def doubled(step: StepGraph, state: dict[str, Tensor], factor: float = 2.0) -> StepGraph:
+    """A transformation that gives another loss."""
+    graph = step.graphs["joint"].graph
+    output = graph.output_node()
+    loss, *others = output.args[0]  # type: ignore[misc]  # a list of nodes
+    with graph.inserting_before(output):
+        more = graph.call_function(torch.ops.aten.mul.Tensor, (loss, factor))
+        more.meta["val"] = loss.meta["val"]
+    output.args = ([more, *others],)
+    return step

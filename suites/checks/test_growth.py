@@ -32,6 +32,7 @@ def sizes() -> tuple[Graphs, Graphs]:
     for row in ROWS.values():
         row(small)  # what is read once in a process
     assert large.passed
+    assert large.world.members
     return small, large
 
 

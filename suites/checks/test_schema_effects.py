@@ -152,6 +152,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("overlap", "wait_before"): Case(
         '{ backward = { "scale" = "down" } }', "schedule", also='bucket.plan = ["scale", "up", "down"]'
     ),
+    ("transform", "name"): Case('"effects_models:doubled"', "passed", base=MODEL + '[[transform]]\nname = "bucket"\n'),
+    ("transform", "args"): Case("{ factor = 3.0 }", "passed", base=MODEL + '[[transform]]\nname = "effects_models:doubled"\n'),
     ("run", "backend"): Case('"fake"', "bitwise", "back end fake holds no values to compare"),
     ("run", "world"): Case("{ dp_shard = 2 }", "items", "bitwise@2", also="parallel.dp_shard = 4"),
     ("run", "steps"): Case("3", "bitwise", "in 3 steps"),

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.capture.roles import StepGraph, Value
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.transforms import transformation
 from pytest_fxbucket.transforms.traits import Told
@@ -37,6 +38,25 @@ def late(step: StepGraph, state: State) -> StepGraph:
 
 @transformation(rounds="adds otherwise")
 def rounding(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+@transformation(crosses_iterations=True)
+def crossing(step: StepGraph, state: State) -> StepGraph:
+    return step
+
+
+def saying(step: StepGraph, state: State) -> StepGraph:
+    raise PassError("there is nothing to say")
+
+
+def one_rate(step: StepGraph, state: State) -> StepGraph:
+    """Every parameter group is updated with the learning rate of the first."""
+    graph = step.graphs["joint"].graph
+    values = zip(graph.find_nodes(op="placeholder"), step.inputs["joint"], strict=True)
+    first, *others = [node for node, value in values if value.role == "hyper"]
+    for other in others:
+        other.replace_all_uses_with(first)
     return step
 
 

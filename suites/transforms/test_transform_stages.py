@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.checks.stages import disagreements
-from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.transforms import transformation
 from pytest_fxbucket.world import World
 
 PLAN = """
@@ -88,6 +90,13 @@ def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captur
         (["bucket", "own_transforms:early"], "2: own_transforms:early must come before bucket; list it above that"),
         (["own_transforms:late", "bucket"], "1: own_transforms:late must come after bucket; list it below that"),
         (
+            ["own_transforms:same", "own_transforms:rounding"],
+            "1: own_transforms:same must come after own_transforms:rounding, which rounds otherwise: what comes before that is "
+            "compared with nothing; list it below that",
+        ),
+        (["own_transforms:crossing", "own_transforms:same"], "1: own_transforms:crossing gives three graphs, and "),
+        (["own_transforms:saying"], "1: own_transforms:saying: there is nothing to say"),
+        (
             ["bucket", "own_transforms:late", "own_transforms:early"],
             "2: own_transforms:late must come after own_transforms:early; list it below that",
         ),
@@ -154,3 +163,15 @@ def test_state_that_it_adds_is_in_the_final_step_with_its_first_tensor(captured:
     assert step.inputs["joint"][0].fqn == "calls"
     assert float(step.first_state["calls"]) == 0.0
     assert not captured.step(0).first_state
+
+
+@pytest.mark.parametrize(
+    ("traits", "sentence"),
+    [
+        ({"after": "bucket"}, r"@transformation: after is 'bucket', expected a list of names, \['bucket'\]"),
+        ({"needs": ["optimiser"]}, "@transformation: needs names 'optimiser', expected roles or optimizer"),
+    ],
+)
+def test_a_mark_that_would_say_nothing_is_refused(traits: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlanError, match=f"^{sentence}$"):
+        transformation(**traits)

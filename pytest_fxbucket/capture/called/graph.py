@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.called.signature import PLAIN
+from pytest_fxbucket.capture.functional.passed_through import without_passing_through
 from pytest_fxbucket.capture.functional.writes import make_functional
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.roles import Role, Value
@@ -94,6 +95,7 @@ def finish(
     graph.output(out_nodes)
     expand(graph, anchors, recorder.hold)
     make_functional(graph)
+    without_passing_through(graph)
     unchanged = {(value, node) for (value, _), node in zip(inputs, nodes, strict=True)}
     (final,) = graph.output_node().args
     pairs = list(zip(outputs, final, strict=True))  # type: ignore[arg-type]

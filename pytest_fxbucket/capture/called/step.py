@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.called.around import around_of, refuse_changed
+from pytest_fxbucket.capture.called.crossing import Crossing, iterating_of
 from pytest_fxbucket.capture.called.live import Live
 from pytest_fxbucket.capture.called.sharing import refuse_shared_writes
 from pytest_fxbucket.capture.called.signature import Arguments, shared_memory, signature
@@ -20,6 +21,8 @@ from pytest_fxbucket.capture.override.matching import overrides_given
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.iterating import Iterating
+from pytest_fxbucket.transforms.traits import traits_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,6 +66,8 @@ class _Entry:
 
     traced: Traced
     step: StepGraph
+    iterating: Iterating | None
+    """The graphs of a step whose work crosses iterations."""
 
     def fits(self, live: Live) -> bool:
         """Whether the gradients that are there now are those that it was traced with, where it matters."""
@@ -77,6 +82,10 @@ class CapturedStep:
     What a graph has baked in (shapes, dtypes, plain arguments, attributes and hooks of modules, variables that the function
     reads, other numbers of a parameter group) makes the signature: a new one is traced, an old one never again. If a call
     fails, model and optimizers are as they were.
+
+    If a transform moves work into the next call, parameters, state and gradients of what moved are one call behind, and so is
+    ``state_dict()``: a call with ``last_step=True`` finishes them, and the one after it begins anew. A call with a new
+    signature finishes what the last one left first. Between calls nothing of what moved may be changed or loaded.
     """
 
     def __init__(
@@ -90,6 +99,7 @@ class CapturedStep:
         self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
         self._overrides = overrides
         self._subgraphs = [one.subgraph.forward for one in overrides.of.values() if one.subgraph is not None]
+        self._crossing = Crossing() if any(traits_of(one).crosses_iterations for one in transforms) else None
         self._entries: dict[Hashable, list[_Entry]] = {}
         self._removed: dict[str, torch.Tensor] = {}
         self.state: dict[str, torch.Tensor] = {fqn: first.clone() for fqn, first in overrides.first_state.items()}
@@ -107,12 +117,18 @@ class CapturedStep:
         return tuple(entry.step for entries in self._entries.values() for entry in entries)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step. Raises :class:`CaptureError` for a step that cannot be traced, and for state that does not fit."""
+        """One step. Raises :class:`CaptureError` for a step that cannot be traced, and for state that does not fit.
+
+        ``last_step`` is the captured step's own keyword where a transform moves work into the next call, else ``function``'s.
+        """
+        last_step = bool(kwargs.pop("last_step", False)) if self._crossing is not None else False
         arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers)
         making = Making(live, self._removed, self._added)
         try:
             entry = self._entry(arguments, live, making)
-            making.make(entry.step.inputs["joint"])
+            making.make(value for values in entry.step.inputs.values() for value in values)
+            if entry.iterating is not None and self._crossing is not None:
+                return self._iterate(entry, entry.iterating, lambda: Values(arguments, live, self.state), last_step)
             values = Values(arguments, live, self.state)
             inputs = values.gather(entry.step.inputs["joint"])
             with torch.no_grad():
@@ -120,11 +136,17 @@ class CapturedStep:
         except BaseException:
             making.undo()
             raise
-        return self._write_back(entry, values, results)
+        return self._reply(entry, values, values.write(entry.step.outputs["joint"], results, entry.traced.cleared))
 
-    def _write_back(self, entry: _Entry, values: Values, results: Sequence[Any]) -> Any:
-        outputs = entry.step.outputs["joint"]
-        given: Mapping[str, Any] = values.write(outputs, results, entry.traced.cleared)
+    def _iterate(self, entry: _Entry, iterating: Iterating, take: Callable[[], Values], last_step: bool) -> Any:
+        assert self._crossing is not None
+        values, given = self._crossing.step(iterating, take, entry.traced.cleared)
+        reply = self._reply(entry, values, given)
+        if last_step:
+            self._crossing.finish(take)
+        return reply
+
+    def _reply(self, entry: _Entry, values: Values, given: Mapping[str, Any]) -> Any:
         made = entry.traced.made
         leaves = [
             given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
@@ -146,7 +168,7 @@ class CapturedStep:
         states = live.states() | self._removed | self.state
         result = transformed(step, states, self.state, self._transforms)
         self._keep(result, live, making)
-        entry = _Entry(traced, result.step)
+        entry = _Entry(traced, result.step, iterating_of(result.step, traced, self._crossing))
         self._entries.setdefault(key, []).append(entry)
         return entry
 

@@ -12,6 +12,7 @@ from pytest_fxbucket.capture.called.stand_ins import fake_twin
 from pytest_fxbucket.capture.roles import Parameter, StepGraph
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.transforms.pairing import refuse_unpaired
+from pytest_fxbucket.transforms.registry import refuse_order
 from pytest_fxbucket.transforms.running import Stage, Transform, run_stages
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def transformed(
     begin = {value.fqn: states[value.fqn] for value in step.inputs["joint"] if value.role == "state"}
     state = dict(begin)
     stages = [_stage(transform) for transform in transforms]
+    refuse_order(stages)
     staged = run_stages(stages, step, state)
     known = {fqn: shared[fqn] for fqn in state if fqn in shared and fqn not in begin}
     state.update(known)

@@ -37,6 +37,10 @@ class Values:
         """The user's own object that an input was made of."""
         return self._rates[value.fqn] if value.role == "hyper" else self._of[value.role][value.fqn]
 
+    def find(self, role: str, fqn: str) -> torch.Tensor | None:
+        """The tensor of a parameter, buffer or state as it is; None if it is gone."""
+        return self._of[role].get(fqn)
+
     def gather(self, inputs: Iterable[Value]) -> list[torch.Tensor]:
         """Tensors for the graph. Raises :class:`CaptureError` for one that is missing or has another shape or dtype."""
         for value in inputs:

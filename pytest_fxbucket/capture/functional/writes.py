@@ -260,11 +260,15 @@ def _flat(targets: list[Any]) -> Iterator[fx.Node]:
 
 
 def _without(node: fx.Node, twin: Twin) -> tuple[Any, Any]:
-    """Arguments of ``node`` without those that only say where to write."""
+    """Arguments of ``node`` without those that only say where to write, and with defaults that the twin does not have."""
     dropped = {name for _, name in twin.dropped}
     places = {place for place, _ in twin.dropped}
     args = tuple(arg for i, arg in enumerate(node.args) if i not in places)
-    return args, {name: arg for name, arg in node.kwargs.items() if name not in dropped}
+    kwargs = {name: arg for name, arg in node.kwargs.items() if name not in dropped}
+    target: Any = node.target
+    defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    needed = [a.name for a in twin.op._schema.arguments[len(args) :] if not a.has_default_value()]  # bernoulli_ has p = 0.5
+    return args, {**{name: defaults[name] for name in needed if name not in kwargs and name in defaults}, **kwargs}
 
 
 def _run(node: fx.Node) -> Any:

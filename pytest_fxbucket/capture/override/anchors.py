@@ -13,7 +13,7 @@ import torch
 from pytest_fxbucket.capture.override import ops
 from pytest_fxbucket.capture.override.asked import Overridden, Overrides
 from pytest_fxbucket.capture.override.call import Call
-from pytest_fxbucket.capture.override.live import names_of
+from pytest_fxbucket.capture.override.live import fqn_of, names_of
 from pytest_fxbucket.capture.override.looking import Looking
 from pytest_fxbucket.capture.override.structure import rebuilt, written
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -133,8 +133,28 @@ class _Anchor(torch.autograd.Function):
             return (None,) * (4 + len(needs))
         flat = _saved(ctx, key)
         given = [grad for grad in grads if grad is not None]
-        found = iter(ops.ANCHOR_BACKWARD(key, text, list(flat[:held]), list(flat[held:]), given, of, wanted, number))
+        made = _AnchorBackward.apply(key, text, number, held, of, wanted, *flat, *given)  # type: ignore[no-untyped-call]
+        found = iter(made)
         return (None,) * 4 + tuple(next(found) if need else None for need in needs)
+
+
+class _AnchorBackward(torch.autograd.Function):
+    """Makes a gradient that goes on through a backward an error; by itself it would stop there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, key: str, text: str, number: int, held: int, of: list[int], wanted: list[int], *flat: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.key = key
+        tensors, grads = list(flat[: -len(of)]), list(flat[-len(of) :])
+        return tuple(ops.ANCHOR_BACKWARD(key, text, tensors[:held], tensors[held:], grads, of, wanted, number))
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise CaptureError(
+            f"a gradient of a gradient goes through module {fqn_of(ctx.key)}, which is overridden and has first ones only; "
+            "leave it traced, or keep the penalty (create_graph = True) from it"
+        )
 
 
 def _saved(ctx: Any, key: str) -> Sequence[torch.Tensor]:
@@ -144,7 +164,7 @@ def _saved(ctx: Any, key: str) -> Sequence[torch.Tensor]:
         if "inplace operation" not in str(error):
             raise
         raise CaptureError(
-            f"what module {key.partition('#')[0]} was given, or reads, is written in place after its call, and its backward "
+            f"what module {fqn_of(key)} was given, or reads, is written in place after its call, and its backward "
             "needs it "
             "as it was; write a new tensor instead"
         ) from error

@@ -1,7 +1,8 @@
 """The real module, called when a graph runs: its own forward, and backward by calling it again.
 
-Nothing is kept from forward to backward: what backward needs it computes again from the same tensors, as activation
-checkpointing does (T. Chen et al., arXiv 1604.06174). So a call must not draw, write or remember anything; each is refused.
+What backward needs it computes again from the same tensors, as activation checkpointing does (T. Chen et al., arXiv
+1604.06174). So a call must not draw, write or remember anything. What can be seen in forward is refused there; the rest
+in backward, which gets a digest of what forward gave and compares.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from pytest_fxbucket.capture.override.call import Call, call_of
+from pytest_fxbucket.capture.override.digest import digest_of
 from pytest_fxbucket.capture.override.first_look import is_new, refuse_remembering, refuse_strangers
 from pytest_fxbucket.capture.override.live import fqn_of, holding, module_at, names_of
 from pytest_fxbucket.capture.override.promise import keeps, promise_text
@@ -23,7 +25,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 def called_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> list[torch.Tensor]:
-    """What the module gives, without an autograd graph. Raises :class:`CaptureError` for a call that a graph cannot make."""
+    """What the module gives, without an autograd graph; behind it its digest, where gradients are asked for.
+
+    Raises :class:`CaptureError` for a call that a graph cannot make.
+    """
     made, tensors = call_of(call), [*held, *inputs]
     real, drawn = module_at(module), torch.get_rng_state()
     first = is_new(real)
@@ -38,20 +43,37 @@ def called_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> li
             "dropout to 0, or override it by a sub-graph"
         )
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    return [
+    given = [
         result.detach().clone() if result.untyped_storage().data_ptr() in storages else result.detach() for result in results
     ]
+    return [*given, digest_of(given)] if made.asks else given
 
 
 def called_backward(
-    module: str, call: str, held: Tensors, inputs: Tensors, grads: Tensors, of: Sequence[int], wanted: Sequence[int]
+    module: str,
+    call: str,
+    held: Tensors,
+    inputs: Tensors,
+    grads: Tensors,
+    of: Sequence[int],
+    wanted: Sequence[int],
+    digest: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """Gradients of ``wanted`` (numbers of ``held``, then ``inputs``), by those of the results ``of``."""
+    """Gradients of ``wanted`` (numbers of ``held``, then ``inputs``), by those of the results ``of``.
+
+    ``digest`` is of what forward gave, None where the graph has no forward. Raises :class:`CaptureError` for other results now.
+    """
     made = call_of(call)
     twins = _twins([*held, *inputs], made.asks)
     state = torch.get_rng_state()
     results = _run(module, made, twins, len(held))
     torch.set_rng_state(state)
+    if digest is not None and not torch.equal(digest, digest_of(results)):
+        raise CaptureError(
+            f"module {fqn_of(module)} gives other values when backward calls it again than it gave in forward: it draws random "
+            "numbers, or keeps something from call to call; give it what it draws or keeps as an input, or override it by a "
+            "sub-graph with state"
+        )
     pairs = [(results[i], grad) for i, grad in zip(of, grads, strict=True) if results[i].requires_grad]
     asked = [twins[i] for i in wanted]
     if not pairs:

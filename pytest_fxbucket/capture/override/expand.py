@@ -11,7 +11,8 @@ from torch import fx
 
 from pytest_fxbucket.capture.override import ops
 from pytest_fxbucket.capture.override.call import call_of
-from pytest_fxbucket.capture.override.inline import Hold, Inlining, traced
+from pytest_fxbucket.capture.override.digest import fake_digest
+from pytest_fxbucket.capture.override.inline import NAMES, Hold, Inlining, traced
 from pytest_fxbucket.capture.override.live import fqn_of
 from pytest_fxbucket.errors import CaptureError
 
@@ -65,6 +66,8 @@ class _Expansion:
     """State as it is behind the calls so far."""
     at: dict[int, dict[str, fx.Node]] = field(default_factory=dict)
     """State as a call of forward found it, by the call's number."""
+    digests: dict[int, fx.Node] = field(default_factory=dict)
+    """Of what a call of forward gave, by the call's number, which its backward has too, whatever was computed again."""
 
     def __post_init__(self) -> None:
         forwards: dict[tuple[Any, ...], list[fx.Node]] = {}
@@ -80,6 +83,8 @@ class _Expansion:
     def forward(self, node: fx.Node) -> None:
         one = self.anchors.by_key[str(node.args[0])]
         if one.subgraph is None:
+            if call_of(str(node.args[1])).asks:
+                self._add_digest(node, _number(node))
             node.target, node.args = ops.CALL_FORWARD, node.args[:4]
             return
         back = self.pairs.get(node)
@@ -98,13 +103,23 @@ class _Expansion:
     def backward(self, node: fx.Node) -> None:
         one = self.anchors.by_key[str(node.args[0])]
         if one.subgraph is None:
-            node.target, node.args = ops.CALL_BACKWARD, node.args[:7]
+            node.target, node.args = ops.CALL_BACKWARD, (*node.args[:7], self.digests.get(_number(node)))
             return
         inlining = self.begun.get(node) or self._traced(one, one.subgraph, node, node, _number(node))
         inlining.given_gradients(_nodes(node.args[4]))
         inlining.place(node, forward=False)
         before = len(call_of(str(node.args[1])).promise) + len(one.state)
         _replace(node, [inlining.result(i) for i in range(before, len(inlining.results))])
+
+    def _add_digest(self, call: fx.Node, number: int) -> None:
+        """Take what a call gives behind its results."""
+        results = call.meta["val"]
+        with self.graph.inserting_after(call), self.anchors.fake_mode:
+            digest = self.graph.call_function(getitem, (call, len(results)))
+            digest.meta = {key: call.meta[key] for key in NAMES if key in call.meta}
+            digest.meta["val"] = fake_digest(results)
+        call.meta["val"] = [*results, digest.meta["val"]]
+        self.digests[number] = digest
 
     def finish(self) -> None:
         """Give out new state where the graph gave out what it got."""

@@ -21,7 +21,8 @@ from pytest_fxbucket.graph.ops import written_arguments
 
 Hold = Callable[[torch.Tensor], str]
 """Keeps a constant beside the graph and gives its name there."""
-_NAMES = ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward")
+NAMES = ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward")
+"""What a node's meta says of where it comes from."""
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Inlining:
                 if node.op in ("placeholder", "output") or node in self.copies or (forward and node not in self.forward):
                     continue
                 copy = anchor.graph.node_copy(node, self.copies.__getitem__)
-                copy.meta = {key: anchor.meta[key] for key in _NAMES if key in anchor.meta}
+                copy.meta = {key: anchor.meta[key] for key in NAMES if key in anchor.meta}
                 copy.meta["val"] = self._value(node, copy)
                 self.copies[node] = copy
 

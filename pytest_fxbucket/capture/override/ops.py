@@ -2,7 +2,8 @@
 
 ``module`` is the key of the module, ``call`` the text of :class:`pytest_fxbucket.capture.override.call.Call`, ``held`` its
 parameters, buffers and state, ``inputs`` the tensors that it is called with. ``grads`` are of the results ``of``; gradients
-come for the numbers ``wanted`` of held and inputs. ``number`` counts an anchor's calls in one trace.
+come for the numbers ``wanted`` of held and inputs. ``number`` counts an anchor's calls in one trace. Behind its results
+``call_forward`` gives their digest where gradients are asked for; ``call_backward`` takes it as ``digest``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from pytest_fxbucket.capture.override.call import call_of
 from pytest_fxbucket.capture.override.calling import called_backward, called_forward
+from pytest_fxbucket.capture.override.digest import fake_digest
 from pytest_fxbucket.capture.override.promise import promised
 
 Tensors = Sequence[torch.Tensor]
@@ -31,6 +33,11 @@ def _fake_forward(module: str, call: str, held: Tensors, inputs: Tensors, number
     ]
 
 
+def _fake_called_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> list[torch.Tensor]:
+    results = _fake_forward(module, call, held, inputs)
+    return [*results, *([fake_digest(results)] if call_of(call).asks else [])]
+
+
 def _fake_backward(
     module: str,
     call: str,
@@ -40,6 +47,7 @@ def _fake_backward(
     of: Sequence[int],
     wanted: Sequence[int],
     number: int = 0,
+    digest: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     tensors = [*held, *inputs]
     return [torch.empty_like(tensors[i]) for i in wanted]
@@ -56,5 +64,5 @@ def _define(name: str, schema: str, fake: Any, real: Any = None) -> torch._ops.O
 
 ANCHOR_FORWARD = _define("anchor_forward", f"{_GIVEN}, int number", _fake_forward)
 ANCHOR_BACKWARD = _define("anchor_backward", f"{_BACK}, int number", _fake_backward)
-CALL_FORWARD = _define("call_forward", _GIVEN, _fake_forward, called_forward)
-CALL_BACKWARD = _define("call_backward", _BACK, _fake_backward, called_backward)
+CALL_FORWARD = _define("call_forward", _GIVEN, _fake_called_forward, called_forward)
+CALL_BACKWARD = _define("call_backward", f"{_BACK}, Tensor? digest=None", _fake_backward, called_backward)

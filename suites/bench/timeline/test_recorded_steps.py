@@ -12,7 +12,9 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.bench.timeline.marks import Mark, marks_of
 from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
 from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
 from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.ranks.backend import Choice
 from pytest_fxbucket.ranks.pools import Pools
 from suites.bench.timeline.trace_jobs import Traced
 from suites.checks.small_llama import SmallLlama
@@ -36,13 +38,14 @@ def marks(llama: SmallLlama) -> dict[str, tuple[Mark, ...]]:
 def outcomes(
     llama: SmallLlama, marks: dict[str, tuple[Mark, ...]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[dict[str, Steps], list[str]]]:
-    run = llama.run("manual")
-    world = run.world
+    world = llama.run("manual").world
     every = [
         {variant: marks_of(world, rank, "joint", variant) for variant in ("unbucketed", "bucketed")} for rank in range(RANKS)
     ]
-    payloads = [Traced(run._task(world, "joint", rank, "gloo", None), every[rank]) for rank in range(RANKS)]
-    log = Folder(tmp_path_factory.mktemp("log"), "small", "benchmark", None).make()
+    folder = Folder(tmp_path_factory.mktemp("log"), "small", "benchmark", None)
+    bitwise = Bitwise(world, "small", "gloo", Choice("gloo"), llama.pools, [], folder, print)
+    payloads = [Traced(bitwise.task("joint", rank), every[rank]) for rank in range(RANKS)]
+    log = folder.make()
     return llama.pools.get(RANKS).run("suites.bench.timeline.trace_jobs:trace", payloads, timeout_s=60, log_dir=log)
 
 

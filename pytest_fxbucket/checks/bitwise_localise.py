@@ -1,0 +1,81 @@
+"""Where two runs of a step part: the first node that both have, and whose bits differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.checks.bits import bits_digest
+from pytest_fxbucket.checks.bitwise_runs import Seen, ThreeGraphs, decay
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.graph import collectives
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.bitwise_runs import Run
+    from pytest_fxbucket.stepping import Stepping
+
+Batch = Sequence[torch.Tensor]
+First = tuple[tuple[int, str, str] | None, str]
+"""(position, name, operator) of a node, if any, and the name of its graph."""
+
+
+def first_difference(runs: Sequence[Run], batches: Sequence[Batch | None], task: Stepping, step: int, count: int) -> First:
+    """Take ``step`` (from 0) of ``count`` with both ``runs``, node by node. All ranks do this together.
+
+    ``batches`` are those of the step and of the next one, which does what moved there once more. Gives the first node of the
+    second run's graphs that the first run's graph has too, and whose bits differ.
+    """
+    for number, batch in enumerate(batches):
+        for one in runs[number:]:
+            if batch is not None and (number == 0 or isinstance(one, ThreeGraphs)):
+                one.watch = seen
+                torch.manual_seed(task.seed + step + number)
+                one.step([tensor.clone() for tensor in batch], step + number + 1, count)
+        decay(runs)
+    (_, unbucketed, reference), *_ = runs[0].seen
+    targets = {node.name: str(node.target) for node in unbucketed.graph.nodes}
+    for name, graph, digests in _of_the_step(runs[1]):
+        for position, node in enumerate(graph.graph.nodes):
+            known = reference.get(node.name, "") if targets.get(node.name) == str(node.target) else ""
+            if known and node.name in digests and digests[node.name] != known:
+                return (position, node.name, str(node.target)), name
+    return None, ""
+
+
+def _of_the_step(run: Run) -> Iterator[Seen]:
+    """What belongs to the first step of those that ``run`` took: of steady, what moved is of the step before."""
+    if not isinstance(run, ThreeGraphs):
+        yield from run.seen
+        return
+    first, *others = run.seen
+    for number, (name, graph, digests) in enumerate([first, *others[:2]]):
+        own = {
+            node: known for node, known in digests.items() if name == "cleanup" or (node in run.moved_names) == (number == 2)
+        }
+        yield name, graph, own
+
+
+def seen(graph: fx.GraphModule, *given: torch.Tensor) -> tuple[Any, dict[str, str]]:
+    """Results of ``graph``, and by node a digest of each value that has arrived."""
+    recorder = _Recorder(graph)
+    return recorder.run(*given), recorder.seen
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps a digest of each value that has arrived."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.seen: dict[str, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        in_flight = collectives.launch_kind(n) is not None or any(
+            collectives.launch_kind(source) is not None for source in n.all_input_nodes if not collectives.is_wait(n)
+        )
+        if not in_flight and n.op not in ("placeholder", "output"):
+            self.seen[n.name] = bits_digest([t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
+        return result

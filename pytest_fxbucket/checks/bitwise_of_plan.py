@@ -1,0 +1,141 @@
+"""Bitwise of one plan: what its ranks are given, and what they brought back, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.checks import bitwise
+from pytest_fxbucket.checks.bitwise_job import Outcome, Task
+from pytest_fxbucket.checks.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
+from pytest_fxbucket.checks.final_values import added_state, final_values, removed_state
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.graph.portable import digest
+from pytest_fxbucket.ranks.failure import RankFailure
+from pytest_fxbucket.stepping import fields_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.capture.roles import Phase
+    from pytest_fxbucket.ranks.backend import Choice
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.world import World
+
+_CROSSING_STEPS = 3
+"""Steady behind what set-up left, and behind what steady left."""
+
+
+@dataclass(frozen=True)
+class Bitwise:
+    """The unbucketed and the final step of a plan, on ranks."""
+
+    world: World
+    name: str
+    """Of the plan, for people."""
+    backend: str
+    choice: Choice
+    """How it came to that."""
+    pools: Pools
+    paths: Sequence[Path]
+    """Folders that are first on the path in the ranks."""
+    folder: Folder
+    say: Callable[[str], None]
+
+    def verdict(self) -> Verdict:
+        """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
+        plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
+        try:
+            for phase in world.step(0).graphs:
+                outcomes = self._outcomes(phase)
+                largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
+                lines += bitwise.wrong_graphs(outcomes, self._digests(phase))
+                lines += bitwise.unusable_data(outcomes)
+                lines += bitwise.differing_copies(outcomes, self._copies())
+                lines += bitwise.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
+                lines += bitwise.never_clipped(outcomes, plan.step.clip_norm, self._copies())
+                step = bitwise.first_step(outcomes)
+                if step is not None:
+                    lines += bitwise.difference_lines(outcomes, world.entry_of)
+                    lines += bitwise.first_node_lines(self._outcomes(phase, step))
+        except RankFailure as failure:
+            readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
+            failure.buckets = bitwise.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))
+            return failed("bitwise", str(failure), list(failure.lines()))
+        if lines:
+            return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
+        return replace(passed("bitwise", f"{self._equal()}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on)
+
+    def task(self, phase: Phase, rank: int, localise: int | None = None) -> Task:
+        """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
+        world = self.world
+        crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
+        stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
+        return Task(
+            unbucketed=world.unbucketed(rank, phase),
+            bucketed=None if crossing else world.final(rank)[phase].portable,
+            crossing=crossing,
+            steps=self._steps,
+            backend=self.backend,
+            localise_step=localise,
+            final_inputs=inputs,
+            final_outputs=outputs,
+            **{**stepping, "first_state": world.final_step(rank).first_state},
+        )
+
+    @property
+    def _steps(self) -> int:
+        """As the plan says; where work crosses iterations, or state is gone, as many as it takes to see it."""
+        asked = self.world.plan.run.steps
+        if crosses(self.world):
+            return max(asked, _CROSSING_STEPS)
+        return max(asked, 2) if removed_state(self.world) else asked
+
+    def _outcomes(self, phase: Phase, localise: int | None = None) -> list[Outcome]:
+        run = self.world.plan.run
+        tasks = [self.task(phase, rank, localise) for rank in range(self.world.size)]
+        self.say(f"waiting for {self.world.size} ranks to run {self._steps} steps twice")
+        results = self.pools.get(self.world.size, self.backend).run(
+            "pytest_fxbucket.checks.bitwise_job:run",
+            tasks,
+            timeout_s=run.timeout_s,
+            paths=[str(path) for path in self.paths],
+            log_dir=self.folder.make(),
+            what=f"bitwise of {self.name}",
+        )
+        outcomes = cast("list[Outcome]", results)
+        settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
+        if settings:
+            self.folder.write("settings.txt", "\n".join(settings))
+        return outcomes
+
+    def _copies(self) -> dict[str, list[list[int]]]:
+        """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
+        plan = self.world.plan
+        if plan.graph is not None:
+            return {}
+        parts = Parts.of(plan.parallel, self.world.mesh)
+        return {one.fqn: parts.copies(one) for one in self.world.step(0).parameters}
+
+    def _digests(self, phase: Phase) -> list[tuple[str, ...]]:
+        world = self.world
+        return [(digest(world.unbucketed(rank, phase)), *run_digests(world, phase, rank)) for rank in range(world.size)]
+
+    def _equal(self) -> str:
+        world = self.world
+        outputs = [value for values in world.step(0).outputs.values() for value in values]
+        gradients = sum(value.role == "grad" for value in outputs)
+        what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
+        what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
+        what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
+        over = f"{self.choice.backend} ({self.choice.lacking})" if self.choice.lacking else self.choice.backend
+        behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
+        steps = f"in {self._steps} steps over {over}"
+        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}"
+
+
+def _not_compared(names: Sequence[str], how: str) -> str:
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    return f" (not {names[0]}{more}, which a transformation {how})" if names else ""

@@ -1,0 +1,124 @@
+"""The three graphs, put together from copies of a joint graph's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.passes.fake import fake_value
+from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.transforms.next_iteration.carried import carried_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.transforms.next_iteration.block import Block
+
+Nodes = dict[fx.Node, fx.Node]
+"""By a node of the joint graph its copy."""
+
+
+class Cut:
+    """A joint graph, cut where its block begins."""
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.handed = block, carried_of(block)
+        self.output = block.order.nodes[-1]
+
+    @property
+    def carried(self) -> tuple[Value, ...]:
+        """What calls hand to each other."""
+        return tuple(one.value for one in self.handed)
+
+    @cached_property
+    def own_inputs(self) -> tuple[Value, ...]:
+        """Parameters and state that the block itself reads, in order of the joint graph's inputs."""
+        return tuple(self.block.given[node] for node in self._own_placeholders)
+
+    @cached_property
+    def moved(self) -> list[tuple[fx.Node, Value]]:
+        """Results of the block."""
+        return [(node, value) for node, value in self.block.results if node in self.block.nodes]
+
+    @cached_property
+    def kept(self) -> list[tuple[Any, Value]]:
+        """All other results."""
+        return [(item, value) for item, value in self.block.results if item not in self.block.nodes]
+
+    def setup(self) -> fx.Graph:
+        """The step without its block."""
+        graph, copies = fx.Graph(), Nodes()
+        _copy(graph, [*self.block.given, *self._rest], copies)
+        graph.output([*(_of(copies, item) for item, _ in self.kept), *self._handed_on(graph, copies)])
+        return graph
+
+    def cleanup(self) -> fx.Graph:
+        """The block alone."""
+        graph, copies = fx.Graph(), Nodes()
+        _copy(graph, self._own_placeholders, copies)
+        self._take(graph, copies)
+        _copy(graph, [*self._attributes, *self.block.running], copies)
+        graph.output([copies[node] for node, _ in self.moved])
+        return graph
+
+    def steady(self) -> tuple[fx.Graph, Nodes]:
+        """The block of the call before, then the rest of this one; with the copies of the block's nodes and of all inputs."""
+        graph, block, rest = fx.Graph(), Nodes(), Nodes()
+        _copy(graph, self.block.given, rest)
+        given = dict(rest)
+        block.update(rest)
+        self._take(graph, block)
+        _copy(graph, [*self._attributes, *self.block.running], block)
+        new = {(value.role, value.fqn): block[node] for node, value in self.moved}
+        rest.update({node: new.get((value.role, value.fqn), rest[node]) for node, value in self.block.given.items()})
+        _copy(graph, self._rest, rest)
+        returned = [_of(block if item in self.block.nodes else rest, item) for item, _ in self.block.results]
+        graph.output([*returned, *self._handed_on(graph, rest)])
+        return graph, given | {node: block[node] for node in self.block.running}
+
+    @cached_property
+    def _rest(self) -> list[fx.Node]:
+        """Nodes that stay, without inputs: not what only the block needs."""
+        wanted = {node for node, _ in self.kept} | {one.node for one in self.handed}
+        gone: set[fx.Node] = set()
+        for node in reversed(self.block.order.nodes):
+            idle = all(user in self.block.nodes or user in gone or user is self.output for user in node.users)
+            if node in self.block.nodes or (node in self.block.copied and idle and node not in wanted):
+                gone.add(node)
+        return [n for n in self.block.order.nodes if n not in gone and n.op not in ("placeholder", "output")]
+
+    @cached_property
+    def _own_placeholders(self) -> list[fx.Node]:
+        fed = self.block.fed()
+        return [node for node, value in self.block.given.items() if node in fed and self.block.is_own(value)]
+
+    @cached_property
+    def _attributes(self) -> list[fx.Node]:
+        return [node for node in self.block.fed() if node.op == "get_attr"]
+
+    def _take(self, graph: fx.Graph, copies: Nodes) -> None:
+        """Inputs for what was handed on."""
+        for number, one in enumerate(self.handed, 1):
+            copies[one.node] = graph.placeholder(f"carried_{number}")
+            copies[one.node].meta = {"val": one.node.meta["val"]}
+
+    def _handed_on(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+        return [_copied(graph, copies[one.node]) if one.copies else copies[one.node] for one in self.handed]
+
+
+def _of(copies: Mapping[fx.Node, fx.Node], item: Any) -> Any:
+    """The copy of what a graph returns: a node, or a constant, which is its own."""
+    return copies[item] if isinstance(item, fx.Node) else item
+
+
+def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    make = Maker(graph, fake_value(node).fake_mode, {})
+    return make(torch.ops.aten.clone.default, node)
+
+
+def _copy(graph: fx.Graph, nodes: Iterable[fx.Node], copies: Nodes) -> None:
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -1,0 +1,140 @@
+"""Where the block of the call before stands in the steady graph: launched first, finished as late as the forward allows.
+
+Reductions are launched behind the gathers that stand before the first wait, so that none of those queues behind them. What
+follows stands right before the first launch or compute that needs any of it. Of reductions that follow each other each gets an
+equal share of the compute between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
+from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.arrange import arranged, relink
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.order import Order
+
+_LAUNCHED, _FINISHED = 0.75, 0.5
+"""How far before a node that stays something of the block wishes to stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What hides one reduction in the steady graph."""
+
+    launch: fx.Node
+    computes: int
+    """Nodes that compute, and are not of the block, between its launch and its first wait."""
+
+
+def place_late(
+    graph: fx.Graph, block: Iterable[fx.Node], launches: Mapping[fx.Node, int], parameters: Iterable[fx.Node]
+) -> list[Hidden]:
+    """Reorder the steady ``graph``, in which the nodes ``block`` stand first; gives what hides each of ``launches``, in order.
+
+    ``launches`` are the block's reductions with their levels, ``parameters`` the inputs that are parameters.
+    """
+    order = order_of(graph)
+    own = {order.index[node] for node in block}
+    places = _Places(order, own, {order.index[launch]: level for launch, level in launches.items()}, set(parameters))
+    nodes = [order.nodes[i] for i in arranged(dict(enumerate(order.before)), places.wishes())]
+    relink(graph, nodes)
+    graph.lint()
+    at = {node: number for number, node in enumerate(nodes)}
+    rest = [at[node] for i, node in enumerate(order.nodes) if i not in own and computes(node)]
+    return [_hidden(launch, at, rest) for launch in launches]
+
+
+def _hidden(launch: fx.Node, at: Mapping[fx.Node, int], rest: Sequence[int]) -> Hidden:
+    begin, end = at[launch], min((at[wait] for wait in waits_of(launch)), default=at[launch])
+    return Hidden(launch, sum(begin < place < end for place in rest))
+
+
+class _Places:
+    """Where nodes wish to stand. Nodes are named by their index in the graph before it is reordered."""
+
+    def __init__(self, order: Order, own: set[int], launches: Mapping[int, int], parameters: set[fx.Node]) -> None:
+        self.order, self.own, self.launches, self.parameters = order, own, launches, parameters
+        self.end = len(order.nodes) - 1
+
+    def wishes(self) -> list[float]:
+        """Nodes that stay wish to stand where they stand."""
+        wishes = [float(index) for index in range(len(self.order.nodes))]
+        sooner: dict[int, float] = {}
+        last = max(self.anchors.values(), default=self.end)
+        for i in sorted(self.own, reverse=True):
+            if i in self.launches:
+                wishes[i] = self._launched(i)
+            else:
+                place = self.anchors[self.groups[i]] if i in self.groups else min(self.needed[i], last)
+                wishes[i] = min(place - _FINISHED, sooner.get(i, float(self.end)))
+            for source in self.order.before[i]:
+                sooner[source] = min(sooner.get(source, wishes[i]), wishes[i])
+        return wishes
+
+    @cached_property
+    def needed(self) -> list[int]:
+        """For each node the first that stays, launches, computes or is returned, and needs it."""
+        found = [self.end] * len(self.order.nodes)
+        for i in range(self.end, -1, -1):
+            stays = i not in self.own and (launch_kind(self.order.nodes[i]) is not None or computes(self.order.nodes[i]))
+            first = i if stays else found[i]
+            for earlier in self.order.before[i]:
+                found[earlier] = min(found[earlier], first)
+        return found
+
+    @cached_property
+    def groups(self) -> dict[int, int]:
+        """Nodes behind a reduction, by the first of all reductions that go on together: its index."""
+        group = {i: i for i in self.launches}
+        found: dict[int, int] = {}
+        for i in sorted(self.own):
+            behind = {_root(group, found[source]) for source in self.order.before[i] if source in found}
+            behind |= {_root(group, i)} if i in self.launches else set()
+            if behind:
+                found[i] = min(behind)
+                group.update(dict.fromkeys(behind, found[i]))
+        return {i: _root(group, first) for i, first in found.items()}
+
+    @cached_property
+    def anchors(self) -> dict[int, int]:
+        """By group the first node that stays and needs anything of it."""
+        found: dict[int, int] = {}
+        for i, group in self.groups.items():
+            found[group] = min(found.get(group, self.end), self.needed[i])
+        return found
+
+    @cached_property
+    def top(self) -> int:
+        """The first node that stays and waits, or computes with a parameter that needs no gather."""
+        direct = set(self.parameters)
+        for i, node in enumerate(self.order.nodes):
+            if i in self.own or (moves_data(node) and not direct.isdisjoint(node.all_input_nodes)):
+                direct.add(node)
+            elif is_wait(node) or (computes(node) and not direct.isdisjoint(node.all_input_nodes)):
+                return i
+        return self.end
+
+    def _launched(self, launch: int) -> float:
+        anchor, level = self.anchors[self.groups[launch]], self.launches[launch]
+        if not level or anchor <= self.top:
+            return min(self.top, anchor) - _LAUNCHED
+        levels = 1 + max(self.launches[i] for i in self.launches if self.groups[i] == self.groups[launch])
+        between = [i for i in range(self.top, anchor) if i not in self.own and computes(self.order.nodes[i])]
+        at = between[len(between) * level // levels] if between else anchor
+        return at - _FINISHED
+
+
+def _root(group: Mapping[int, int], number: int) -> int:
+    while group[number] != number:
+        number = group[number]
+    return number

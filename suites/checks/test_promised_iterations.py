@@ -1,0 +1,59 @@
+"""The audit of a step that crosses iterations: red for each thing that can be wrong, told from its graphs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fxbucket.checks.promised_hiding import hidden_by_nothing
+from pytest_fxbucket.checks.promised_iterations import iteration_problems
+from suites.checks.moved_graphs import BROKEN
+from suites.graph.whole_steps import Kind, WholeStep
+from suites.transforms.moved_steps import bucketed, moved, phased
+
+ENTRIES = ["c", "d"]
+ENTRY_OF = {f"{layer}.{name}": layer for layer in ENTRIES for name in "wb"}
+SAID = {
+    "rate_of_this_call": "graph steady makes param c.w of the call before with hyper optimizers.0.groups.0.lr of this one",
+    "rate_of_the_first_call": "graph steady hands on optimizers.0.groups.0.lr of the call before, not its own",
+    "rate_not_copied": "graph setup hands on optimizers.0.groups.0.lr as it is, where the next call may find it changed",
+    "swapped": "graph setup hands on mul_tensor_9 as the gradient of d.w, which mul_tensor_11 makes",
+    "not_updated": "graph steady does not update param c.w",
+    "old_parameter": "flatten_dense_tensors_default_2 reads c.w as the call before found it, not as it left it",
+    "waited_for_at_once": "the reduce_scatter of d is waited for before the compute of b.b, which could hide it",
+    "launched_late": "the reduce_scatter of d is launched behind the compute of a.w, which could hide it",
+    "reduced_in_setup": "graph setup launches the backward reduce_scatter of no parameter once, expected never",
+}
+
+
+def problems(change: str, kind: Kind = "foreach") -> list[str]:
+    before, after = bucketed(WholeStep("abcd", kind)), moved(bucketed(WholeStep("abcd", kind)), ENTRIES)
+    if change:
+        BROKEN[change](after)
+    graphs = {phase: phased(after, phase) for phase in after.graphs}
+    return iteration_problems(ENTRY_OF, phased(before, "joint"), graphs)
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach", "plain"])
+def test_nothing_is_said_of_what_keeps_its_promise(kind: Kind) -> None:
+    assert problems("", kind) == []
+
+
+@pytest.mark.parametrize("change", SAID)
+def test_what_is_broken_is_said(change: str) -> None:
+    found = problems(change)
+    assert SAID[change] in found, "\n".join(found)
+
+
+def test_an_entry_that_is_read_first_is_hidden_by_nothing() -> None:
+    after = moved(bucketed(WholeStep("abcd")), ["a", "d"])
+    entry_of = {"a.w": "a", "a.b": "a", "d.w": "d", "d.b": "d"}
+    assert hidden_by_nothing(entry_of, phased(after, "steady")) == ["a"]
+
+
+def test_an_entry_that_did_not_move_is_said() -> None:
+    after = moved(bucketed(WholeStep("abcd")), ["d"])
+    graphs = {phase: phased(after, phase) for phase in after.graphs}
+    found = iteration_problems(ENTRY_OF, phased(bucketed(WholeStep("abcd")), "joint"), graphs)
+    assert "graph setup launches the backward reduce_scatter of c.w, c.b once, expected never" in found
+    assert "graph setup updates param c.w" in found
+    assert "graph cleanup does not update param c.w" in found
