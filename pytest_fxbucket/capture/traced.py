@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Plan
 
-_ROLES = get_args(Role)
+_ROLES = tuple(role for role in get_args(Role) if role != "carried")  # that, transformations make
 _PHASES = ({"joint"}, {"forward", "backward"})
 
 
