@@ -30,19 +30,29 @@ def crosses(world: World) -> bool:
 
 def moved_entries(world: World) -> dict[str, str]:
     """By parameter the entry that is to be reduced and updated in the next call: those asked for, and those that are."""
+    asked = _asked(world)
+    return asked | {fqn: world.entry_of.get(fqn, fqn) for fqn in _updated_late(world, 0) if fqn not in asked}
+
+
+def _asked(world: World) -> dict[str, str]:
+    """By parameter the entry that the plan's next_iteration names; none of a transformation of one's own."""
     step = world.step(0)
     names = [parameter.fqn for parameter in step.parameters]
     listed = [entry for one in world.plan.transform if one.name == _NAME for entry in parse_entries(one.args["entries"], _NAME)]
     found = resolve(listed, names, step.modules, aliases=step.aliases, unplanned="allow", where=_NAME)
-    asked = {fqn: entry.name for entry in found.entries for fqn in entry.parameters}
-    return asked | {fqn: world.entry_of.get(fqn, fqn) for fqn in _updated_late(world, 0) if fqn not in asked}
+    return {fqn: entry.name for entry in found.entries for fqn in entry.parameters}
 
 
 def crossing_problems(world: World, rank: int) -> list[str]:
     """What rank ``rank``'s graphs do not keep of what the plan asks for, a sentence each; none if nothing crosses."""
     if not crosses(world):
         return []
-    return iteration_problems(moved_entries(world), _bucketed(world, rank), _phased(world, rank))
+    asked = _asked(world)
+    unasked = [fqn for fqn in _updated_late(world, rank) if asked and fqn not in asked]
+    return [
+        *(f"{fqn} is updated in the next call, and no entry of {_NAME} has it" for fqn in unasked),
+        *iteration_problems(moved_entries(world), _bucketed(world, rank), _phased(world, rank)),
+    ]
 
 
 def _updated_late(world: World, rank: int) -> list[str]:

@@ -32,6 +32,8 @@ def disagreements(world: World) -> list[str]:
         (one.name, {rank: way.after[n].looked for rank, way in ways.items()}) for n, one in enumerate(first.after)
     ]
     for name, graphs in (*stages, passed, *after):
+        if odd := next((rank for rank, one in graphs.items() if set(one) != set(graphs[0])), None):
+            return [f"behind {name}: rank 0 has graphs {', '.join(graphs[0])}, rank {odd} {', '.join(graphs[odd])}"]
         lines = [
             line for phase in graphs[0] for line in joint_problems({rank: one[phase].calls for rank, one in graphs.items()})
         ]

@@ -15,6 +15,7 @@ from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.transforms.next_iteration import next_iteration
+from suites.capture.called_jobs import sharded
 from suites.capture.called_twins import Optimizers, Step, Twins, _bytes
 
 LAYERS = 4
@@ -177,17 +178,6 @@ def refused(rank: int, world: int, _: Any) -> str:
     return ""
 
 
-def _clearing(model: nn.Module, optimizers: Optimizers) -> Step:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().mean()
-        loss.backward()
-        optimizers[0].step()
-        optimizers[0].zero_grad()
-        return loss.detach()
-
-    return step
-
-
 def _adding(model: nn.Module, optimizers: Optimizers) -> Step:
     def step(x: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(x).square().mean()
@@ -198,4 +188,4 @@ def _adding(model: nn.Module, optimizers: Optimizers) -> Step:
     return step
 
 
-STEPS = {"cleared first": usual, "cleared last": _clearing}
+STEPS = {"cleared first": usual, "cleared last": sharded}

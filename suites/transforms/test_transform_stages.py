@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,11 @@ def test_state_that_it_adds_is_in_the_final_step_with_its_first_tensor(captured:
 def test_a_mark_that_would_say_nothing_is_refused(traits: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PlanError, match=f"^{sentence}$"):
         transformation(**traits)
+
+
+def test_ranks_with_other_graphs_are_named(captured: World) -> None:
+    world = world_of(captured, "own_transforms:same")
+    ways = {rank: world.way(rank) for rank in world.ranks()}
+    (staged,) = ways[1].before
+    world._ways[1] = replace(ways[1], before=(replace(staged, looked={"steady": staged.looked["joint"]}),))
+    assert disagreements(world) == ["behind own_transforms:same: rank 0 has graphs joint, rank 1 steady"]

@@ -118,8 +118,7 @@ def _run(key: str, made: Call, twins: Tensors, held: int) -> list[torch.Tensor]:
     if gives != made.gives:
         raise CaptureError(
             f"module {fqn_of(key)} gives a {shown(gives)}, where {shown(made.gives)} was promised when the step was traced; "
-            "let "
-            "`output` of its override give what a call gives"
+            "let `output` of its override give what a call gives"
         )
     for i, (result, promise) in enumerate(zip(results, made.promise, strict=True)):
         if not keeps(result, promise):

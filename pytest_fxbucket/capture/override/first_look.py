@@ -39,8 +39,7 @@ def refuse_remembering(key: str, module: nn.Module) -> Iterator[None]:
                 vars(inner).update(held)
             raise CaptureError(
                 f"module {fqn_of(key)} changes {what.replace('the root module', 'its own')} when it is called, and backward, "
-                "where "
-                "it is called again, would change it once more; give it back from forward"
+                "where it is called again, would change it once more; give it back from forward"
             )
     _looked_at.add(module)
 
