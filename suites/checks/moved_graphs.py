@@ -150,3 +150,9 @@ def broken_iteration(step: StepGraph, state: State, *, entries: Sequence[Any], c
         graph_module.graph.lint()
         graph_module.recompile()
     return after
+
+
+@transformation(after=("bucket",), keeps_collectives=False, crosses_iterations=True)
+def moving_more(step: StepGraph, state: State, *, entries: Sequence[Any]) -> StepGraph:
+    """next_iteration of an entry that nobody asked for, too."""
+    return next_iteration(step, state, entries=[*entries, "b"])

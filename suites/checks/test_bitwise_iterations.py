@@ -10,6 +10,7 @@ from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.transforms.registry import BUILT_IN
 
 PLAN = """
 [model]
@@ -78,3 +79,10 @@ def test_what_is_wrong_is_said_and_led_to_its_place(pools: Pools, tmp_path: Path
 def test_audit_and_collectives_look_at_the_three_graphs(pools: Pools, tmp_path: Path) -> None:
     assert run(pools, tmp_path, "audit").outcome == "passed"
     assert run(pools, tmp_path, "collectives").outcome == "passed"
+
+
+def test_what_moves_though_nobody_asked_is_seen(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "next_iteration", "suites.checks.moved_graphs:moving_more")
+    verdict = run(pools, tmp_path, "audit")
+    assert verdict.outcome == "failed"
+    assert "b.weight is updated in the next call, and no entry of next_iteration has it" in verdict.lines
