@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.batches import batch_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.mesh import Mesh
 from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
@@ -97,7 +98,7 @@ def state_and_batches(
     keep_for_calls(model, step.called)
 
     def tensors(number: int) -> list[torch.Tensor]:
-        leaves = pytree.tree_leaves(batch(step.mesh.data_rank(rank), number))
+        leaves = pytree.tree_leaves(batch_of(batch(step.mesh.data_rank(rank), number)))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     return state, tensors

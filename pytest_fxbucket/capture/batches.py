@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +18,53 @@ if TYPE_CHECKING:
 
 
 def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: int) -> Any:
-    """What ``batch``, called ``name``, gives ``rank`` in step 0: a tuple or dict of inputs.
+    """What ``batch``, called ``name``, gives ``rank`` in step 0: a tuple, list or dict, with tensors at any depth.
 
     Raises :class:`CaptureError` for anything else, and if the last batch's shapes, dtypes or constants are others.
     """
     here, last = mesh.data_rank(rank), mesh.data_ranks - 1
     with blamed(lambda: f"[model] batch {name}"):
-        data, other = batch(here, 0), batch(last, 1)
+        data, other = batch_of(batch(here, 0)), batch_of(batch(last, 1))
     if not isinstance(data, (tuple, list, dict)):
         raise CaptureError(
             f"[model] batch {name} gave a value of type {type(data).__name__}, expected a tuple or a dict of inputs"
         )
     _refuse_other_batch(name, data, other, f"rank {here}, step 0", f"rank {last}, step 1")
     return data
+
+
+def batch_of(given: Any) -> Any:
+    """``given`` by a batch function, made of tuples, lists and dicts alone; a tensor by itself is a tuple of one.
+
+    Raises :class:`CaptureError` for an object that holds tensors, which could be no inputs of the graph.
+    """
+    return (given,) if isinstance(given, torch.Tensor) else _plain(given)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_plain, value))
+    if isinstance(value, (tuple, list)):
+        return (list if isinstance(value, list) else tuple)(map(_plain, value))
+    if not isinstance(value, (torch.Tensor, type)):
+        _refuse_holder(value)
+    return value
+
+
+def _refuse_holder(value: Any) -> None:
+    """Tensors within an object would be constants of the graph, the same on every rank."""
+    kind = type(value).__name__
+    if hasattr(value, "__array__"):
+        raise CaptureError(f"[model] batch gave a {kind}, where a tensor is expected; make one with torch.as_tensor")
+    if dataclasses.is_dataclass(value) or any(
+        isinstance(item, torch.Tensor) for item in getattr(value, "__dict__", {}).values()
+    ):
+        raise CaptureError(
+            f"[model] batch gave a {kind}, whose tensors could be no inputs of the graph; "
+            "give tuples, lists and dicts, such as vars() of it"
+        )
 
 
 def _refuse_other_batch(name: str, first: Any, other: Any, here: str, there: str) -> None:

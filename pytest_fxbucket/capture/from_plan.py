@@ -61,7 +61,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
     overrides = overrides_of(built, plan, forwards)
     traced = trace_reusing if plan.step.reuse_layers else trace_joint
-    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides)
+    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, model.inputs)
     graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
     if plan.optimizer:
         optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])

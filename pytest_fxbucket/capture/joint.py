@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.capture.losses import refuse_other_loss
+from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.override.anchors import Anchors
@@ -26,16 +26,18 @@ from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, 
 from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
+from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.compat import pytree, trace
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.dtypes import dtype_named
+from pytest_fxbucket.plan.inputs import Path
 
 if TYPE_CHECKING:
     from torch import fx, nn
 
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
-LossFn = Callable[[Any, Any], torch.Tensor]
+LossFn = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,16 @@ def trace_joint(
     fake_mode: FakeTensorMode,
     count: int = 1,
     overrides: Overrides = NONE,
+    inputs: Sequence[Path] = (),
 ) -> Joint:
-    """Trace ``loss(model(batch), batch)`` and the gradient of every trainable parameter into one joint graph.
+    """Trace ``loss(model(inputs), targets)`` and the gradient of every trainable parameter into one joint graph.
 
-    ``model`` was built under ``fake_mode``. ``batch`` is a tuple of positional or a dict of keyword inputs, real tensors, which
-    are cut into ``count`` microbatches on dimension 0; the loss is the mean of theirs. ``overrides`` are modules that are not
-    traced. Raises :class:`CaptureError` for what cannot be traced.
+    ``model`` was built under ``fake_mode``. ``batch`` is a tuple, list or dict of real tensors, which are cut into ``count``
+    microbatches on dimension 0; the loss is the mean of theirs. ``inputs`` are those that the model gets, as in ``[model]``.
+    ``overrides`` are modules that are not traced. Raises :class:`CaptureError` for what cannot be traced.
     """
-    step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides)
-    with fake_mode, blamed(lambda: f"tracing {step.namer.where}", partial(blame_tp, forwards.parted, parts.mesh.degree("tp"))):
+    step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
+    with fake_mode, blamed(lambda: f"tracing {step.namer.where}", step.hint):
         graph_module = trace.trace(step, step.inputs)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_constants(graph_module, model)
@@ -91,11 +94,6 @@ def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:
     return name
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call ``model`` with a tuple of positional or a dict of keyword inputs."""
-    return model(**batch) if isinstance(batch, dict) else model(*batch)
-
-
 def cast_inputs(batch: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
     """Floating tensors among ``batch`` cast to ``dtype``, as FSDP2's root does with its inputs; the rest as it is."""
     return [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in batch]
@@ -114,8 +112,11 @@ class _JointStep:
         fake_mode: FakeTensorMode,
         count: int,
         overrides: Overrides,
+        inputs: Sequence[Path],
     ) -> None:
         self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
+        self.split = split_of(model, batch, inputs)
+        refuse_unread(loss, self.split, batch)
         self.namer = NodeNamer(model)
         self.param_dtype = dtype_named(parts.parallel.param_dtype)
         self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
@@ -142,6 +143,11 @@ class _JointStep:
             Value(role, fqn, tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]
             for (role, fqn), tensor in zip(names, self.inputs, strict=True)
         ]
+
+    def hint(self, error: Exception) -> str:
+        """What may have been meant instead, where ``error`` was raised."""
+        of_batch = self.split.hint if isinstance(error, (TypeError, AttributeError)) else ""
+        return of_batch or blame_tp(self.forwards.parted, self.parts.mesh.degree("tp"), error)
 
     @property
     def grad_values(self) -> list[Value]:
@@ -188,11 +194,11 @@ class _JointStep:
     def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
         batch = pytree.tree_unflatten(list(leaves), self.spec)
         inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
-        output = call_model(self.model, inputs)
+        output = self.split.call(self.model, inputs)
         if self.whole is not None:
             colwise = [fqn for fqn, one in self.forwards.parted.items() if one.style == "colwise"]
             refuse_parts(self.whole, output, colwise, self.parts.mesh.degree("tp"))
-        loss = self.loss(output, batch)
+        loss: torch.Tensor = self.split.loss(self.loss, output, batch)
         self._refuse_new_buffers()
         refuse_other_loss(self.loss, output, loss)
         return loss / self.count if self.count > 1 else loss
@@ -204,7 +210,7 @@ class _JointStep:
             leaves[i] = fake
         with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"), self.anchors.in_place():
             part = next(microbatches(leaves, self.count))
-            return shapes_of(call_model(self.model, pytree.tree_unflatten(part, self.spec)))
+            return shapes_of(self.split.call(self.model, pytree.tree_unflatten(part, self.spec)))
 
     def _refuse_new_buffers(self) -> None:
         """A buffer that forward replaces would keep its old value in the graph."""

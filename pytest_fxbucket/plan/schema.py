@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.groups import parameter_groups
+from pytest_fxbucket.plan.inputs import Path as InputPath
+from pytest_fxbucket.plan.inputs import model_inputs
 from pytest_fxbucket.plan.places import Places, places
 from pytest_fxbucket.plan.rules import (
     DEGREES,
@@ -64,14 +66,26 @@ class Model:
     factory: str = field(metadata=callable_name("`callable(**args) -> torch.nn.Module`, seeded, the same on every rank"))
     batch: str = field(
         metadata=callable_name(
-            "`callable(rank, step)` -> tuple of inputs, or dict of keyword inputs; differs by rank and step; "
+            "`callable(rank, step)` -> tuple or dict, with tensors at any depth: the model gets what its forward takes, of a "
+            "tuple the first items, of a dict the keys by name, and the loss the rest, see below; differs by rank and step; "
             "ranks of one tp group get one batch, so `rank` counts those groups"
         )
     )
     args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))
     loss: str | None = field(
         default=None,
-        metadata=callable_name("`callable(output, batch)` -> scalar; left out: output.loss, or the output itself"),
+        metadata=callable_name(
+            "`callable(output, targets)` -> scalar, where targets are what the model does not take of the batch; "
+            "`callable(output, batch)`, or where nothing is left: all of it; left out: the loss in the output, or the output "
+            "itself"
+        ),
+    )
+    inputs: tuple[InputPath, ...] = field(
+        default=(),
+        metadata=model_inputs(
+            'what of the batch goes to the model: keys, by name, or positions, `[0]`; `"0.ids"`: `ids` in the first item, '
+            '`"0.*"`: all in it; left out: what forward takes'
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from operator import getitem
 
 import torch
-from bitwise_models import WIDTH, Mlp
+from bitwise_models import WIDTH, Mlp, batch
 from torch import Tensor, fx, nn
 
 from pytest_fxbucket.capture import StepGraph
@@ -27,6 +27,22 @@ def of_two_dtypes(used: float = 1.0) -> Mlp:
     model = Mlp(used)
     model.down = Halved(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
     return model
+
+
+class Shifted(Mlp):
+    """Adds a second input to the first."""
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return super().forward(x if shift is None else x + shift)
+
+
+def shifted(used: float = 1.0) -> Mlp:
+    return Shifted(used)
+
+
+def two_inputs(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    (x,) = batch(rank, step)
+    return x, x.abs()
 
 
 def scaled(module: nn.Module, by: float = 1.0) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:

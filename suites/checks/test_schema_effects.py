@@ -98,6 +98,9 @@ CASES: dict[tuple[str, str], Case] = {
     ("model", "args"): Case("{ used = 3.0 }", "unbucketed"),
     ("model", "batch"): Case('"bitwise_models:equal_batch"', "bitwise", "all ranks got the same batch"),
     ("model", "loss"): Case('"bitwise_models:other_loss"', "unbucketed"),
+    ("model", "inputs"): Case(
+        "[0]", "unbucketed", also='model.factory = "effects_models:shifted"\nmodel.batch = "effects_models:two_inputs"'
+    ),
     ("graph", "factory"): Case('"fixtures.models.traced:bare"', "audit", "needs the roles of the graph", base=GRAPH),
     ("parallel", "mode"): Case('"replicate"\nparallel.dp_shard = 1\nparallel.dp_replicate = 2', "unbucketed"),
     ("parallel", "dp_shard"): Case("4", "unbucketed"),

@@ -203,6 +203,15 @@ def test_a_key_outside_any_table_is_shown_its_table() -> None:
         ({"bucket": 'packer = "ddp"'}, 'not "ddp"'),
         ({"model": BASE["model"] + "\nargs = 3"}, "[model] args must be a table of keyword arguments, not 3"),
         ({"model": BASE["model"] + '\nargs = { "a b" = 3 }'}, '[model] args has "a b"'),
+        (
+            {"model": BASE["model"] + "\ninputs = []"},
+            '[model] inputs must be a list of names or positions such as ["input_ids"',
+        ),
+        ({"model": BASE["model"] + '\ninputs = "x"'}, "[model] inputs must be a list of names or positions"),
+        ({"model": BASE["model"] + "\ninputs = [-1]"}, "[model] inputs[0] must be a key of the batch, a position from 0, or"),
+        ({"model": BASE["model"] + '\ninputs = ["a..b"]'}, '[model] inputs[0] = "a..b" is no path; write keys and positions'),
+        ({"model": BASE["model"] + '\ninputs = ["*.x"]'}, '[model] inputs[0] = "*.x" is no path'),
+        ({"model": BASE["model"] + '\ninputs = ["x", "x"]'}, '[model] inputs has "x" twice; name it once'),
         ({"model": 'factory = "m:b"'}, '[model] batch is missing; it must be "module:callable"'),
     ],
 )

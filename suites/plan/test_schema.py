@@ -16,6 +16,7 @@ SECOND: dict[tuple[str, str], str] = {
     ("model", "batch"): '"n:batch"',
     ("model", "args"): "{ layers = 2 }",
     ("model", "loss"): '"n:loss"',
+    ("model", "inputs"): '["x"]',
     ("graph", "factory"): '"n:step"',
     ("parallel", "mode"): '"hybrid_shard"',
     ("parallel", "dp_shard"): "8",
@@ -122,7 +123,7 @@ def test_the_default_of_a_choice_is_one_that_is_built(key: schema.Key) -> None:
 
 def test_the_keys_are_those_of_the_design() -> None:
     assert {(key.table, key.key) for key in KEYS} == {
-        *[("model", key) for key in ("factory", "args", "batch", "loss")],
+        *[("model", key) for key in ("factory", "args", "batch", "loss", "inputs")],
         ("graph", "factory"),
         *[("parallel", key) for key in ("mode", "dp_shard", "dp_replicate", "tp", "pp", "param_dtype", "reduce_dtype")],
         *[("parallel", key) for key in ("reshard_after_forward", "reduce_order", "tp_plan", "ep", "ep_plan")],

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.joint import Joint, LossFn, call_model, trace_joint
+from pytest_fxbucket.capture.joint import Joint, LossFn, trace_joint
 from pytest_fxbucket.capture.override.asked import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.repeat.repeated import trace_repeated
 from pytest_fxbucket.capture.repeat.template import Traced
+from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.plan.inputs import Path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,12 +33,13 @@ def trace_reusing(
     fake_mode: FakeTensorMode,
     count: int = 1,
     overrides: Overrides = NONE,
+    inputs: Sequence[Path] = (),
 ) -> Joint:
     """As :func:`trace_joint`; says which layers were repeated, or why none."""
     if overrides:
-        joint = trace_joint(model, batch, loss, parts, forwards, fake_mode, count, overrides)
+        joint = trace_joint(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
         return replace(joint, reused="all layers traced, since modules are overridden")
-    asked = Asked(model, batch, loss, parts, forwards, fake_mode, count)
+    asked = Asked(model, batch, loss, parts, forwards, fake_mode, count, inputs)
     found = trace_repeated(model, asked.trace, asked.forward, asked.treatment)
     with fake_mode:
         parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
@@ -55,6 +58,7 @@ class Asked:
     forwards: Forwards
     fake_mode: FakeTensorMode
     count: int = 1
+    inputs: Sequence[Path] = ()
 
     def __post_init__(self) -> None:
         self._fqns = {id(module): fqn for fqn, module in self.model.named_modules()}
@@ -65,13 +69,14 @@ class Asked:
     def trace(self, model: nn.Module) -> Traced:
         """The joint graph of ``model`` as it is now."""
         forwards = self._forwards(model)
-        joint = trace_joint(model, self.batch, self.loss, self.parts, forwards, self.fake_mode, self.count)
+        joint = trace_joint(model, self.batch, self.loss, self.parts, forwards, self.fake_mode, self.count, inputs=self.inputs)
         return Traced(joint.graph, joint.inputs, joint.outputs)
 
     def forward(self, model: nn.Module) -> object:
         """Forward and loss on fake tensors, whole parameters, not traced."""
         with self.fake_mode:
-            return self.loss(call_model(model, self._fakes), self._fakes)
+            split = split_of(model, self.batch, self.inputs)
+            return split.loss(self.loss, split.call(model, self._fakes), self._fakes)
 
     def treatment(self, fqn: str) -> Hashable:
         """What the plan does to the module ``fqn``."""
