@@ -50,6 +50,19 @@ class NoModuleError(GraphError):
     """A module that a graph does not have; also a KeyError, an AttributeError or an IndexError, as it was asked for."""
 
 
+def text_of(error: BaseException) -> str:
+    """What ``error`` says, in one line; of one that cannot say it, that."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as another:
+        return f"no text, since its __str__ raised {type(another).__name__}"
+
+
+def named(error: BaseException) -> str:
+    """Type and text of ``error``."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
 def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """``function`` for users' tests: of an error for people pytest shows its sentence and the test's own line, and no more."""
 

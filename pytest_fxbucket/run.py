@@ -17,7 +17,7 @@ from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
 from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
 from pytest_fxbucket.plan.benchmark import Benchmark
-from pytest_fxbucket.plan.factories import first_on_path
+from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.of_plan import StepTime
@@ -103,7 +103,7 @@ class PlanRun:
             raise UsageError(f"there is no check {name!r}; known are {', '.join(checks)}")
         folder = Folder(self._settings.artifacts, self.name, name, self._settings.log_of)
         folder.clear()
-        with self._paths():
+        with self._its_code():
             verdict = checks[name](folder)
             if verdict.outcome == "failed":
                 world = self._run_world if name in ON_RANKS else self._mesh_world
@@ -121,13 +121,13 @@ class PlanRun:
     @property
     def step(self) -> StepGraph:
         """The traced, unbucketed step at the size of the real mesh."""
-        with self._paths():
+        with self._its_code():
             return self._mesh_world.step(0)
 
     @property
     def bucketed(self) -> Bucketed:
         """Graph and report of the pass on rank 0 at the size of the real mesh; of several graphs the first."""
-        with self._paths():
+        with self._its_code():
             return next(iter(self._mesh_world.passed(0).values())).bucketed
 
     @property
@@ -162,8 +162,8 @@ class PlanRun:
             return self._mesh_world
         return World(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say)
 
-    def _paths(self) -> AbstractContextManager[None]:
-        return first_on_path([self.plan.path.parent, self._settings.rootdir])
+    def _its_code(self) -> AbstractContextManager[None]:
+        return user_code([self.plan.path.parent, self._settings.rootdir])
 
     def _audit(self, folder: Folder) -> Verdict:
         from pytest_fxbucket.checks.audit import audit
@@ -278,7 +278,7 @@ class PlanRun:
     def _timing(self) -> Timing:
         from pytest_fxbucket.bench.timing import Timing
 
-        return Timing(self.name, lambda: self._run_world, self._backend, self._settings, self._pools, self._paths, self._say)
+        return Timing(self.name, lambda: self._run_world, self._backend, self._settings, self._pools, self._its_code, self._say)
 
     def _backend(self) -> Choice:
         """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""

@@ -24,6 +24,7 @@ from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.resolved import entries_of
 from pytest_fxbucket.plan.selector import Resolution
+from pytest_fxbucket.process_state import fresh_state
 from pytest_fxbucket.schedule.dims import dims_text
 from pytest_fxbucket.transforms.registry import Stages, stages_of
 from pytest_fxbucket.transforms.running import Stage, Staged, State, run_stages
@@ -108,7 +109,7 @@ class World:
         traced = rank if self.plan.graph is not None else 0
         if traced not in self._steps:
             self.say(f"tracing the step as rank {traced} of {self.size}")
-            with collector.paused(), self.seconds.of("capture", traced):
+            with collector.paused(), fresh_state(), self.seconds.of("capture", traced):
                 self._steps[traced] = capture_plan(self.plan, self.mesh, traced)
         return self._steps[traced]
 
@@ -164,7 +165,7 @@ class World:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._ways:
             self.step(rank), self.resolution, self.stages  # traced with process groups of their own
-            with collector.paused(), fake_mesh(self.mesh, rank):
+            with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
 

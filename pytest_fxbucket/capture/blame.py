@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pytest_fxbucket.compat.trace import untraceable
-from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
 
 _OURS = Path(__file__).resolve().parents[1]
 
@@ -22,25 +22,28 @@ def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _
     """
     try:
         yield
-    except FxbucketError:
+    except (FxbucketError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # the user's code may end its process, or skip a test
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
-        text = untraceable(error) or f"{type(error).__name__}: {_said(error, hint(error))}"
+        more = hint(error) if isinstance(error, Exception) else ""
+        text = untraceable(error) or f"{type(error).__name__}: {_said(error, more)}"
         raise CaptureError(f"{doing()} failed{where}: {text}") from error
 
 
-def _said(error: Exception, hint: str) -> str:
-    text = " ".join(str(error).split())[:400]
+def _said(error: BaseException, hint: str) -> str:
+    text = text_of(error)[:400]
     return f"{text.rstrip('.')}; {hint}" if hint else text
 
 
 def user_frame(error: BaseException) -> str:
-    """``file:line in function`` of the innermost frame that is neither torch's, the standard library's nor ours."""
+    """``file:line in function`` of the innermost frame that is neither torch's, the standard library's, pytest's nor ours."""
     import torch
 
-    foreign = (Path(torch.__file__).parent, _OURS, Path(traceback.__file__).parent)
+    foreign = [Path(torch.__file__).parent, _OURS, Path(traceback.__file__).parent]
+    if pytest := sys.modules.get("_pytest"):  # as of pytest.skip in the user's code
+        foreign += map(Path, pytest.__path__)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and not any(path.is_relative_to(root) for root in foreign):

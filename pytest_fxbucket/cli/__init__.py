@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,8 +19,12 @@ _COMMANDS = {
 }
 
 
+_BROKEN_PIPE = 141
+"""As shells say it of a command that SIGPIPE ended."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives 0, 1 if it could not be done, or 2 if it was asked for wrongly."""
+    """Run the command; gives 0, 1 if it could not be done, 2 if it was asked for wrongly, 141 if nobody reads it any more."""
     parser = argparse.ArgumentParser(prog="fxbucket", description="Work on bucket plans outside pytest.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="command")
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -29,9 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_module(f"pytest_fxbucket.cli.{name}").add_arguments(sub)
     try:
         options = parser.parse_args(arguments)
-        return int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
     except SystemExit as stop:  # argparse has said why
         return int(stop.code or 0)
+    try:
+        status = int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as before `| head`; what is still to be flushed when Python ends goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     except UsageError as error:
         print(f"fxbucket: {error}", file=sys.stderr)
         return 2

@@ -38,7 +38,7 @@ def shown_apart(words: Sequence[str], cwd: Path, environment: Mapping[str, str])
         with progress.watching(words[0]):
             progress.say("runs in a process of its own")
             done = finished([sys.executable, "-P", "-c", _SHOW, report, "show", *words], cwd, environment)
-        if done.returncode != 0:
+        if done.returncode != 0 or not done.stdout:
             raise FxbucketError(_why(done.returncode, done.stderr))
         return done.stdout, Path(report).read_text(encoding="utf-8", errors="surrogateescape").split("\0")
     finally:

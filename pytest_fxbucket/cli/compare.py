@@ -58,6 +58,8 @@ def run(options: Namespace) -> int:
             return _compared(options)
     except FxbucketError as error:
         print(f"fxbucket: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
     except Exception:  # Python's own status for it is 1, which means slower
         traceback.print_exc()
     return _UNTOLD

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
 from pytest_fxbucket.explain.find import find_parameters, find_plan, root_of
-from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Told
@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
     # A model that prints while it is built must not print into the document.
-    with redirect_stdout(sys.stderr), first_on_path([plan.path.resolve().parent, root_of(plan.path)]), progress.watching(shown):
+    with redirect_stdout(sys.stderr), user_code([plan.path.resolve().parent, root_of(plan.path)]), progress.watching(shown):
         from pytest_fxbucket.explain.told import told
 
         found = told(plan, name, progress.say)

@@ -14,8 +14,9 @@ from pytest_fxbucket.cli.toml_text import from_toml, to_toml
 from pytest_fxbucket.cli.tree import tree
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
-from pytest_fxbucket.plan.factories import first_on_path, import_callable
+from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import rule_of
+from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +49,7 @@ def run(options: Namespace) -> int:
     if out.exists():
         raise UsageError(f"{out} is already there and is left as it is; name another file with --out, or remove it")
     args = _keyword_arguments(options.arg)
-    with first_on_path([Path.cwd()]):
+    with user_code([Path.cwd()]):
         factory = import_callable(options.factory, f'factory "{options.factory}"')
         model = _build(factory, options.factory, args)
     found = {

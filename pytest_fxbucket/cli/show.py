@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan, root_of
-from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.world import World
+    from pytest_fxbucket.world import World
 
 Told = Callable[["World", int, str], str]
 """From a plan in its world, the rank and the plan's name to what is told of it."""
@@ -54,7 +54,7 @@ def tell(plan: Plan, pass_name: str, told: Told, rank: int = 0) -> str:
         raise UsageError(f"--rank {rank} is not there; {plan.path} has ranks 0 to {plan.world_size - 1}")
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     # A model that prints while it is built must not print into the text.
-    with redirect_stdout(sys.stderr), first_on_path(folders_of(plan)), progress.watching(name_of(plan)):
+    with redirect_stdout(sys.stderr), user_code(folders_of(plan)), progress.watching(name_of(plan)):
         from pytest_fxbucket.capture.mesh import mesh_of
         from pytest_fxbucket.world import World
 

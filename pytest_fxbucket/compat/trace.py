@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.errors import text_of
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -65,9 +67,10 @@ def untraceable(error: BaseException) -> str | None:
         return _NO_VALUE
     if isinstance(error, DynamicOutputShapeException):
         return f"the shape that {error.func} gives depends on values, which do not exist while tracing{_WITHOUT_VALUES}"
-    if ".numpy() is not supported" in str(error):
+    said = text_of(error)
+    if ".numpy() is not supported" in said:
         return _NO_VALUE
-    if "convert all Tensors to FakeTensors" in str(error):
+    if "convert all Tensors to FakeTensors" in said:
         return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
     return None
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.compat import torch_pass
-from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
@@ -79,12 +79,12 @@ def run_pass(name: str, job: Job) -> Bucketed:
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
     try:
         result = foreign(fx.GraphModule(root, graph), plans)
-    except FxbucketError:
+    except (FxbucketError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # a pass may end its process, or skip a test
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
-        raise PassError(f"pass {name} raised {type(error).__name__}{where}: {' '.join(str(error).split())[:400]}") from error
+        raise PassError(f"pass {name} raised {type(error).__name__}{where}: {text_of(error)[:400]}") from error
     if not isinstance(result, fx.GraphModule):
         raise PassError(f"pass {name} returned a {type(result).__name__}, expected a GraphModule")
     _refuse_other_ends(name, result.graph, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.errors import PlanError, named
+from pytest_fxbucket.plan.importing import import_as_first
 
 
 @contextmanager
@@ -29,8 +29,10 @@ def import_callable(name: str, where: str) -> Callable[..., Any]:
     """Import the callable that ``module:callable`` names; raises PlanError, beginning with ``where``, if it cannot."""
     module_name, _, attribute = name.partition(":")
     try:
-        found: object = importlib.import_module(module_name)
-    except Exception as error:
+        found: object = import_as_first(module_name)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a module may end its process, or skip a test
         raise PlanError(f"{where}: {_why_not(module_name, error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -43,7 +45,7 @@ def import_callable(name: str, where: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-def _why_not(module_name: str, error: Exception) -> str:
+def _why_not(module_name: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
         return f'there is no module "{error.name}" in the folders on the path, the first being {sys.path[0]}'
-    return f'importing "{module_name}" raised {type(error).__name__}: {error}'
+    return f'importing "{module_name}" raised {named(error)}'

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from pytest_fxbucket.process_state import reset
 from pytest_fxbucket.ranks.gpus import nccl
 from pytest_fxbucket.ranks.messages import Job
 
@@ -45,9 +45,10 @@ class Workplace:
             self._forget_users()
         self._roots = roots
         importlib.invalidate_caches()
-        _reset_torch(self._threads)
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        reset()
         nccl.apply(self._backend)
-        _reset_random()
 
     def leave(self) -> None:
         """Remember which of the user's modules the job loaded, and their files as they are now.
@@ -90,23 +91,3 @@ def _stamp(path: str) -> tuple[int, int]:
     except OSError:
         return (-1, -1)
     return (found.st_size, found.st_mtime_ns)
-
-
-def _reset_torch(threads: int) -> None:
-    torch.set_grad_enabled(True)
-    torch.set_default_dtype(torch.float32)
-    torch.set_default_device(None)
-    torch.set_anomaly_enabled(False)
-    torch.set_float32_matmul_precision("highest")
-    torch.set_deterministic_debug_mode("default")  # as use_deterministic_algorithms(False), which imports inductor
-    torch.set_autocast_enabled("cpu", False)
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-    torch.manual_seed(0)
-
-
-def _reset_random() -> None:
-    random.seed(0)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(0)

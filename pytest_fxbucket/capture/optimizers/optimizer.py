@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from pytest_fxbucket.capture.optimizers.state import first_step_differs
-from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.errors import PlanError, named
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.rules import nearest
 from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, resolve
@@ -173,8 +173,10 @@ def _build(
         raise PlanError(f"{where} factory {spec.factory} {_UNSUPPORTED[kind]}")
     try:
         made = factory(given, **spec.args)
-    except Exception as error:
-        raise PlanError(f"{where} factory {spec.factory} raised {type(error).__name__}: {error}") from error
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # it may end its process, or skip a test
+        raise PlanError(f"{where} factory {spec.factory} raised {named(error)}") from error
     if not isinstance(made, torch.optim.Optimizer):
         raise PlanError(f"{where} factory {spec.factory} gave a value of type {type(made).__name__}, expected an Optimizer")
     _refuse_other_options(where, [options for _, options in groups], made)

@@ -1,0 +1,86 @@
+"""How every command behaves: users' modules that end the process, readers that leave, help that comes at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.cli import main
+from suites.cli.small_repository import ROOT, command, environment
+
+TRACED = str(ROOT / "fixtures/plans/traced.toml")
+PLAN = '[graph]\nfactory = "ends:step"\n[parallel]\ndp_shard = 4\n[bucket]\nplan = ["layers"]\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Plans below two folders, each with a module `ends` that ends its process when it is imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "ends", raising=False)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.toml").write_text(PLAN)
+        (tmp_path / name / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["show", "a/plan.toml"], 1),
+        (["explain", "a/plan.toml"], 1),
+        (["init", "ends:step"], 1),
+        (["diff", "a/plan.toml", "--pass", "manual", "--pass", "torch"], 2),
+        (["diff", "a/plan.toml", "b/plan.toml"], 2),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_module_that_ends_the_process_is_no_success(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int
+) -> None:
+    assert main(words) == status
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert 'importing "ends" raised SystemExit: 0' in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_side_in_a_process_of_its_own_that_ends_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both sides came out empty once, which was the same."""
+    for name in ("a", "b"):
+        (folder / name / "ends.py").write_text("import os\nos._exit(0)\n")
+    copy = folder / "a" / "copy.toml"
+    copy.write_text((ROOT / "fixtures/plans/traced.toml").read_text())
+    assert main(["diff", str(copy), "b/plan.toml"]) == 2
+    assert "fxbucket show ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["show", TRACED], ["diff", TRACED, "--pass", "manual", "--pass", "torch"]], ids=["show", "diff"]
+)
+def test_who_reads_no_further_gets_no_traceback(tmp_path: Path, words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `| head` has done by then
+    done = subprocess.run(
+        command(*words), env=environment(), cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["init", "explain", "show", "diff", "compare"])
+def test_help_imports_no_torch(name: str) -> None:
+    code = (
+        f"import sys\nfrom pytest_fxbucket.cli import main\nassert main([{name!r}, '--help']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
