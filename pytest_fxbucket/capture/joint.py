@@ -14,6 +14,7 @@ import torch
 from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
+from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.asked import NONE, Overrides
@@ -27,6 +28,7 @@ from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_ag
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
 from pytest_fxbucket.capture.split_batch import split_of
+from pytest_fxbucket.capture.units import inputs_cast
 from pytest_fxbucket.compat import pytree, trace
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.dtypes import dtype_named
@@ -77,6 +79,7 @@ def trace_joint(
         graph_module = trace.trace(step, step.inputs)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_constants(graph_module, model)
+    refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)
     refuse_drawing_again(graph_module, forwards.recomputed)
     if parts.parallel.reshard_after_forward:
         inputs = graph_module.graph.find_nodes(op="placeholder")
@@ -172,6 +175,7 @@ class _JointStep:
                 inside.enter_context(read_by(self.model, reader))
                 inside.enter_context(self.anchors.in_place())
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
+                inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
                 inside.enter_context(self.namer.watching(self.model))
                 loss = self._forward(part)
                 self.namer.start_backward(loss)

@@ -499,3 +499,60 @@ class LateBuffer(nn.Module):
 
 def adds_a_buffer() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), LateBuffer())
+
+
+class Upcast(nn.Module):
+    """Gives float32, whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, more: dict[str, Tensor] | None = None) -> Tensor:
+        return torch.tanh(self.linear(x) + (more["shift"] if more else 0)).float()
+
+
+class FloatsBetween(nn.Module):
+    """float32 between layers, with or without a dict beside it."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Upcast() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.named = named
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x=x, more={"shift": x.float() / 3}) if self.named else layer(x)
+        return self.head(x)
+
+
+def floats_between() -> nn.Module:
+    return FloatsBetween(named=False)
+
+
+def floats_by_name() -> nn.Module:
+    return FloatsBetween(named=True)
+
+
+def norms_in_float32() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), _ToFloat(), nn.LayerNorm(WIDTH))
+
+
+class Scatters(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.arange(x.shape[0])
+        return torch.zeros(x.shape).index_add(0, index, super().forward(x))
+
+
+def scatters_other_dtype() -> nn.Module:
+    return Scatters(WIDTH, WIDTH)
+
+
+class HalfNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.bfloat16())
+
+
+def norm_of_half() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), HalfNorm(WIDTH))

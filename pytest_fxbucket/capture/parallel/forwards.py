@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.parallel.expert_parallel import count_of_experts, experts_forward
 from pytest_fxbucket.capture.parallel.tensor_parallel import Parted, parted_linears
+from pytest_fxbucket.capture.units import units_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.selector import resolve
@@ -29,6 +30,8 @@ class Forwards:
     experts: Mapping[str, int]
     """Modules of experts, and how many experts each has in all."""
     recomputed: Sequence[str]
+    units: Sequence[str] = ()
+    """Modules that entries name, whose inputs are cast to param_dtype."""
 
     def expert_parameters(self, model: nn.Module) -> frozenset[str]:
         """FQNs of the experts' parameters."""
@@ -53,6 +56,7 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
         parted_linears(model, styles),
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
+        units_of(model, plan.bucket.plan),
     )
 
 

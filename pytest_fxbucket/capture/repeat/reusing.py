@@ -81,7 +81,7 @@ class Asked:
     def treatment(self, fqn: str) -> Hashable:
         """What the plan does to the module ``fqn``."""
         forwards = self.forwards
-        return forwards.parted.get(fqn), forwards.experts.get(fqn), fqn in forwards.recomputed
+        return forwards.parted.get(fqn), forwards.experts.get(fqn), fqn in forwards.recomputed, fqn in forwards.units
 
     def _forwards(self, model: nn.Module) -> Forwards:
         """The same modules by their names of now."""
@@ -90,4 +90,5 @@ class Asked:
             {now[fqn]: parted for fqn, parted in self.forwards.parted.items() if fqn in now},
             {now[fqn]: experts for fqn, experts in self.forwards.experts.items() if fqn in now},
             [now[fqn] for fqn in self.forwards.recomputed if fqn in now],
+            [now[fqn] for fqn in self.forwards.units if fqn in now],
         )
