@@ -249,7 +249,7 @@ class PlanRun:
         return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
 
     def _bitwise(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.ranks.launch import MAX_RANKS
+        from pytest_fxbucket.ranks.messages import MAX_RANKS
 
         if (self._settings.backend or self.plan.run.backend) != "fake":
             refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)

@@ -14,7 +14,7 @@ from pytest_fxbucket.bench.of_plan import StepTime, step_time
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
 from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, Choice
-from pytest_fxbucket.ranks.launch import MAX_RANKS
+from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Benchmark, Plan

@@ -18,6 +18,7 @@ from pytest_fxbucket.body.per_rank import made
 from pytest_fxbucket.compat.pytest_outcomes import filter_warnings
 from pytest_fxbucket.compat.pytest_rewrite import explain_comparisons
 from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.words import cut
 
 Kind = Literal["passed", "skipped", "xfailed"]
 
@@ -87,9 +88,9 @@ def run(rank: int, world: int, body: Body) -> Ending:
         with _warnings_filtered(body.manner):
             function(**arguments)
     except pytest.skip.Exception as skip:
-        return Ending("skipped", str(skip))
+        return Ending("skipped", cut(str(skip)))
     except _xfail.Exception as xfail:
-        return Ending("xfailed", str(xfail))
+        return Ending("xfailed", cut(str(xfail)))
     except bdb.BdbQuit as quit:
         text = "a debugger was started on a rank, where there is no terminal; print instead, or run the body without the marker"
         raise NoTerminal(text).with_traceback(quit.__traceback__) from None

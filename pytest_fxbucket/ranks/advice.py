@@ -20,6 +20,8 @@ def lines(kind: str, first: RankState | None, has_processes: bool) -> Iterator[s
         yield from _late(first)
     elif kind == "unpicklable":
         yield "give and return tensors, numbers, strings, and plain containers of them"
+    elif kind == "garbled":
+        yield "look for code that writes to descriptors that it did not open, or for a forked process that goes on as the rank"
     elif first is not None:
         yield from _ended(first, has_processes)
 

@@ -20,7 +20,11 @@ _CELL = 60
 
 @dataclass(slots=True)
 class RankState:
-    """How far one rank came. `outcome`: running, returned, raised, unpicklable, died, gone (its machine does not answer)."""
+    """How far one rank came.
+
+    `outcome`: running, returned, raised, unpicklable, garbled (something else came through its connection), died, gone (its
+    machine does not answer). `lost`: what its job took away, so that the process is of no use to other jobs.
+    """
 
     rank: int
     outcome: str = "running"
@@ -35,6 +39,7 @@ class RankState:
     process: str = ""  # the kernel's letter: R runs, S sleeps, T is stopped
     stack: str = ""
     output: str = ""
+    lost: str = ""
 
     @property
     def is_effect(self) -> bool:
@@ -59,6 +64,8 @@ class RankState:
                 return f"raised {self.error_type}: {self.error}" if self.error else f"raised {self.error_type}"
             case "unpicklable":
                 return f"could not answer: {self.error}"
+            case "garbled":
+                return "sent what is no answer: something else wrote to its connection with pytest"
             case "died":
                 return _how_it_died(self.status, self.is_out_of_memory)
             case "running":
@@ -72,9 +79,9 @@ class RankState:
 class RankFailure(RankError):
     """A job that did not return on every rank, or in which the ranks launched different collectives.
 
-    `kind`: raised, died, timeout, mismatch, unpicklable, deadlock. `rank`: the first to fail. `states`: all ranks; none where
-    nothing ran. `parted`: where the ranks' collectives part. `buckets`: rank -> the bucket of the collective at hand, put in by
-    who knows it.
+    `kind`: raised, died, timeout, mismatch, unpicklable, garbled, deadlock. `rank`: the first to fail. `states`: all ranks, or
+    none where nothing ran. `parted`: where the ranks' collectives part. `buckets`: rank -> the bucket of the collective at
+    hand, put in by who knows it.
     """
 
     sentence: str
@@ -175,7 +182,7 @@ def has_failed(states: Sequence[RankState]) -> bool:
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
     """The failure behind `states`, of which some failed or, when `timed_out_s` is given, did not end within that time."""
-    parted = partings({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "gone")})
+    parted = partings({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")})
     first = _first_to_fail(states)
     kind = _kind_of(first)
     if parted and (kind in ("timeout", "mismatch") or (first.is_effect and not parted[0].is_missing)):

@@ -22,7 +22,6 @@ from pytest_fxbucket.ranks.server import MESSAGE_BYTES
 from pytest_fxbucket.ranks.watchdog import read_from, send
 
 START_LIMIT_S = 120.0
-MAX_RANKS = 64
 _END_LIMIT_S = 5.0
 # Libraries that start threads when they are imported would make forking unsafe.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+MAX_RANKS = 64
+"""Processes of one pool, or ranks of one process that have outputs of their own: 250 descriptors go with one message."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
@@ -62,8 +65,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Parent to rank, followed by the payload's frame; with it goes the descriptor that takes the rank's output."""
+    """Parent to rank, followed by the payload's frame; with it go the descriptors that take the output of its ranks.
 
+    `number`: which of this rank's jobs it is, 1 the first.
+    """
+
+    number: int
     function: str
     paths: tuple[str, ...]
     sys_path: tuple[str, ...]
@@ -76,7 +83,8 @@ class Reply:
     """Rank to parent, before the result's buffers.
 
     `outcome` is "ready" (the group is up), "returned", "raised" or "unpicklable"; `at` the monotonic clock in seconds;
-    `error` one line, `error_type` the exception's class name, `traceback` its text.
+    `error` one line, `error_type` the exception's class name, `traceback` its text. `job` is the number of the job that it
+    answers, 0 for "ready", and `pid` who says so. `lost`: what the job took away that other jobs would need.
     """
 
     outcome: str
@@ -84,3 +92,6 @@ class Reply:
     error: str = ""
     error_type: str = ""
     traceback: str = ""
+    job: int = 0
+    pid: int = 0
+    lost: str = ""

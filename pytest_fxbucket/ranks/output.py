@@ -1,4 +1,4 @@
-"""Where a job's output goes: a file for each rank, or memory that keeps the last part."""
+"""Where a job's output goes: through a pipe for each rank into its log, and into memory that keeps the last part."""
 
 from __future__ import annotations
 
@@ -8,49 +8,93 @@ from collections.abc import Sequence
 from pathlib import Path
 
 KEPT_BYTES = 1 << 16
+"""The end of each rank's output that is kept, and shown."""
+LOG_BYTES = 16 << 20
+"""The beginning of each rank's output that its log has; the end follows when the job is over."""
+_WORD_BYTES = 80
+# At most so much at once, or who prints without end would keep the reader for ever; more than a pipe holds.
+_READS = 32
 
 
 class Output:
-    """Output of the processes `names`, in their order: `targets` take it; `sources`, if any, must be read through `take`.
+    """Output of ranks, whose names are given for each process in turn: `targets` of a process take what its ranks print.
 
-    With a folder, each has a file there, `<name>.log`, which no other user can read.
+    `sources`, one for each name, must be read through `take`. With a folder, each has a file there, `<name>.log`, which no
+    other user can read.
     """
 
-    def __init__(self, log_dir: Path | None, names: Sequence[str]) -> None:
+    def __init__(self, log_dir: Path | None, names: Sequence[Sequence[str]]) -> None:
         self.sources: list[int] = []
-        self.targets: list[int] = []
-        self._kept = [b""] * len(names)
+        self.targets: list[list[int]] = []
+        self._printed: list[_Printed] = []
         if log_dir is not None:
             log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in names:
-            if log_dir is not None:
-                self.targets.append(_open(log_dir / f"{name}.log"))
-                continue
-            source, target = os.pipe()
-            os.set_blocking(source, False)
-            self.sources.append(source)
-            self.targets.append(target)
+        for of_process in names:
+            self.targets.append([])
+            for name in of_process:
+                source, target = os.pipe()
+                os.set_blocking(source, False)
+                self.sources.append(source)
+                self.targets[-1].append(target)
+                self._printed.append(_Printed(_open(log_dir / f"{name}.log") if log_dir is not None else None))
 
     def take(self, index: int) -> None:
-        """Keep what process `index` has printed so far; of everything only the last 64 KiB."""
+        """Read some of what rank number `index` has printed."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.sources[index], KEPT_BYTES):
-                self._kept[index] = (self._kept[index] + data)[-KEPT_BYTES:]
+            for _ in range(_READS):
+                self._printed[index].add(os.read(self.sources[index], KEPT_BYTES))
 
-    def tail(self, index: int) -> str:
-        """The last 64 KiB that process `index` printed, as text."""
-        if self.sources:
+    def tails(self) -> list[str]:
+        """The last 64 KiB that each rank printed, as text that says what is left out before it."""
+        for index in range(len(self.sources)):
             self.take(index)
-            data = self._kept[index]
-        else:
-            size = os.fstat(self.targets[index]).st_size
-            data = os.pread(self.targets[index], KEPT_BYTES, max(0, size - KEPT_BYTES))
-        return data.decode("utf-8", "replace")
+        return [printed.tail() for printed in self._printed]
 
     def close(self) -> None:
         """Let go of files and pipes."""
-        for fd in (*self.sources, *self.targets):
+        for fd in (*self.sources, *(target for targets in self.targets for target in targets)):
             os.close(fd)
+        for printed in self._printed:
+            printed.close()
+
+
+class _Printed:
+    """What one rank printed: its beginning in the file `log`, and its end."""
+
+    def __init__(self, log: int | None) -> None:
+        self._log = log
+        self._size = self._logged = 0
+        self._end = b""
+
+    def add(self, data: bytes) -> None:
+        self._size += len(data)
+        self._end = data if len(data) == KEPT_BYTES else (self._end + data)[-KEPT_BYTES:]
+        if self._log is not None:
+            self._write(data[: max(0, LOG_BYTES - self._logged)])
+
+    def tail(self) -> str:
+        if self._size <= KEPT_BYTES:
+            return self._end.decode("utf-8", "replace")
+        kept = self._end[_WORD_BYTES - KEPT_BYTES :]
+        return f"... ({self._size - len(kept):,} bytes before this are left out)\n" + kept.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        if self._log is None:
+            return
+        rest = self._size - self._logged
+        if rest > 0:
+            end = self._end[-rest:]
+            left_out = f"\n... ({rest - len(end):,} bytes left out: a log has the first {LOG_BYTES >> 20} MiB and the end)\n"
+            self._write((left_out.encode() if rest > len(end) else b"") + end)
+        os.close(self._log)
+        self._log = None
+
+    def _write(self, data: bytes) -> None:
+        # A full disk must not end the run: what it does not take is left out.
+        with contextlib.suppress(OSError):
+            while data and self._log is not None:
+                written = os.write(self._log, data)
+                self._logged, data = self._logged + written, data[written:]
 
 
 def _open(path: Path) -> int:

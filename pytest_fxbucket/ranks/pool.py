@@ -28,10 +28,14 @@ __all__ = ["Attempt", "RankFailure", "RankPool"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What became of one job: a state for each process's rank, their results as they came, and whether all was in time."""
+    """What became of one job: a state for each process's rank, their results as they came, and whether all was in time.
+
+    `outputs`: the end of what each rank printed, also of those that have no process of their own.
+    """
 
     states: list[RankState]
     results: list[list[wire.Buffer]]
+    outputs: list[str]
     in_time: bool
 
 
@@ -41,8 +45,10 @@ class RankPool:
     def __init__(self, pools: Pools, request: PoolRequest) -> None:
         self.world, self.backend = request.world, request.backend
         self._pools, self._request = pools, request
-        self._log_name = "rank{}"
+        self._log_names = [[f"rank{rank}"] for rank in request.ranks]
         self._crew: Crew | None = None
+        self._jobs = 0
+        self._is_spent = False
         self._lease: Lease | None = None
 
     @property
@@ -54,6 +60,11 @@ class RankPool:
     def is_wanted(self) -> bool:
         """Whether another run waits for GPUs that this pool keeps."""
         return self._lease is not None and self._lease.is_wanted()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether there are ranks that live, and that no job has made useless to the next."""
+        return self._crew is not None and not self._is_spent and self._crew.is_whole()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -114,7 +125,7 @@ class RankPool:
 
     def close(self) -> None:
         """Kill the ranks; the next run starts new ones. Idempotent."""
-        crew, self._crew = self._crew, None
+        crew, self._crew, self._is_spent = self._crew, None, False
         lease, self._lease = self._lease, None
         if crew is not None:
             crew.close()
@@ -123,7 +134,7 @@ class RankPool:
 
     def start(self, is_over: Callable[[], bool] | None = None) -> None:
         """Have the ranks up and in their group. Raises RankError when that fails, or is over (see Talk.run) before."""
-        if self._crew is not None and not self._crew.is_whole():
+        if not self.is_well:
             self.close()
         self._pools.use(self)
         if self._crew is not None:
@@ -144,7 +155,8 @@ class RankPool:
 
     def _frames(self, job: str, payloads: Sequence[object], paths: Sequence[str], task: str) -> list[list[wire.Buffer]]:
         sys_path = tuple(import_path())
-        order = wire.pack(Job(job, tuple(paths), sys_path, os.getcwd(), dict(os.environ)))
+        self._jobs += 1
+        order = wire.pack(Job(self._jobs, job, tuple(paths), sys_path, os.getcwd(), dict(os.environ)))
         packed: dict[int, list[wire.Buffer]] = {}
         for rank, payload in zip(self._request.ranks, payloads, strict=True):
             if id(payload) not in packed:
@@ -156,26 +168,30 @@ class RankPool:
     ) -> Attempt:
         crew = self._crew
         assert crew is not None
-        output = Output(log_dir, [self._log_name.format(rank) for rank in crew.ranks])
+        output = Output(log_dir, self._log_names)
         try:
             for rank in range(self.world):
                 crew.ledgers.clear(rank)
-            talk = Talk(crew, frames, output, is_over)
+            talk = Talk(crew, self._jobs, frames, output, is_over)
             in_time = talk.run(time.monotonic() + timeout_s)
-            for index, state in enumerate(talk.states):
-                state.where, state.output = crew.ledgers.read(state.rank), output.tail(index)
+            for state in talk.states:
+                state.where = crew.ledgers.read(state.rank)
+            self._is_spent = any(state.lost for state in talk.states)
             if not in_time or has_failed(talk.states):
-                _look_at(crew, talk.states, output)
-            return Attempt(talk.states, talk.results, in_time)
+                _look_at(crew, talk.states)
+            outputs = output.tails()
+            for state, text in zip(talk.states, outputs, strict=False):
+                state.output = text
+            return Attempt(talk.states, talk.results, outputs, in_time)
         finally:
             output.close()
 
     def _await_ready(self, crew: Crew, is_over: Callable[[], bool] | None) -> None:
-        talk = Talk(crew, [()] * len(crew.ranks), None, is_over)
+        talk = Talk(crew, 0, [()] * len(crew.ranks), None, is_over)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
             return
-        _look_at(crew, talk.states, None)
+        _look_at(crew, talk.states)
         limit_s = None if in_time else START_LIMIT_S
         raise failure_of(talk.states, task=f"starting {self.world} ranks over {self.backend}", timed_out_s=limit_s)
 
@@ -206,12 +222,11 @@ def _frame(buffers: list[wire.Buffer]) -> list[wire.Buffer]:
     return [wire.head(buffers), *buffers]
 
 
-def _look_at(crew: Crew, states: Sequence[RankState], output: Output | None) -> None:
-    """Add to `states` what can be seen from outside: exit statuses, the kernel's view, output, and stacks."""
+def _look_at(crew: Crew, states: Sequence[RankState]) -> None:
+    """Add to `states` what can be seen from outside: exit statuses, the kernel's view, and stacks."""
     for index, state in enumerate(states):
         state.process = watchdog.process_state(crew.pids[index])
         state.where = crew.ledgers.read(state.rank)
-        state.output = output.tail(index) if output is not None else ""
     dead = [index for index, state in enumerate(states) if state.outcome == "died"]
     for index, status in crew.exit_statuses(dead).items():
         states[index].status = status

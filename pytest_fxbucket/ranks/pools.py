@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, PLAIN, Machine, choose, gpus, gpus_to_lease
 from pytest_fxbucket.ranks.gpus.lease import Lease, take
-from pytest_fxbucket.ranks.launch import MAX_RANKS, Crew, ForkServer
-from pytest_fxbucket.ranks.messages import PoolRequest
+from pytest_fxbucket.ranks.launch import Crew, ForkServer
+from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 from pytest_fxbucket.ranks.room import most_processes, threads_per_rank
 

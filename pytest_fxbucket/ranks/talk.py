@@ -28,12 +28,16 @@ class _Reader:
 
     def __init__(self) -> None:
         self.buffers: list[wire.Buffer] = []
+        self._count: int | None = None
         self._sizes: tuple[int, ...] | None = None
-        self._part = bytearray(wire.COUNT.size)
+        self._part = bytearray(wire.HEAD.size)
         self._filled = 0
 
     def read(self, connection: socket.socket) -> bool:
-        """Take what is there; True when the frame is complete. Raises ConnectionError when the rank hung up."""
+        """Take what is there; True when the frame is complete.
+
+        Raises ConnectionError when the rank hung up, Garbled for what is no frame.
+        """
         while True:
             while self._filled < len(self._part):
                 try:
@@ -48,9 +52,9 @@ class _Reader:
 
     def _next(self) -> bool:
         """Put the filled part where it belongs; True when it was the last."""
-        if self._sizes is None and len(self._part) == wire.COUNT.size:
-            (count,) = wire.COUNT.unpack(self._part)
-            self._part, self._filled = bytearray(count * wire.LENGTH_BYTES), 0
+        if self._count is None:
+            self._count = wire.count(self._part)
+            self._part, self._filled = bytearray(self._count * wire.LENGTH_BYTES), 0
             return False
         if self._sizes is None:
             self._sizes = wire.lengths(self._part)
@@ -63,22 +67,26 @@ class _Reader:
 
 
 class Talk:
-    """Sends each process its frames, then collects one reply from each; `index` is a process's place in the crew."""
+    """Sends each process its frames, then collects its reply to job number `job`; `index` is its place in the crew.
+
+    What a process has to say of another job, or another process on its connection, is dropped.
+    """
 
     def __init__(
         self,
         crew: Crew,
+        job: int,
         frames: Sequence[Sequence[wire.Buffer]],
         output: Output | None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
         self.states = [RankState(rank) for rank in crew.ranks]
         self.results: list[list[wire.Buffer]] = [[] for _ in crew.ranks]
-        self._crew = crew
+        self._crew, self._job = crew, job
         self._readers = [_Reader() for _ in crew.ranks]
         self._unsent = [deque(memoryview(part).cast("B") for part in parts if len(part)) for parts in frames]
         self._output = output
-        self._unsent_fds: list[int | None] = [*output.targets] if output else [None] * len(crew.ranks)
+        self._unsent_fds = [[*fds] for fds in output.targets] if output else [[] for _ in crew.ranks]
         self._is_over = is_over
         self._selector = selectors.DefaultSelector()
 
@@ -115,10 +123,10 @@ class Talk:
         return True
 
     def _watch(self) -> None:
+        for index, source in enumerate(self._output.sources if self._output is not None else ()):
+            self._selector.register(source, selectors.EVENT_READ, (0, cast("Output", self._output).take, index))
         for index, connection in enumerate(self._crew.connections):
             connection.setblocking(False)
-            if self._output is not None and self._output.sources:
-                self._selector.register(self._output.sources[index], selectors.EVENT_READ, (0, self._output.take, index))
             # Deaths are looked at last: a reply that was sent before counts.
             self._selector.register(self._crew.pidfds[index], selectors.EVENT_READ, (1, self._on_death, index))
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent[index] else 0)
@@ -129,11 +137,16 @@ class Talk:
         try:
             if self._unsent[index]:
                 self._send(index, connection)
-            if self._readers[index].read(connection):
-                self._selector.unregister(connection)
-                self._take(index, self._readers[index].buffers)
+            while self._readers[index].read(connection):
+                frame, self._readers[index] = self._readers[index].buffers, _Reader()
+                if self._take(index, frame):
+                    self._selector.unregister(connection)
+                    return
         except ConnectionError:
             self._selector.unregister(connection)
+        except wire.Garbled:
+            self._selector.unregister(connection)
+            self.states[index].outcome, self.states[index].at = "garbled", time.monotonic()
 
     def _send(self, index: int, connection: socket.socket) -> None:
         queue = self._unsent[index]
@@ -147,19 +160,29 @@ class Talk:
             self._selector.modify(connection, selectors.EVENT_READ, (0, self._on_socket, index))
 
     def _send_some(self, index: int, connection: socket.socket, data: memoryview) -> int:
-        fd = self._unsent_fds[index]
-        if fd is None:
+        fds = self._unsent_fds[index]
+        if not fds:
             return connection.send(data)
-        sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
-        self._unsent_fds[index] = None
+        sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        self._unsent_fds[index] = []
         return sent
 
-    def _take(self, index: int, buffers: list[wire.Buffer]) -> None:
-        reply = cast(Reply, wire.unpack(buffers[:1]))
+    def _take(self, index: int, buffers: list[wire.Buffer]) -> bool:
+        """Whether this is the process's answer to this job. Raises Garbled for what is nobody's answer."""
+        try:
+            reply = wire.unpack(buffers[:1])
+        except wire.Unpicklable as error:
+            raise wire.Garbled from error
+        if not isinstance(reply, Reply):
+            raise wire.Garbled
+        if (reply.job, reply.pid) != (self._job, self._crew.pids[index]):
+            return False
         state = self.states[index]
         state.outcome, state.at = reply.outcome, reply.at
         state.error, state.error_type, state.traceback = reply.error, reply.error_type, reply.traceback
+        state.lost = reply.lost
         self.results[index] = buffers[1:]
+        return True
 
     def _on_death(self, index: int) -> None:
         self._selector.unregister(self._crew.pidfds[index])

@@ -1,6 +1,7 @@
 """What travels between the parent and a rank: pickles, with the bytes of CPU tensors beside them.
 
-A frame is a list of buffers: `count` (uint32), `count` lengths in bytes (uint64 each), all little endian, then the buffers.
+A frame is a list of buffers: four bytes that begin every frame, `count` (uint32), `count` lengths in bytes (uint64 each), all
+little endian, then the buffers.
 The first buffer is a pickle (protocol 5), the others its out-of-band buffers. Tensors become plain copies: no shared memory,
 no files.
 """
@@ -15,17 +16,26 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.ranks.words import line_of
+
 if TYPE_CHECKING:
     import torch
 
-COUNT = struct.Struct("<I")
+HEAD = struct.Struct("<4sI")
 LENGTH_BYTES = 8
+_BEGIN = b"fxb1"
+# More is no frame of ours, whatever it begins with.
+_MOST_BUFFERS, _MOST_BYTES = 1 << 24, 1 << 44
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Unpicklable(Exception):
     """An object that cannot be sent; the text says why."""
+
+
+class Garbled(Exception):
+    """Bytes that are no frame."""
 
 
 class _Pickler(pickle.Pickler):
@@ -46,7 +56,7 @@ def pack(value: object) -> list[Buffer]:
         _Pickler(out, protocol=5, buffer_callback=buffers.append).dump(value)
     except Exception as error:
         # Picklers raise PicklingError, TypeError, AttributeError, RecursionError, or whatever a __reduce__ raises.
-        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+        raise Unpicklable(f"{type(error).__name__}: {line_of(error)}") from error
     return [out.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
@@ -55,7 +65,7 @@ def unpack(buffers: Sequence[Buffer]) -> object:
     try:
         return pickle.loads(buffers[0], buffers=buffers[1:])
     except Exception as error:
-        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+        raise Unpicklable(f"{type(error).__name__}: {line_of(error)}") from error
 
 
 def pack_whole(value: object) -> bytes:
@@ -67,18 +77,29 @@ def pack_whole(value: object) -> bytes:
     try:
         _Pickler(out, protocol=5).dump(value)
     except Exception as error:
-        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+        raise Unpicklable(f"{type(error).__name__}: {line_of(error)}") from error
     return out.getvalue()
 
 
 def head(buffers: Sequence[Buffer]) -> bytes:
-    """The count and the lengths that go before `buffers`."""
-    return COUNT.pack(len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
+    """The beginning, the count and the lengths that go before `buffers`."""
+    return HEAD.pack(_BEGIN, len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
+
+
+def count(data: Buffer) -> int:
+    """How many buffers a frame that begins with `data` (HEAD.size bytes) has, at least 1. Raises Garbled."""
+    begin, found = HEAD.unpack(data)
+    if begin != _BEGIN or not 0 < found <= _MOST_BUFFERS:
+        raise Garbled
+    return int(found)
 
 
 def lengths(data: Buffer) -> tuple[int, ...]:
-    """The lengths in bytes that follow a frame's count."""
-    return struct.unpack(f"<{len(data) // LENGTH_BYTES}Q", data)
+    """The lengths in bytes that follow a frame's count. Raises Garbled."""
+    found = struct.unpack(f"<{len(data) // LENGTH_BYTES}Q", data)
+    if sum(found) > _MOST_BYTES:
+        raise Garbled
+    return found
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., object], tuple[object, ...]]:

@@ -5,29 +5,30 @@ from __future__ import annotations
 import array
 import contextlib
 import faulthandler
-import importlib
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.gloo import gather_one_by_one
 from pytest_fxbucket.compat.groups import destroy_subgroups
-from pytest_fxbucket.ranks import ledger, ordered, wire
+from pytest_fxbucket.ranks import calling, ledger, ordered, twin, wire
 from pytest_fxbucket.ranks.backend import PLAIN, use_device
+from pytest_fxbucket.ranks.footing import Footing
 from pytest_fxbucket.ranks.fresh import Workplace
 from pytest_fxbucket.ranks.gpus import nccl
 from pytest_fxbucket.ranks.gpus.entered import Entered
-from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
+from pytest_fxbucket.ranks.messages import MAX_RANKS, Job, PoolRequest, Reply, StoreAddress
+from pytest_fxbucket.ranks.one_process import outlets
+from pytest_fxbucket.ranks.process_state import ProcessState
 
 # Longer than any job: the parent is the one that looks at the clock.
 _NEVER = timedelta(days=30)
@@ -73,8 +74,8 @@ class _HungUp(Exception):
 def serve(seat: Seat) -> None:
     """Answer jobs over `seat.connection`; returns when the parent hangs up."""
     sys.dont_write_bytecode = True
-    faulthandler.enable(file=seat.stacks_fd, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=seat.stacks_fd, all_threads=True)
+    _install_faulthandler(seat)
+    twin.stand_apart(seat.connection)
     ledger.adopt(seat.ledgers_fd, seat.world)
     ledger.act_as(seat.rank)
     use_device(seat.request.devices[seat.index])
@@ -84,9 +85,10 @@ def serve(seat: Seat) -> None:
             _join(seat)
         ledger.settle()
         workplace = Workplace(seat.request.threads, seat.is_at_home, seat.request.backend, seat.settings)
+        state = ProcessState.take()
         _send(seat.connection, Reply("ready", time.monotonic()))
         while True:
-            _one_job(seat, workplace)
+            _one_job(seat, workplace, state)
     except (_HungUp, ConnectionError):
         return
     except Exception as error:
@@ -117,22 +119,31 @@ def _store(seat: Seat, address: StoreAddress | None) -> c10d.Store:
     return c10d.PrefixStore(address.prefix, store)
 
 
-def _one_job(seat: Seat, workplace: Workplace) -> None:
-    buffers, output = _receive(seat.connection)
+def _one_job(seat: Seat, workplace: Workplace, state: ProcessState) -> None:
+    buffers, outputs = _receive(seat.connection)
     payload, _ = _receive(seat.connection)
     job = cast(Job, wire.unpack(buffers))
     # Only now is it sure that every rank is through with them.
     destroy_subgroups()
-    _send_output_to(output)
+    outlets.give(outputs[1:])
+    _send_output_to(outputs[0])
+    footing = Footing((seat.connection.fileno(), seat.stacks_fd))
     reply, result = _run(seat, workplace, job, payload)
-    _send_output_to(None)
-    _send(seat.connection, reply, result)
+    if twin.is_twin():
+        twin.end(seat.rank, reply.outcome, reply.error_type, reply.error, reply.traceback)
+    state.put_back(partial(_install_faulthandler, seat))
+    lost = footing.lost()
+    if not lost:
+        for fd in outputs[1:]:
+            os.close(fd)
+        _send_output_to(None)
+    _send(seat.connection, replace(reply, job=job.number, lost=lost), result)
 
 
 def _run(seat: Seat, workplace: Workplace, job: Job, payload: list[wire.Buffer]) -> tuple[Reply, list[wire.Buffer]]:
     try:
         workplace.enter(job)
-        function = _load(job.function)
+        function = calling.load(job.function)
         with Entered(seat.rank) if seat.request.backend == "nccl" else contextlib.nullcontext():
             value = function(seat.rank, seat.world, wire.unpack(payload))
         workplace.leave()
@@ -148,28 +159,15 @@ def _run(seat: Seat, workplace: Workplace, job: Job, payload: list[wire.Buffer])
     return Reply("returned", time.monotonic()), buffers
 
 
-def _load(name: str) -> Callable[[int, int, object], object]:
-    module, _, attribute = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return cast("Callable[[int, int, object], object]", found)
-
-
 def _raised(error: BaseException) -> Reply:
-    text = "".join(traceback.format_exception(_without_our_frames(error)))
-    line = str(error).strip().partition("\n")[0]
-    return Reply("raised", time.monotonic(), error=line, error_type=type(error).__name__, traceback=text)
+    told = calling.raised(error)
+    return Reply("raised", time.monotonic(), told.error, told.error_type, told.traceback)
 
 
-def _without_our_frames(error: BaseException) -> BaseException:
-    """From the job on; what a job puts around a user's function hides itself, as pytest's own frames do."""
-    trace = error.__traceback__
-    while trace is not None and (
-        trace.tb_frame.f_code.co_filename == __file__ or trace.tb_frame.f_locals.get("__tracebackhide__") is True
-    ):
-        trace = trace.tb_next
-    return error.with_traceback(trace) if trace is not None else error
+def _install_faulthandler(seat: Seat) -> None:
+    faulthandler.enable(file=seat.stacks_fd, all_threads=True)
+    faulthandler.unregister(signal.SIGUSR1)  # or register leaves a handler there that took its place
+    faulthandler.register(signal.SIGUSR1, file=seat.stacks_fd, all_threads=True)
 
 
 def _send_output_to(target: int | None) -> None:
@@ -182,23 +180,23 @@ def _send_output_to(target: int | None) -> None:
 
 
 def _send(connection: socket.socket, reply: Reply, result: list[wire.Buffer] | None = None) -> None:
-    buffers = [*wire.pack(reply), *(result or [])]
+    buffers = [*wire.pack(replace(reply, pid=os.getpid())), *(result or [])]
     connection.sendall(wire.head(buffers))
     for buffer in buffers:
         connection.sendall(buffer)
 
 
-def _receive(connection: socket.socket) -> tuple[list[wire.Buffer], int | None]:
-    """One frame, and the descriptor that came with it."""
-    data, ancillary, _, _ = connection.recvmsg(wire.COUNT.size, socket.CMSG_SPACE(4))
+def _receive(connection: socket.socket) -> tuple[list[wire.Buffer], list[int]]:
+    """One frame, and the descriptors that came with it."""
+    data, ancillary, _, _ = connection.recvmsg(wire.HEAD.size, socket.CMSG_SPACE(4 * MAX_RANKS))
     if not data:
         raise _HungUp
     fds = array.array("i")
     for _, _, part in ancillary:
-        fds.frombytes(part[:4])
-    (count,) = wire.COUNT.unpack(data + _exactly(connection, wire.COUNT.size - len(data)))
+        fds.frombytes(part[: len(part) // 4 * 4])
+    count = wire.count(data + _exactly(connection, wire.HEAD.size - len(data)))
     sizes = wire.lengths(_exactly(connection, count * wire.LENGTH_BYTES))
-    return [_exactly(connection, size) for size in sizes], fds[0] if fds else None
+    return [_exactly(connection, size) for size in sizes], fds.tolist()
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

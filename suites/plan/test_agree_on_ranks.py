@@ -9,7 +9,7 @@ import pytest
 from pytest_fxbucket.plan import Plan, PlanError, parse_plans
 from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
 from pytest_fxbucket.plan.schema import rule_of
-from pytest_fxbucket.ranks.launch import MAX_RANKS
+from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 
 def plan_of(parallel: str, world: str = "") -> Plan:

@@ -6,15 +6,15 @@ import contextlib
 import math
 
 from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.ranks import ledger
-from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer, load
+from pytest_fxbucket.ranks import calling, ledger
+from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer
 from pytest_fxbucket.ranks.one_process.surroundings import Surroundings
 
 
 def run(rank: int, world: int, order: Order) -> list[Answer]:
     """Call the order's function once as each rank, up to the first that fails; answers in rank order."""
     with contextlib.suppress(Exception):  # it fails again in rank 0, which says so
-        load(order.function)
+        calling.load(order.function)
     start = Surroundings.take()
     answers: list[Answer] = []
     for one in range(len(order.payloads)):

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.compat.threads import Groups, let_python_groups_gather_into_given_tensors
-from pytest_fxbucket.ranks import ledger
-from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer, load, raised
+from pytest_fxbucket.ranks import calling, ledger
+from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer, raised
 from pytest_fxbucket.ranks.one_process.baton import Baton
 from pytest_fxbucket.ranks.one_process.exchange import Tables
 from pytest_fxbucket.ranks.one_process.local_group import LocalGroup
@@ -69,16 +69,15 @@ def run(rank: int, world: int, order: Order) -> list[Answer]:
     # What the module does to the process when it is imported must not stay with the rank that comes first. Where this fails, it
     # fails again in each rank, which says so.
     with contextlib.suppress(Exception):
-        load(order.function)
+        calling.load(order.function)
     world = len(order.payloads)
-    with Outlets(world, order.log_dir) as outlets:
+    with Outlets() as outlets:
         _stage = stage = _Stage(world, outlets)
         try:
-            answers = _play(stage, order)
+            return _play(stage, order)
         finally:
             stage.leave()
             _stage = None
-        return [replace(one, output=outlets.tail(rank)) for rank, one in enumerate(answers)]
 
 
 def _play(stage: _Stage, order: Order) -> list[Answer]:

@@ -13,7 +13,7 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.ledger import Whereabouts, ranks_text
-from pytest_fxbucket.ranks.messages import PoolRequest
+from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.one_process.answers import Answer, Order
 from pytest_fxbucket.ranks.parting import partings
 from pytest_fxbucket.ranks.pool import RankPool, task_text, tell_output, unpack_results
@@ -23,10 +23,10 @@ from pytest_fxbucket.ranks.watchdog import process_state
 if TYPE_CHECKING:
     from pytest_fxbucket.ranks.pools import Pools
 
-MOST_RANKS = {"local": 64, "fake": 1 << 16}
+MOST_RANKS = {"local": MAX_RANKS, "fake": 1 << 16}
 # The name of a rank's thread in a dump, and the frames from which on they are all alike.
 _RANK = re.compile(r'baton\.py", line \d+ in rank_(\d+)$', re.M)
-_JOB_BEGINS = re.compile(r'^  File "[^"]*answers\.py", line \d+ in answer$', re.M)
+_JOB_BEGINS = re.compile(r'^  File "[^"]*answers\.py", line \d+ in _called$', re.M)
 # No letter of the kernel's: such ranks come last when it is asked who holds up the others.
 _WAITS_ITS_TURN = "-"
 _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
@@ -41,6 +41,7 @@ class TogetherPool(RankPool):
         # One rank runs at a time, and may have all cores.
         super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), "", ("cpu",)))
         self.backend = backend
+        self._log_names = [[f"rank{rank}" for rank in range(world if backend == "local" else 1)]]
 
     def run(
         self,
@@ -61,7 +62,7 @@ class TogetherPool(RankPool):
         if len(payloads) != self.world:
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         task = task_text(what, job)
-        order = Order(job, _packed(payloads, task), str(log_dir.absolute()) if log_dir is not None else "")
+        order = Order(job, _packed(payloads, task))
         attempt = self.attempt(
             f"pytest_fxbucket.ranks.one_process.{self.backend}:run",
             [order],
@@ -72,11 +73,13 @@ class TogetherPool(RankPool):
         )
         (process,) = attempt.states
         if process.outcome != "returned":
-            states = self._states_of_process(process)
+            states = self._states_of_process(process, attempt.outputs)
             tell_output(states, on_output)
             raise self._failed(failure_of(states, task=task, timed_out_s=None if attempt.in_time else timeout_s))
         answers = cast("list[Answer]", unpack_results(attempt, task)[0])
         states = [_state(rank, one, self._where(rank)) for rank, one in enumerate(answers)]
+        for state, output in zip(states, attempt.outputs, strict=False):  # under fake there is one for all
+            state.output = output
         tell_output(states, on_output)
         if has_failed(states):
             raise self._failed(_failure(states, task))
@@ -90,7 +93,7 @@ class TogetherPool(RankPool):
     def _where(self, rank: int) -> Whereabouts:
         return self._crew.ledgers.read(rank) if self._crew is not None else Whereabouts()
 
-    def _states_of_process(self, process: RankState) -> list[RankState]:
+    def _states_of_process(self, process: RankState, outputs: Sequence[str]) -> list[RankState]:
         """What became of each rank when their process died, or went on for too long: it is the doing of the rank it played."""
         assert self._crew is not None
         acting = self._crew.ledgers.acting() or 0
@@ -99,11 +102,13 @@ class TogetherPool(RankPool):
         states = []
         for rank in range(self.world):
             where = self._crew.ledgers.read(rank)
+            printed = outputs[rank] if self.backend == "local" else outputs[0] * (rank == acting)
             if rank == acting:
-                states.append(replace(process, rank=rank, where=where, process=letter, stack=stack))
+                states.append(replace(process, rank=rank, where=where, process=letter, stack=stack, output=printed))
                 continue
             outcome = "returned" if self._is_through(rank, acting, where) else "running"
-            states.append(RankState(rank, outcome, where=where, process=_WAITS_ITS_TURN, stack=stacks.get(rank, "")))
+            stack_of = stacks.get(rank, "")
+            states.append(RankState(rank, outcome, where=where, process=_WAITS_ITS_TURN, stack=stack_of, output=printed))
         return states
 
     def _is_through(self, rank: int, acting: int, where: Whereabouts) -> bool:
@@ -132,7 +137,6 @@ def _state(rank: int, answer: Answer, where: Whereabouts) -> RankState:
         answer.traceback,
         where=where,
         stack=_JOB_BEGINS.split(answer.stack)[0],
-        output=answer.output,
     )
 
 

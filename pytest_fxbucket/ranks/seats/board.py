@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +13,7 @@ from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.seats.member import Member
 
 _PART_BYTES = 4 << 20
+_PARTS = struct.Struct("<I")
 # A key that was seen is there at once; the time is for a server that is slow or gone.
 _ANSWER_S = 60
 
@@ -47,14 +49,14 @@ class Board:
         with self._answering():
             for index, part in enumerate(rest):
                 self._set(f"{key}/part{index}", bytes(part))
-            self._set(key, wire.COUNT.pack(len(rest)) + data[:_PART_BYTES])
+            self._set(key, _PARTS.pack(len(rest)) + data[:_PART_BYTES])
 
     def get(self, key: str) -> object:
         """The value that somebody has put at `key`. Raises Unpicklable."""
         with self._answering():
             first = self._store.get(key)
-            (parts,) = wire.COUNT.unpack_from(first)
-            data = bytearray(first[wire.COUNT.size :])
+            (parts,) = _PARTS.unpack_from(first)
+            data = bytearray(first[_PARTS.size :])
             for index in range(parts):
                 data += self._store.get(f"{key}/part{index}")
         return wire.unpack(_split(data))
@@ -69,7 +71,7 @@ class Board:
         with self._answering():
             if not self._store.check([key]):
                 return
-            (parts,) = wire.COUNT.unpack_from(self._store.get(key))
+            (parts,) = _PARTS.unpack_from(self._store.get(key))
             for name in (key, *(f"{key}/part{index}" for index in range(parts))):
                 self._store.delete_key(name)
 
@@ -110,10 +112,10 @@ class Board:
 
 def _split(data: bytearray) -> list[wire.Buffer]:
     view = memoryview(data)
-    (count,) = wire.COUNT.unpack_from(view)
-    start = wire.COUNT.size + count * wire.LENGTH_BYTES
+    count = wire.count(view[: wire.HEAD.size])
+    start = wire.HEAD.size + count * wire.LENGTH_BYTES
     found: list[wire.Buffer] = []
-    for length in wire.lengths(view[wire.COUNT.size : start]):
+    for length in wire.lengths(view[wire.HEAD.size : start]):
         # Of its own, and writable: tensors take it for their memory.
         found.append(bytearray(view[start : start + length]))
         start += length

@@ -88,7 +88,7 @@ class SeatPool(RankPool):
         member = pools.meeting.member
         threads = threads_per_rank(min(world, member.local_world), os.environ)
         super().__init__(pools, PoolRequest(world, threads, (member.rank,), backend, ("cpu",)))
-        self._log_name = f"node{member.node}.rank{{}}"
+        self._log_names = [[member.name]]
         self._is_player = member.rank < world
         self._group = ""
 
@@ -124,7 +124,7 @@ class SeatPool(RankPool):
     def _come_together(self, topic: str, job: str, timeout_s: float, task: str) -> None:
         """Have all processes at the same job, with ranks of one process group or all without."""
         __tracebackhide__ = True
-        group = self._group if self._crew is not None and self._crew.is_whole() else ""
+        group = self._group if self.is_well else ""
         came = self._meeting.exchange(topic, _Coming(job, self.world, self.backend, group), limit_s=timeout_s)
         if came.missing:
             self._meeting.was_left = True
@@ -198,7 +198,7 @@ class SeatPool(RankPool):
             raise failure_of(states, task=task, timed_out_s=None if in_time else timeout_s)
         if told.missing:
             raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in told.missing.items()))
-        return unpack_results(Attempt(states, [done[rank].result for rank in range(self.world)], True), task)
+        return unpack_results(Attempt(states, [done[rank].result for rank in range(self.world)], [], True), task)
 
     def _state(self, rank: int, done: dict[int, _Done], told: Round) -> RankState:
         if rank in done and (state := done[rank].state) is not None:
