@@ -1,4 +1,7 @@
-"""A first bucket plan for a model: repeated blocks as entries, the rest together."""
+"""A first bucket plan for a model: repeated blocks as entries, and what lies before, between and after them.
+
+An embedding and a head are needed at the two ends of a step, so they share no entry unless they are tied.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +53,50 @@ def draft(model: nn.Module) -> Draft:
     left = [name for name in names.parameters if name not in planned]
     if not left:
         return Draft(tuple(blocks), "error")
-    together = _together(left, planned, names)
-    if len(together) <= _MOST_NAMES:
-        entries = (*blocks, "+".join(together))
-        try:
-            _resolve(entries, names, "error")
-        except PlanError:  # a parameter in it is tied to one in a block
-            return Draft(tuple(blocks), "root")
-        return Draft(entries, "error")
-    return Draft(tuple(blocks), "root")
+    rest = _apart(_together(left, planned, names), planned, names, model)
+    entries = (*blocks, *("+".join(together) for together in rest))
+    try:
+        _resolve(entries, names, "error")
+    except PlanError:  # a parameter in it is tied to one in a block
+        return Draft(tuple(blocks), "root")
+    if max(map(len, rest)) > _MOST_NAMES:
+        return Draft(tuple(blocks), "root")
+    return Draft(tuple(sorted(entries, key=lambda entry: _first_of(entry, names))), "error")
+
+
+def _apart(covers: dict[str, str], planned: set[str], names: Names, model: nn.Module) -> list[list[str]]:
+    """Names in ``covers`` (by the parameters that they hold) that share an entry: neighbours; embeddings alone."""
+    groups: list[list[str]] = []
+    last: tuple[int, bool] | None = None
+    number = 0
+    for fqn in names.parameters:
+        number += fqn in planned
+        if fqn in planned or any(covers[fqn] in group for group in groups):
+            continue
+        key = (number, _is_embedding(covers[fqn], model))
+        if key != last:
+            groups.append([])
+        groups[-1].append(covers[fqn])
+        last = key
+    return _tied_to_last(groups, covers, names)
+
+
+def _tied_to_last(groups: list[list[str]], covers: dict[str, str], names: Names) -> list[list[str]]:
+    """``groups`` with those of tied parameters, as of an embedding and its head, joined to the last."""
+    tied = {covers[fqn] for fqn in names.aliases.values() if fqn in covers}
+    ends = [group for group in groups[:-1] if tied.intersection(group)]
+    return [*(group for group in groups[:-1] if group not in ends), [name for group in (*ends, groups[-1]) for name in group]]
+
+
+def _is_embedding(name: str, model: nn.Module) -> bool:
+    from torch import nn
+
+    return isinstance(dict(model.named_modules()).get(name), nn.Embedding)
+
+
+def _first_of(entry: str, names: Names) -> int:
+    """Where the first parameter of ``entry`` is registered."""
+    return min(map(names.parameters.index, _resolve((entry,), names, "allow")))
 
 
 def _resolve(entries: tuple[str, ...], names: Names, unplanned: str) -> set[str]:
@@ -69,7 +107,7 @@ def _resolve(entries: tuple[str, ...], names: Names, unplanned: str) -> set[str]
 
 
 def _blocks(model: nn.Module) -> tuple[str, ...]:
-    """Find the outermost children of a ModuleList or Sequential that share their class with a sibling."""
+    """Find the outermost children of a ModuleList, ModuleDict or Sequential that share their class with a sibling."""
     from torch import nn
 
     found: list[str] = []
@@ -78,7 +116,7 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
         children = {name: child for name, child in module._modules.items() if child is not None}
         holds = {name for name, child in children.items() if next(child.parameters(), None) is not None}
         repeated: set[str] = set()
-        if isinstance(module, nn.ModuleList | nn.Sequential):
+        if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             often = Counter(type(children[name]) for name in holds)
             repeated = {name for name in holds if often[type(children[name])] > 1}
         found.extend(_ranges(prefix, [name for name in children if name in repeated]))
@@ -92,8 +130,8 @@ def _blocks(model: nn.Module) -> tuple[str, ...]:
 
 def _ranges(prefix: str, names: list[str]) -> list[str]:
     """Write neighbouring numbers as a range and everything else as it is."""
-    digits = [name for name in names if name.isdigit()]
-    found = [prefix + name for name in names if not name.isdigit()]
+    digits = [name for name in names if name.isdecimal() and str(int(name)) == name]
+    found = [prefix + name for name in names if name not in digits]
     for _, run in groupby(enumerate(digits), key=lambda item: int(item[1]) - item[0]):
         numbers = [number for _, number in run]
         found.append(prefix + (f"[{numbers[0]}-{numbers[-1]}]" if len(numbers) > 1 else numbers[0]))
@@ -116,12 +154,12 @@ def _untied(blocks: tuple[str, ...], names: Names) -> tuple[str, ...]:
     return tuple("+".join(entry.name for entry in group) for group, _ in groups)
 
 
-def _together(left: list[str], planned: set[str], names: Names) -> list[str]:
-    """Name parameters by the largest modules that hold nothing planned."""
+def _together(left: list[str], planned: set[str], names: Names) -> dict[str, str]:
+    """Name each parameter by the largest module that holds nothing planned."""
     taken = planned | {alias for alias, fqn in names.aliases.items() if fqn in planned}
-    covers: dict[str, None] = {}
+    covers: dict[str, str] = {}
     for fqn in left:
         parts = fqn.split(".")
         stems = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        covers[next(s for s in stems if not any(f"{other}.".startswith(f"{s}.") for other in taken))] = None
-    return list(covers)
+        covers[fqn] = next(s for s in stems if not any(f"{other}.".startswith(f"{s}.") for other in taken))
+    return covers

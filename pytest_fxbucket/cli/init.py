@@ -1,37 +1,28 @@
-"""``fxbucket init module:factory``: write a first plan for a model and print its module tree."""
+"""``fxbucket init module:factory``: write a first plan for a model, see whether it passes, and print its module tree."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.blocks import Draft, Names, draft
-from pytest_fxbucket.cli.toml_text import from_toml, to_toml
+from pytest_fxbucket.cli.first_plan import Source, plan_text
+from pytest_fxbucket.cli.toml_text import from_toml
 from pytest_fxbucket.cli.tree import tree
+from pytest_fxbucket.cli.trial import Tried, tried
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import rule_of
+from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from torch import nn
-
-_RANKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The ``[model]`` of a first plan; ``batch`` and ``loss`` are None where nothing of that name was found."""
-
-    factory: str
-    args: Mapping[str, object]
-    batch: str | None
-    loss: str | None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,14 +33,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Build the model, write its plan, print its tree; raises FxbucketError, and then nothing is written."""
+    """Build the model, trace its step, write its plan, print its tree; 1 if the plan, which is written, does not pass yet.
+
+    Raises FxbucketError for a model that cannot be built and a file that cannot be written; nothing is written then.
+    """
     rule_of("model", "factory").read(options.factory, "the factory")
     module = options.factory.partition(":")[0]
     out: Path = options.out or Path(module.rpartition(".")[2] + ".toml")
     if out.exists():
         raise UsageError(f"{out} is already there and is left as it is; name another file with --out, or remove it")
     args = _keyword_arguments(options.arg)
-    with user_code([Path.cwd()]):
+    with redirect_stdout(sys.stderr), user_code([Path.cwd()]):
         factory = import_callable(options.factory, f'factory "{options.factory}"')
         model = _build(factory, options.factory, args)
     found = {
@@ -57,12 +51,22 @@ def run(options: Namespace) -> int:
     }
     source = Source(options.factory, args, found["batch"], found["loss"])
     bucket = draft(model)
-    text = "\n".join(_plan_lines(source, bucket)) + "\n"
-    parse_plans(text, out)  # what init writes must load
-    _write(out, text)
-    for line in [*tree(model), "", *_ties(model), *_summary(out, source, bucket)]:
+    modules = {fqn: type(module) for fqn, module in model.named_modules()}
+    parse_plans(plan_text(source, bucket), out)  # what init writes must load
+    lines = [*tree(model), "", *_ties(model)]
+    missing = [] if source.batch else list(_batch_to_write(source, model, out))
+    del model, factory
+    result = Tried(source) if missing else _tried(source, bucket, out, modules)
+    _write(out, plan_text(result.source, bucket))
+    for line in [*lines, *_summary(out, result, bucket), *missing, f"Next: pytest --fxbucket-plans={out}"]:
         print(line)
-    return 0
+    return 1 if missing or result.problem else 0
+
+
+def _tried(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type]) -> Tried:
+    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
+    with redirect_stdout(sys.stderr), progress.watching(str(out)):
+        return tried(source, bucket, out, modules, progress.say)
 
 
 def _keyword_arguments(pairs: list[str]) -> dict[str, object]:
@@ -95,32 +99,6 @@ def _build(factory: Callable[..., Any], name: str, args: Mapping[str, object]) -
     return model
 
 
-def _plan_lines(source: Source, bucket: Draft) -> Iterator[str]:
-    yield "[model]"
-    yield f"factory = {to_toml(source.factory)}"
-    if source.args:
-        yield f"args = {to_toml(source.args)}"
-    if source.batch is None:
-        yield "# To be written: callable(rank, step) -> tuple of positional inputs, or dict of keyword inputs."
-        yield "# Each rank and step needs another batch; the plan cannot run before this names one."
-    yield f"batch = {to_toml(source.batch or _placeholder(source))}"
-    if source.loss is None:
-        yield "# loss is left out: output.loss is used, or the output itself if it is a scalar."
-    else:
-        yield f"loss = {to_toml(source.loss)}"
-    yield from ("", "[parallel]", f"dp_shard = {_RANKS}  # ranks of the real job", "", "[bucket]")
-    if bucket.entries:
-        yield "plan = ["
-        yield from (f"  {to_toml(entry)}," for entry in bucket.entries)
-        yield "]"
-    if bucket.unplanned != "error":
-        yield f"unplanned = {to_toml(bucket.unplanned)}  # parameters in no entry share one bucket"
-
-
-def _placeholder(source: Source) -> str:
-    return source.factory.partition(":")[0] + ":batch"
-
-
 def _write(out: Path, text: str) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -138,11 +116,38 @@ def _ties(model: nn.Module) -> Iterator[str]:
         yield f"{len(aliases) - 3} more parameters are tied."
 
 
-def _summary(out: Path, source: Source, bucket: Draft) -> Iterator[str]:
+def _summary(out: Path, result: Tried, bucket: Draft) -> Iterator[str]:
+    source = result.source
     rest = "; the rest share one bucket" if bucket.unplanned == "root" else ""
     yield f"Wrote {out}: {', '.join(bucket.entries) or 'no block found'}{rest}."
-    if source.batch is None:
-        yield (f"There is no batch beside the factory: write {_placeholder(source)}(rank, step), or name one in {out}.")
+    if source.inputs:
+        what = "the first item" if source.inputs == (0,) else "what is in the first item"
+        yield f"The model is given {what} of a batch, and the loss the rest, as [model] inputs says."
+    if source.overridden:
+        yield f"Not traced, since they look at values: {', '.join(source.overridden)}; [override] calls them as they are."
     if source.loss is None:
-        yield "There is no loss beside the factory: output.loss is used, or the output itself."
-    yield f"Next: pytest --fxbucket-plans={out}"
+        yield "There is no loss beside the factory: the loss in the model's output is used, or the output itself."
+    if result.problem:
+        yield f"It does not pass yet: {result.problem.rstrip('.')}."
+
+
+def _batch_to_write(source: Source, model: nn.Module, out: Path) -> Iterator[str]:
+    """That there is no batch, and one to begin with."""
+    import inspect
+
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = [one for one in parameters if one.kind in kinds]
+    names = [one.name for one in named if one.default is one.empty] or [one.name for one in named][:1]
+    yield f"There is no batch beside the factory: write {source.placeholder}(rank, step), or name one in {out}. Such as:"
+    yield ""
+    yield "    def batch(rank, step):"
+    yield "        generator = torch.Generator().manual_seed(1000 * step + rank)"
+    items = ", ".join(f'"{name}": {_values(name)}' for name in names)
+    yield f"        return {{{items}}}"
+    yield ""
+
+
+def _values(name: str) -> str:
+    is_index = any(word in name for word in ("ids", "token", "idx"))
+    return "torch.randint(100, (4, 16), generator=generator)" if is_index else "torch.randn(4, 16, generator=generator)"

@@ -130,8 +130,8 @@ class Parallel:
     param_dtype: str | None = field(
         default=None,
         metadata=one_of(
-            "dtype of all-gathers and of what modules read; float inputs of the model and of each module that an entry names are "
-            "cast to it, as FSDP2 does; left out: the parameter's own",
+            "dtype of all-gathers and of what modules read; float inputs of the model and of each module that an entry names "
+            "are cast to it, as FSDP2 does; left out: the parameter's own",
             *_DTYPES,
             omit=True,
         ),

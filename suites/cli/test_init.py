@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.cli import main
-from pytest_fxbucket.cli.blocks import Names
+from pytest_fxbucket.cli.blocks import Names, draft
 from pytest_fxbucket.cli.toml_text import from_toml, to_toml
-from pytest_fxbucket.plan import Plan, Resolution, load_plans, resolve
+from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, resolve
 from pytest_fxbucket.units import human_bytes
 
 MODEL = """
@@ -37,20 +38,58 @@ class Net(nn.Module):
         if tied:
             self.out.weight = self.embed.weight
 
+    def forward(self, tokens, scale=None):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer.down(layer.up(x).relu()) + sum(head(x) for head in layer.heads)
+        return self.out(self.norm(x)) if scale is None else self.out(self.norm(x)) * scale
+
 def build(layers=4, dim=8, tied=False):
     return Net(layers, dim, tied)
 
-def batch(rank, step): ...
-def loss(output, batch): ...
+def batch(rank, step):
+    drawn = torch.randint(16, (2, 4, 5), generator=torch.Generator().manual_seed(1000 * step + rank))
+    return drawn[0], drawn[1]
 
-def huge():
-    return nn.Sequential(*[nn.Linear(200_000, 200_000, bias=False) for _ in range(2)])
+def loss(output, targets):
+    return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
-def looks_at_values():
+class Asks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else self.linear(-x)
+
+def asks_for_values():
     model = build()
-    if float(model.embed.weight.sum()) > 1e9:
-        raise ValueError("never")
+    for layer in model.layers:
+        layer.up = nn.Sequential(Asks(), layer.up)
     return model
+
+class ByName(Net):
+    def __init__(self):
+        super().__init__(2, 8, False)
+        names = ["0", "1", "last"]
+        self.layers = nn.ModuleDict({name: Block(8) for name in names})
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers.values():
+            x = x + layer.down(layer.up(x))
+        return self.out(self.norm(x))
+
+def by_name():
+    return ByName()
+
+def raises_in_forward():
+    model = build()
+    model.norm = nn.LayerNorm(9)
+    return model
+
+def tied():
+    return build(tied=True)
 
 def mixed():
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
@@ -118,7 +157,7 @@ def test_the_plan_has_an_entry_for_each_block_and_one_for_the_rest(net: str) -> 
     plan = load("plans/a.toml")
     assert plan.model is not None
     assert (plan.model.args, plan.model.batch, plan.model.loss) == ({"layers": 3}, f"{net}:batch", f"{net}:loss")
-    assert [entry.name for entry in resolved(plan).entries] == ["layers.0", "layers.1", "layers.2", "embed+norm+out"]
+    assert [entry.name for entry in resolved(plan).entries] == ["embed", "layers.0", "layers.1", "layers.2", "norm+out"]
     assert '"layers.[0-2]"' in Path("plans/a.toml").read_text()
 
 
@@ -127,25 +166,56 @@ def test_the_plan_has_an_entry_for_each_block_and_one_for_the_rest(net: str) -> 
     [
         ("mixed", ["2", "3", "0", "4"]),
         ("shared", ["layers.0+layers.2", "layers.1", "norm"]),
+        ("by_name", ["embed", "layers.0", "layers.1", "layers.last", "norm+out"]),
         ("tied_into_block", ["layers.0", "layers.1", "layers.2", "layers.3", "norm+out"]),
         ("head_tied_to_block", ["layers.0", "layers.1", "head.bias"]),
         ("loose", ["root"]),
-        ("looks_at_values", ["layers.0", "layers.1", "layers.2", "layers.3", "embed+norm+out"]),
+        ("tied", ["embed+norm", "layers.0", "layers.1", "layers.2", "layers.3"]),
     ],
 )
-def test_models_of_other_shapes_get_a_plan_that_holds_every_parameter_once(net: str, factory: str, entries: list[str]) -> None:
-    assert main(["init", f"{net}:{factory}", "--out", "p.toml"]) == 0
-    assert sorted(entry.name for entry in resolved(load("p.toml")).entries) == sorted(entries)
+def test_models_of_other_shapes_get_a_plan_that_holds_every_parameter_once(
+    net: str, monkeypatch: pytest.MonkeyPatch, factory: str, entries: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    model = getattr(importlib.import_module(net), factory)()
+    names, bucket = Names.of(model), draft(model)
+    parsed = parse_entries(list(bucket.entries), "plan")
+    found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=bucket.unplanned)
+    assert sorted(entry.name for entry in found.entries) == sorted(entries)
+    assert sorted(fqn for entry in found.entries for fqn in entry.parameters) == sorted(names.parameters)
+
+
+def test_the_first_plan_passes_and_says_what_it_needed_for_that(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``scale`` could take the labels: only with ``inputs`` the loss gets them."""
+    assert main(["init", f"{net}:asks_for_values", "--out", "p.toml"]) == 0
+    said, (plan,) = capsys.readouterr().out, load_plans(Path("p.toml"))
+    assert plan.model is not None
+    assert plan.model.inputs == ((0,),)
+    assert [entry.name for one in plan.override for entry in one.module] == ["layers.*.up.0"]
+    assert "The model is given the first item of a batch, and the loss the rest" in said
+    assert "Not traced, since they look at values: layers.*.up.0; [override] calls them as they are." in said
+
+
+def test_what_keeps_the_first_plan_from_passing_is_said_and_the_plan_is_there(
+    net: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", f"{net}:raises_in_forward", "--out", "p.toml"]) == 1
+    assert "It does not pass yet: tracing module norm failed" in capsys.readouterr().out
+    assert resolved(load("p.toml")).entries
 
 
 def test_tied_weights_are_planned_once_and_said(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", f"{net}:build", "--arg", "tied=true"]) == 0
-    assert resolved(load(f"{net}.toml")).entries[-1].parameters[0] == "embed.weight"
+    assert resolved(load(f"{net}.toml")).entries[0].parameters[0] == "embed.weight"
     assert "out.weight is tied to embed.weight" in capsys.readouterr().out
 
 
-def test_a_model_larger_than_memory_is_looked_at_without_it(net: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", f"{net}:huge"]) == 0
+def test_a_model_larger_than_memory_is_looked_at_without_it(
+    net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = "def huge():\n    return nn.Sequential(*[nn.Linear(200_000, 200_000, bias=False) for _ in range(2)])\n"
+    (tmp_path / f"{net}_huge.py").write_text(f"from torch import nn\n{huge}")
+    assert main(["init", f"{net}_huge:huge"]) == 1, "there is no batch"
     assert "80,000,000,000   298.0 GiB" in capsys.readouterr().out
 
 
@@ -174,9 +244,10 @@ def test_a_batch_that_is_missing_gets_a_comment_and_is_said(
 ) -> None:
     bare = f"{net}_bare"
     (tmp_path / f"{bare}.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(2, 2)\n")
-    assert main(["init", f"{bare}:build", "--out", "p.toml"]) == 0
+    assert main(["init", f"{bare}:build", "--out", "p.toml"]) == 1
     said = capsys.readouterr().out
     assert f"write {bare}:batch(rank, step)" in said
+    assert 'return {"input": torch.randn(4, 16, generator=generator)}' in said
     assert "There is no loss beside the factory" in said
     written = Path("p.toml").read_text()
     assert "# To be written: callable(rank, step)" in written
@@ -218,7 +289,7 @@ def test_the_command_finds_a_module_in_the_current_folder(net: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "pytest_fxbucket.cli", "init", f"{net}:build", "--out", "p.toml"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert load("p.toml").bucket.plan
 
 
