@@ -1,4 +1,4 @@
-"""Plan files become pytest items: one for each check, or one named `plan` that fails if the file cannot be loaded."""
+"""Plan files become pytest items: one for each check, or one named `plan` that fails for what cannot be loaded."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pytest_fxbucket.terminal import error_text, failure_lines
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
+    from pytest_fxbucket.plan.load import BrokenRow
     from pytest_fxbucket.plan.schema import Plan
 
 CHECKS_WITH_RANKS = frozenset({"bitwise", "benchmark"})
@@ -33,36 +34,46 @@ class PlanRef:
 
     def load(self) -> Plan:
         """Return the plan; PlanError if the file cannot be loaded or has no such matrix row."""
-        from pytest_fxbucket.plan.load import load_plans
+        from pytest_fxbucket.plan.load import BrokenRow, load_rows
 
-        plans = {plan.matrix_id: plan for plan in load_plans(self.path)}
-        if self.matrix_id not in plans:
-            known = ", ".join(name for name in plans if name) or "none"
+        found = {row_of(one): one for one in load_rows(self.path)}
+        if self.matrix_id not in found:
+            known = ", ".join(name for name in found if name) or "none"
             raise PlanError(f"{self.path}: no [[matrix]] row has the id {self.matrix_id!r}; rows there: {known}")
-        return plans[self.matrix_id]
+        plan = found[self.matrix_id]
+        if isinstance(plan, BrokenRow):
+            raise plan.error
+        return plan
 
 
 class PlanFile(pytest.File):
     """A plan file that was named, by option or argument."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Yield an item for each enabled check of the plan and of each matrix row."""
-        from pytest_fxbucket.plan.load import load_plans
+        """Yield an item for each enabled check of the plan and of each matrix row; one for what cannot be loaded."""
+        from pytest_fxbucket.plan.load import BrokenRow, load_rows
 
         try:
-            plans = load_plans(self.path)
+            found = load_rows(self.path)
         except FxbucketError as error:
-            yield BrokenPlan.from_parent(self, name="plan", reason=str(error).replace(f"{self.config.rootpath}/", ""))
+            yield self._broken("plan", error)
             return
         from pytest_fxbucket.run import item_names
 
-        for plan in plans:
+        for plan in found:
+            if isinstance(plan, BrokenRow):
+                yield self._broken(f"plan[{plan.name}]", plan.error)
+                continue
             for name in item_names(plan):
                 yield _item(self, name, plan)
 
+    def _broken(self, name: str, error: FxbucketError) -> BrokenPlan:
+        broken: BrokenPlan = BrokenPlan.from_parent(self, name=name, reason=str(error).replace(f"{self.config.rootpath}/", ""))
+        return broken
+
 
 class BrokenPlan(pytest.Item):
-    """The one item of a plan file that cannot be loaded, so that other plans still run."""
+    """The one item of a plan file, or of a row of it, that cannot be loaded, so that other plans still run."""
 
     def __init__(self, *, reason: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -141,6 +152,11 @@ def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:
     """Return a collector for a plan file that was named; other TOML files are none of ours."""
     if path.suffix != ".toml" or not parent.session.isinitpath(path):
         return None
+    return plan_collector(path, parent)
+
+
+def plan_collector(path: Path, parent: pytest.Collector) -> PlanFile:
+    """Return a collector for the plan file at `path`."""
     rootdir = parent.config.rootpath
     if path.is_relative_to(rootdir):
         return PlanFile.from_parent(parent, path=path)
@@ -149,17 +165,24 @@ def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:
 
 
 def plan_params(paths: Iterable[Path], rootdir: Path) -> Iterator[tuple[str, PlanRef]]:
-    """Yield (test id, PlanRef) for each plan and matrix row; a file that cannot be loaded gives one, to fail later."""
-    from pytest_fxbucket.plan.load import load_plans
+    """Yield (test id, PlanRef) for each plan and matrix row; what cannot be loaded gives one, to fail later."""
+    from pytest_fxbucket.plan.load import load_rows
 
     for path in paths:
         shown = Path(os.path.relpath(path, rootdir)).as_posix()
         try:
-            rows = [plan.matrix_id for plan in load_plans(path)]
+            rows = [row_of(one) for one in load_rows(path)]
         except FxbucketError:
             rows = [None]
         for row in rows:
             yield f"{shown}-{row}" if row else shown, PlanRef(path, row)
+
+
+def row_of(one: Plan | BrokenRow) -> str | None:
+    """Return the id of the row that a plan is of, or what stands for it; None above the rows."""
+    from pytest_fxbucket.plan.load import BrokenRow
+
+    return one.name if isinstance(one, BrokenRow) else one.matrix_id
 
 
 def needs_ranks(item: pytest.Item) -> bool:

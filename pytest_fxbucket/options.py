@@ -290,6 +290,8 @@ def _expand(text: str, base: Path, where: str) -> list[Path]:
         if path.suffix != ".toml":
             raise pytest.UsageError(f"{where}: {text} is no plan file; expected a *.toml")
         found = [path]
+    elif path.is_symlink():
+        raise pytest.UsageError(f"{where}: {text} is a link that leads nowhere")
     elif glob.has_magic(text):
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if name.endswith(".toml")]
     else:

@@ -15,6 +15,7 @@ from pytest_fxbucket.body import item as body
 from pytest_fxbucket.collect import OfPlan, PlanFile, PlanRef, is_last_of_plan, needs_ranks, plan_file, plan_params
 from pytest_fxbucket.controller import Controller
 from pytest_fxbucket.errors import FxbucketError, without_our_frames
+from pytest_fxbucket.odd_paths import OddPaths, as_arguments
 from pytest_fxbucket.options import (
     STATE,
     add_accept_alias,
@@ -68,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     options = read_options(config)
     config.stash[STATE] = FxSession(options, torchrun=_torchrun(config))
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [str(path) for path in options.plans]
+        config.args, odd = as_arguments(options.plans, config.invocation_params.dir)
+        if odd:
+            config.pluginmanager.register(OddPaths(odd), "fxbucket-odd-paths")
         config.args_source = pytest.Config.ArgsSource.ARGS
     config.pluginmanager.register(WholeFiles(fx_session(config)), "fxbucket-whole-files")
     if not hasattr(config, "workerinput"):
@@ -340,11 +343,11 @@ def _has_own_plans(metafunc: pytest.Metafunc) -> bool:
 
 
 def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:
-    """Return what the marker names; pytest.UsageError if it was not given a path and perhaps an id."""
+    """Return what the marker names; an error of collection, one sentence, if it was not given a path and perhaps an id."""
     unknown = sorted(set(marker.kwargs) - {"path", "id"})
     given = dict(zip(("path", "id"), marker.args, strict=False)) | dict(marker.kwargs)
     if unknown or len(marker.args) > 2 or not isinstance(given.get("path"), str):
-        raise pytest.UsageError(
+        raise pytest.Collector.CollectError(
             f"{nodeid}: expected @pytest.mark.{MARKER.partition(':')[0]}, got {marker.args} {marker.kwargs}"
         )
     return PlanRef(rootdir / given["path"], given.get("id"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_fxbucket.artifacts import why_elsewhere
 from pytest_fxbucket.compat.versions import TESTED, is_tested
 from pytest_fxbucket.session import PlanResult
 
@@ -42,7 +43,8 @@ def failure_lines(verdict: Verdict) -> Iterator[str]:
         yield verdict.summary
     yield from verdict.lines
     if verdict.folder is not None:
-        yield f"graphs, report and rank logs: {verdict.folder}"
+        why = why_elsewhere(verdict.folder)
+        yield f"graphs, report and rank logs: {verdict.folder}" + (f" ({why})" if why else "")
 
 
 def error_text(error: FxbucketError) -> str:
@@ -53,7 +55,7 @@ def error_text(error: FxbucketError) -> str:
 
 def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
     """Add the outcome of one plan item's phase to `results`, keyed by the plan as its node ids write it."""
-    path, _, name = report.nodeid.partition("::")
+    path, name = parts_of(report.nodeid)
     told: Mapping[str, object] | None = getattr(report, "fxbucket", None)
     if not path.endswith(".toml") or not (report.failed or (told is not None and report.when == "call")):
         return
@@ -65,6 +67,12 @@ def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
         result.sizes = sizes if isinstance(sizes, dict) else result.sizes
         if isinstance(note, str):
             result.notes[check] = note
+
+
+def parts_of(nodeid: str) -> tuple[str, str]:
+    """Return the path of a plan and the name of its item; `::` may be in the path, too."""
+    path, found, name = nodeid.partition(".toml::")
+    return path + found.removesuffix("::"), name
 
 
 def _outcome(report: pytest.TestReport) -> str:

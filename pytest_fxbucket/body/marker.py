@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.limits import LONGEST_S
 from pytest_fxbucket.ranks.backend import CHOICES
 
 NAME = "fxbucket_ranks"
@@ -69,8 +70,8 @@ def _wrong_values(asked: Wanted) -> Iterator[str]:
         yield f"{NAME}: world is {asked.world!r}; expected a number of ranks, 1 or more"
     if asked.backend not in CHOICES:
         yield f"{NAME}: {asked.backend!r} is no backend; expected one of {', '.join(CHOICES)}"
-    if not isinstance(asked.timeout_s, (int, float)) or not asked.timeout_s > 0:
-        yield f"{NAME}: timeout_s is {asked.timeout_s!r}; expected seconds, more than 0"
+    if not isinstance(asked.timeout_s, (int, float)) or not 0 < asked.timeout_s <= LONGEST_S:
+        yield f"{NAME}: timeout_s is {asked.timeout_s!r}; expected seconds, more than 0 and at most {LONGEST_S}"
     if asked.mesh is not None and not _fits(asked.mesh, asked.world):
         yield f"{NAME}: mesh is {asked.mesh!r}; expected a size for each dimension by name, {asked.world} ranks in all"
 

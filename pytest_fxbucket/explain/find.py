@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.plan.hints import some
-from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.load import BrokenRow, load_rows
 from pytest_fxbucket.plan.rules import nearest
 from pytest_fxbucket.run import CHECKS
 
@@ -30,10 +31,17 @@ def find_plan(text: str) -> tuple[Plan, list[str]]:
     PlanError for a file that cannot be loaded, UsageError for a file that is not there or a row that it does not have.
     """
     path, row = parts(text)
-    if not path.exists():
+    if os.path.islink(path) and not os.path.exists(path):
+        raise UsageError(f"{path} is a link that leads nowhere")
+    if not os.path.exists(path):
         near = get_close_matches(path.stem, sorted(one.stem for one in path.parent.glob("*.toml")), n=1)
         raise UsageError(f"{path} is not there{f'; did you mean {path.with_name(near[0])}.toml?' if near else ''}")
-    plans = {plan.matrix_id: plan for plan in load_plans(path)}
+    plans: dict[str | None, Plan] = {}
+    for one in load_rows(path):
+        if not isinstance(one, BrokenRow):
+            plans[one.matrix_id] = one
+        elif one.name == row:
+            raise one.error
     rows = [name for name in plans if name]
     if row not in plans:
         known = f"rows there: {', '.join(rows)}" if rows else "it has no rows"
@@ -43,7 +51,7 @@ def find_plan(text: str) -> tuple[Plan, list[str]]:
 
 def parts(text: str) -> tuple[Path, str | None]:
     """File and row that ``text`` names, whether they are there or not."""
-    if Path(text).exists():
+    if os.path.exists(text):  # which says no of names that cannot be, where pathlib raises
         return Path(text), None
     found = _NAMED.fullmatch(text)
     if found is None:

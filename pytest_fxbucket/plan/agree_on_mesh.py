@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.limits import MOST_RANKS
 from pytest_fxbucket.plan.schema import Parallel, Plan
 
 _DEGREES = {"fully_shard": ("dp_shard",), "replicate": ("dp_replicate",), "hybrid_shard": ("dp_replicate", "dp_shard")}
@@ -13,6 +14,8 @@ _AT_ONE = {"dp_shard": "leaves nothing to shard", "dp_replicate": "leaves one co
 def agree_on_mesh(plan: Plan, where: str) -> None:
     """Raise PlanError, one sentence that begins with ``where``, for degrees that do not fit mode, tables or each other."""
     mesh, inside = plan.parallel, f"{where}: [parallel]"
+    if plan.world_size > MOST_RANKS:
+        raise PlanError(f"{inside} makes a mesh of {plan.world_size} ranks, and at most {MOST_RANKS} can be looked at")
     if plan.model is None or mesh.mode not in _DEGREES:
         _somebody_to_talk_to(mesh, inside)
     else:

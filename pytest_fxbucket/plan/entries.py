@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.rules import Metadata, Rule, show, wrong
 
-_RANGE = re.compile(r"\[(0|[1-9]\d*)-(0|[1-9]\d*)\]")
+_RANGE = re.compile(r"\[(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\]")
+_LETTERS = re.compile(r"([^\[\]]*)\[([A-Za-z]{1,8})\]([^\[\]]*)")
 _MOST_ENTRIES = 100_000  # a slip of the keyboard ("[0-99999999]") should not eat the memory
 _EXPECTS = 'a list of entries such as ["embed", "layers.[0-3]", "norm+output"]'
 
@@ -94,10 +95,13 @@ def _spell_out(text: str, where: str) -> list[str]:
 
 def _choices(component: str, where: str) -> Sequence[str | int]:
     if "*" in component and component != "*":
-        raise PlanError(f'{where} has a * within a name; it stands for a whole one, as in "layers.*"')
+        raise PlanError(f'{where} has a * within a name; it stands for a whole one, as in "layers.*", so name each module')
     if "[" not in component and "]" not in component:
         return [component]
     found = _RANGE.fullmatch(component)
+    if found is None and (letters := _LETTERS.fullmatch(component)):
+        each = [f'"{letters[1]}{letter}{letters[3]}"' for letter in letters[2]]
+        raise PlanError(f'{where} has "{component}", and brackets hold numbers; name each: {", ".join(each)}')
     if found is None:
         raise PlanError(f'{where} has "{component}", which is no range; write both ends between dots, as in "layers.[0-3]"')
     first, last = int(found[1]), int(found[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from pytest_fxbucket.errors import PlanError
@@ -18,26 +19,46 @@ _ID = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?")
 Tables = dict[str, object]
 
 
-def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[tuple[str, str, Tables]]:
-    """Yield id, error prefix and whole tables of each row, in the file's order.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its id, the prefix of errors about it, and its whole tables, or what is wrong with it."""
+
+    name: str
+    """Its number from 1 where it has no id of its own."""
+    where: str
+    tables: Tables | PlanError
+
+
+def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[Row]:
+    """Yield each row, in the file's order.
 
     Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
-    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name.
-    Raises PlanError for an id that is missing, wrong or used twice and for unknown keys; values are not looked at.
+    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name. A row has a PlanError instead of tables for
+    an id that is missing, wrong or used twice and for unknown keys; values are not looked at. Raises PlanError if there are no
+    rows.
     """
     if not isinstance(raw, list) or not all(isinstance(row, Mapping) for row in raw):
         raise wrong(f"{where}: [[matrix]]", "tables, each under [[matrix]]", raw)
     seen: set[str] = set()
     for number, row in enumerate(cast("list[Mapping[str, object]]", raw), 1):
-        matrix_id = _id(row, number, where)
-        inside = f'{where}: [[matrix]] "{matrix_id}"'
-        if matrix_id in seen:
-            raise PlanError(f"{inside} is there twice; each id must be its own")
-        seen.add(matrix_id)
-        overrides = {key: value for key, value in row.items() if key != "id"}
-        if not overrides:
-            raise PlanError(f"{inside} overrides no key; write one such as parallel.param_dtype, or take the row out")
-        yield matrix_id, inside, _merge(base, overrides, inside)
+        name = str(number)
+        inside = where
+        try:
+            matrix_id = _id(row, number, where)
+            inside = f'{where}: [[matrix]] "{matrix_id}"'
+            if matrix_id in seen:
+                raise PlanError(f"{inside} is there twice; each id must be its own")
+            seen.add(name := matrix_id)
+            yield Row(name, inside, _tables(base, row, inside))
+        except PlanError as error:
+            yield Row(name, inside, error)
+
+
+def _tables(base: Mapping[str, object], row: Mapping[str, object], where: str) -> Tables:
+    overrides = {key: value for key, value in row.items() if key != "id"}
+    if not overrides:
+        raise PlanError(f"{where} overrides no key; write one such as parallel.param_dtype, or take the row out")
+    return _merge(base, overrides, where)
 
 
 def _id(row: Mapping[str, object], number: int, where: str) -> str:

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.limits import LONGEST_S, MOST_RANKS
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 DEGREES = ("pp", "dp_replicate", "dp_shard", "tp")
@@ -44,6 +45,8 @@ def show(value: object) -> str:
         return "a table"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses to write the longest
+        return f"a number of {value.bit_length()} bits"
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -139,8 +142,8 @@ def passes(doc: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-def whole(doc: str, *, least: int, most: int | None = None) -> Metadata:
-    """Take a whole number from ``least``; above ``most`` is known but not built yet."""
+def whole(doc: str, *, least: int, most: int | None = None, limit: int = 10**9) -> Metadata:
+    """Take a whole number from ``least`` to ``limit``, far above all that can be meant; above ``most`` is not built yet."""
     expects = f"a whole number of at least {least}"
 
     def read(value: object, where: str) -> object:
@@ -148,6 +151,8 @@ def whole(doc: str, *, least: int, most: int | None = None) -> Metadata:
             raise wrong(where, expects, value)
         if most is not None and value > most:
             raise not_built(where, value, str(most))
+        if value > limit:
+            raise PlanError(f"{where} must be at most {limit}, not {show(value)}")
         return value
 
     return {"rule": Rule(doc, expects, read, built=most is None)}
@@ -159,6 +164,8 @@ def seconds(doc: str) -> Metadata:
     def read(value: object, where: str) -> object:
         if not 0 < _number(value) < math.inf:
             raise wrong(where, "a number of seconds above 0", value)
+        if _number(value) > LONGEST_S:
+            raise PlanError(f"{where} must be at most {LONGEST_S} seconds, not {show(value)}")
         return _number(value)
 
     return {"rule": Rule(doc, "a number of seconds above 0", read)}
@@ -248,7 +255,7 @@ def _of_several(degree: object, where: str) -> object:
             f"{where} must be a whole number of at least 2, not 1: along one rank there is nothing to compare; use 2, or leave "
             "it out where [parallel] has 1"
         )
-    return whole("", least=2)["rule"].read(degree, where)
+    return whole("", least=2, limit=MOST_RANKS)["rule"].read(degree, where)
 
 
 def number(doc: str, *, least: float) -> Metadata:

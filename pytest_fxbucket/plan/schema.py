@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pytest_fxbucket.limits import MOST_RANKS
 from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.groups import parameter_groups
@@ -115,14 +116,16 @@ class Parallel:
             "hybrid_shard",
         ),
     )
-    dp_shard: int = field(default=1, metadata=whole("ranks that a parameter is sharded over", least=1))
-    dp_replicate: int = field(default=1, metadata=whole("copies of the model, sharded or whole", least=1))
-    tp: int = field(default=1, metadata=whole("ranks that the modules of `tp_plan` are parted over", least=1))
+    dp_shard: int = field(default=1, metadata=whole("ranks that a parameter is sharded over", least=1, limit=MOST_RANKS))
+    dp_replicate: int = field(default=1, metadata=whole("copies of the model, sharded or whole", least=1, limit=MOST_RANKS))
+    tp: int = field(default=1, metadata=whole("ranks that the modules of `tp_plan` are parted over", least=1, limit=MOST_RANKS))
     tp_plan: Mapping[str, str] = field(
         default_factory=dict,
         metadata=linear_styles('how linears are parted over `tp`: `"colwise"` by outputs, `"rowwise"` by inputs'),
     )
-    ep: int = field(default=1, metadata=whole("ranks, out of those of `dp_shard`, that experts are parted over", least=1))
+    ep: int = field(
+        default=1, metadata=whole("ranks, out of those of `dp_shard`, that experts are parted over", least=1, limit=MOST_RANKS)
+    )
     ep_plan: tuple[Entry, ...] = field(
         default=(), metadata=entry_list("modules of experts: parameters and input have one row an expert")
     )
@@ -330,7 +333,9 @@ class Run:
         ),
     )
     steps: int = field(default=3, metadata=whole("steps that bitwise runs", least=1))
-    seed: int = field(default=0, metadata=whole("seed of the weights and of random operators in the step", least=0))
+    seed: int = field(
+        default=0, metadata=whole("seed of the weights and of random operators in the step", least=0, limit=2**63 - 1)
+    )
     timeout_s: float = field(default=120.0, metadata=seconds("longest that ranks may take"))
 
 

@@ -128,6 +128,10 @@ def test_world_in_words():
 @pytest.mark.fxbucket_ranks(4, backend="glow")
 def test_unknown_backend():
     pass
+
+@pytest.mark.fxbucket_ranks(4, timeout_s=1e7)
+def test_too_long():
+    pass
 """
 UNMARKED = """
 def test_rank_without_ranks(fxbucket_rank):
@@ -194,6 +198,7 @@ FAILED = {
     "test_unknown_argument": [r"got \(4, bakend='gloo'\): got an unexpected keyword argument 'bakend'"],
     "test_mesh_of_another_size": [r"mesh is \{'a': 2\}; expected a size for each dimension by name, 3 ranks in all"],
     "test_world_in_words": [r"world is '4'; expected a number of ranks, 1 or more"],
+    "test_too_long": [r"timeout_s is 10000000.0; expected seconds, more than 0 and at most 1000000"],
     "test_unknown_backend": [r"'glow' is no backend; expected one of auto, gloo, "],
     "test_rank_without_ranks": [
         r"fxbucket_rank is for tests that run on ranks; mark this one with @pytest.mark.fxbucket_ranks"

@@ -39,6 +39,11 @@ FIT = {
         "tp_plan makes 1 colwise, but it is a BatchNorm1d; only modules with the forward of torch.nn.Linear can be parted, "
         'others need mode = "module:callable"',
     ),
+    "a prefix of linears": (
+        {"tp": 2, "tp_plan": {"layers": "colwise"}},
+        "tp_plan makes layers colwise, but it is a ModuleList, of which the linears are to be named: "
+        '"layers.0" = "colwise", "layers.1" = "colwise", "layers.2" = "colwise"',
+    ),
     "rowwise of a whole input": (
         {"factory": "two_heads", "tp": 3, "tp_plan": {"out": "rowwise"}},
         "tp_plan makes out rowwise, so its input must be a rank's part, 2 of 6 wide, but it is whole; "

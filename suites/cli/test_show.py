@@ -113,6 +113,8 @@ def test_full_is_the_graph_that_runs_with_the_order_that_is_kept_in_it(plan: Pat
     ("arguments", "code", "says"),
     [
         (["none.toml"], 2, "none.toml is not there\n"),
+        (["plans/loop.toml"], 2, "plans/loop.toml is a link that leads nowhere\n"),
+        (["x" * 5000], 2, "xxx is not there\n"),
         (["plans/twoo.toml::two"], 2, "plans/twoo.toml is not there; did you mean plans/two.toml?\n"),
         (["plans/two.toml::one_leyer"], 2, 'did you mean "one_layer"?'),
         (["plans/two.toml", "--pass", "manul"], 2, '--pass: "manul" is no pass; expected manual, torch or module:callable'),
@@ -124,6 +126,7 @@ def test_full_is_the_graph_that_runs_with_the_order_that_is_kept_in_it(plan: Pat
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence(plan: Path, capsys: Capsys, arguments: list[str], code: int, says: str) -> None:
+    Path("plans/loop.toml").symlink_to("loop.toml")
     assert main(["show", *arguments]) == code
     said = capsys.readouterr()
     assert says in said.err

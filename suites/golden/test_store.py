@@ -59,6 +59,7 @@ DAMAGE = {
         lambda text: text.replace(f"golden {FORMAT}", f"golden {FORMAT - 1}"),
         "which this version no longer reads",
     ),
+    "a format of 5,000 digits": (lambda text: text.replace(f"golden {FORMAT}", "golden " + "9" * 5000), "is not a golden"),
     "newer format": (
         lambda text: text.replace(f"golden {FORMAT}", f"golden {FORMAT + 1}"),
         f"newer pytest-fxbucket (format {FORMAT + 1}",

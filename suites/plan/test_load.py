@@ -278,3 +278,24 @@ def test_reading_plans_does_not_import_torch_or_pytest() -> None:
     code = "import sys, pytest_fxbucket.plan, pytest_fxbucket.cli; print({'torch', 'pytest'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"run": f"seed = {'9' * 5000}"}, ":12: a number there has more digits than Python reads"),
+        ({"run": f"seed = 0x{'f' * 5000}"}, "seed must be at most 9223372036854775807, not a number of 20000 bits"),
+        ({"run": f"steps = -0b1{'0' * 5000}"}, ": this is not TOML"),
+        ({"run": "seed = 18446744073709551616"}, "seed must be at most 9223372036854775807, not 18446744073709551616"),
+        ({"run": "timeout_s = 1e7"}, "timeout_s must be at most 1000000 seconds, not 10000000.0"),
+        ({"run": "world = { dp_shard = 10000000000000000000000 }"}, "world.dp_shard must be at most 131072, not 1000000"),
+        ({"parallel": "dp_shard = 10000000000000000000000"}, "[parallel] dp_shard must be at most 131072, not 1000000"),
+        (
+            {"parallel": 'mode = "hybrid_shard"\ndp_shard = 4096\ndp_replicate = 4096'},
+            "[parallel] makes a mesh of 16777216 ranks, and at most 131072 can be looked at",
+        ),
+    ],
+    ids=["decimal", "hexadecimal", "negative", "seed", "time limit", "small mesh", "degree", "mesh"],
+)
+def test_a_number_that_nobody_can_mean_is_refused_when_it_is_read(tables: dict[str, str], says: str) -> None:
+    assert says in error_of(text(**tables))

@@ -101,6 +101,73 @@ class TestBrokenPlan:
         result.stdout.fnmatch_lines(["plans/broken.toml::plan FAILED*", "*call *plans/broken.toml::plan"])
 
 
+class TestOddPaths:
+    """Pytest's arguments end a path at `[` and at `::`."""
+
+    def test_such_a_plan_runs_beside_the_others(self, project: pytest.Pytester) -> None:
+        for name in ("a[1].toml", "b::c.toml"):
+            Path("plans", name).write_text(Path("plans/plain.toml").read_text())
+        odd = [f"plans/{name}::{check}" for name in ("a[1].toml", "b::c.toml") for check in CHECKS]
+        assert collected(project, "--fxbucket-plans=plans") == BROKEN + GOOD + PLAIN + odd
+        assert collected(project, "--fxbucket-plans=plans/a[[]1].toml", "-k", "audit") == [odd[0]]
+
+    def test_a_checkout_in_such_a_folder_runs_its_plans(
+        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = project.mkdir("job[1]")
+        Path("plans/plain.toml").rename(folder / "plain.toml")
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        monkeypatch.chdir(folder)
+        assert collected(project, "--rootdir=.", "--fxbucket-plans=plain.toml", "-k", "audit") == ["plain.toml::audit"]
+
+    def test_its_failure_is_in_the_summary_with_a_command_that_accepts(self, project: pytest.Pytester) -> None:
+        checks = "[checks]\naudit = false\ncollectives = false\nbitwise = false\n"
+        Path("plans/a[1].toml").write_text(Path("plans/plain.toml").read_text() + checks)
+        result = project.runpytest_subprocess("--fxbucket-plans=plans/a[[]1].toml")
+        result.assert_outcomes(failed=1)
+        command = "pytest '--fxbucket-plans=plans/a[[]1].toml' -k golden --fxbucket-accept=new"
+        result.stdout.fnmatch_lines([f"*plans/a[[]1].txt is missing; *{command}*".replace("a[[]1].toml", "a*1].toml")])
+        result.stdout.fnmatch_lines(["plans/a[[]1].toml: *golden failed"])
+
+
+class TestBrokenRow:
+    """A row that is no plan is one failed item, and the others run."""
+
+    ROWS = (
+        '\n[[matrix]]\nid = "bad"\nparallel.reshard = 3\n'
+        '\n[[matrix]]\nid = "keep"\nrun.steps = 5\n'
+        '\n[[matrix]]\nid = "keep"\nrun.steps = 6\n'
+        "\n[[matrix]]\nrun.steps = 7\n"
+    )
+
+    @pytest.fixture
+    def rows(self, project: pytest.Pytester) -> pytest.Pytester:
+        path = Path("plans/plain.toml")
+        path.write_text(path.read_text() + self.ROWS)
+        return project
+
+    def test_the_other_rows_are_collected(self, rows: pytest.Pytester) -> None:
+        broken = [f"plans/plain.toml::plan[{name}]" for name in ("bad", "3", "4")]
+        expected = [*PLAIN, broken[0], *(f"{name}[keep]" for name in PLAIN), *broken[1:]]
+        assert collected(rows, "plans/plain.toml") == expected
+
+    def test_it_fails_with_its_sentence(self, rows: pytest.Pytester) -> None:
+        result = rows.runpytest_inprocess("plans/plain.toml", "-k", "plan[")
+        result.assert_outcomes(failed=3, deselected=8)
+        for line in (
+            'plans/plain.toml: [[][[]matrix]] "bad": [[]parallel] has no key "reshard"; did you mean *',
+            'plans/plain.toml: [[][[]matrix]] "keep" is there twice; each id must be its own',
+            "plans/plain.toml: [[][[]matrix]] row 4 has no id; *",
+        ):
+            result.stdout.fnmatch_lines([line])
+        result.stdout.no_fnmatch_line("*Traceback*")
+
+    def test_tests_that_ask_for_plans_get_the_other_rows(self, rows: pytest.Pytester) -> None:
+        rows.makepyfile(test_a="def test_plan(fxbucket_plan): assert fxbucket_plan.run.steps in (3, 5)\n")
+        result = rows.runpytest_inprocess("test_a.py", "--fxbucket-plans=plans/plain.toml")
+        result.assert_outcomes(passed=2, errors=3)
+
+
 class TestPlanFixture:
     def test_tests_are_parametrized_over_plans_and_rows(self, project: pytest.Pytester) -> None:
         project.makepyfile(test_a=PLAN_TEST + TEST)
@@ -147,11 +214,12 @@ class TestPlanFixture:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines([sentence])
 
-    @pytest.mark.parametrize("given", ["", "'a', 'b', 'c'", "'a', row='b'", "3"])
-    def test_a_marker_with_other_arguments_is_a_usage_error(self, project: pytest.Pytester, given: str) -> None:
+    @pytest.mark.parametrize("given", ["", "'a', 'b', 'c'", "'a', 'b', 'c', 'd'", "'a', row='b'", "3"])
+    def test_a_marker_with_other_arguments_is_a_sentence_and_no_traceback(self, project: pytest.Pytester, given: str) -> None:
         project.makepyfile(test_a=f"import pytest\n@pytest.mark.fxbucket_plan({given})\ndef test_a(fxbucket_plan): pass\n")
         result = project.runpytest_inprocess()
-        result.stdout.fnmatch_lines(["*test_a.py::test_a: expected @pytest.mark.fxbucket_plan(path, id=None)*"])
+        result.stdout.fnmatch_lines(["test_a.py::test_a: expected @pytest.mark.fxbucket_plan(path, id=None)*"])
+        result.stdout.no_fnmatch_line("*plugin.py*")
         assert result.ret == pytest.ExitCode.INTERRUPTED
 
     def test_a_test_may_parametrize_paths_itself(self, project: pytest.Pytester) -> None:

@@ -51,6 +51,13 @@ class TestBadValues:
         assert "Traceback" not in result.stderr.str()
 
 
+def test_a_link_that_leads_nowhere_is_not_told_as_its_own_nearest_name(project: pytest.Pytester) -> None:
+    Path("plans/loop.toml").symlink_to("loop.toml")
+    result = project.runpytest_inprocess("--fxbucket-plans=plans/loop.toml")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --fxbucket-plans: plans/loop.toml is a link that leads nowhere"])
+
+
 class TestTwins:
     def test_every_option_has_an_ini_twin_in_the_help(self, project: pytest.Pytester) -> None:
         text = project.runpytest_inprocess("--help").stdout.str()

@@ -53,6 +53,12 @@ def parted_linears(model: nn.Module, styles: Mapping[str, str]) -> dict[str, Par
         if type(module).forward is not torch.nn.Linear.forward:
             kind = type(module).__name__
             article = "an" if kind[0] in "AEIOU" else "a"
+            below = [name for name, one in module.named_modules() if type(one).forward is torch.nn.Linear.forward]
+            if below:
+                raise CaptureError(
+                    f"tp_plan makes {fqn} {style}, but it is {article} {kind}, of which the linears are to be named: "
+                    + ", ".join(f'"{fqn}.{name}" = "{style}"' for name in below[:4])
+                )
             raise CaptureError(
                 f"tp_plan makes {fqn} {style}, but it is {article} {kind}; only modules with the forward of "
                 'torch.nn.Linear can be parted, others need mode = "module:callable"'
