@@ -25,7 +25,10 @@ def trace(
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.autograd.set_multithreading_enabled(False), quiet("torch._subclasses.fake_tensor"), _structured_log():
+    from pytest_fxbucket.compat.grouped_products import of_any_dtype
+
+    quietly = quiet("torch._subclasses.fake_tensor")
+    with torch.autograd.set_multithreading_enabled(False), quietly, _structured_log(), of_any_dtype():
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 
