@@ -19,9 +19,9 @@ from pytest_fxbucket.ranks.ledger import Ledgers
 from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
 from pytest_fxbucket.ranks.room import oom_kills
 from pytest_fxbucket.ranks.server import MESSAGE_BYTES
-from pytest_fxbucket.ranks.watchdog import read_from, send
+from pytest_fxbucket.ranks.watchdog import process_state, read_from, send
 
-START_LIMIT_S = 120.0
+START_LIMIT_S, FORK_LIMIT_S = 120.0, 30.0
 _END_LIMIT_S = 5.0
 # Libraries that start threads when they are imported would make forking unsafe.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -52,11 +52,20 @@ class ForkServer:
         """Whether the process still runs."""
         return self._process.poll() is None
 
+    def late(self, what: str, limit_s: float, guess: str) -> RankError:
+        """That it did not do `what` within `limit_s` seconds, with what the kernel says of it, or else a guess."""
+        pid = self._process.pid
+        why = "it is stopped (SIGSTOP, a debugger)" if process_state(pid) in ("T", "t") else guess
+        return RankError(f"the rank server (process {pid}) did not {what} within {limit_s:g} s: {why}")
+
     def fork(self, request: PoolRequest, descriptors: Sequence[int]) -> None:
         """Ask for a pool; the answer comes on its control socket. Raises RankError when the server cannot start."""
         self._wait_until_ready()
+        self._connection.settimeout(FORK_LIMIT_S)
         try:
             socket.send_fds(self._connection, [pickle.dumps(request)], list(descriptors))
+        except TimeoutError:
+            raise self.late("take a request", FORK_LIMIT_S, "it does not answer") from None
         except OSError as error:
             raise RankError(f"the rank server ended unexpectedly ({self._last_words()})") from error
 
@@ -64,10 +73,11 @@ class ForkServer:
         """End the server and every rank of it; idempotent."""
         self._connection.close()
         try:
-            self._process.wait(_END_LIMIT_S)
+            self._process.wait(0 if process_state(self._process.pid) in ("T", "t") else _END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel's business now
+                self._process.wait(_END_LIMIT_S)
         if self._log >= 0:
             os.close(self._log)
             self._log = -1
@@ -77,7 +87,7 @@ class ForkServer:
             return
         message = receive(self._connection, ServerReady, START_LIMIT_S)
         if message is None and self.is_alive and not _is_readable(self._connection):
-            raise RankError(f"the rank server did not start within {START_LIMIT_S:g} s: importing torch takes too long")
+            raise self.late("start", START_LIMIT_S, "importing torch takes too long")
         problem = self._last_words() if message is None else message.problem
         if problem:
             raise RankError(f"the rank server could not start ({problem}); expected an importable torch with gloo")
@@ -113,7 +123,7 @@ class Crew:
             server.fork(request, descriptors)
             for end in (control, *(theirs for _, theirs in pairs)):
                 end.close()
-            self._receive_pids()
+            self._receive_pids(server)
         except BaseException:
             for end in (control, *(theirs for _, theirs in pairs)):
                 end.close()
@@ -151,7 +161,9 @@ class Crew:
         self.pidfds, self.stack_files = [], []
         self.ledgers.close()
 
-    def _receive_pids(self) -> None:
+    def _receive_pids(self, server: ForkServer) -> None:
+        if not _is_readable(self.control, FORK_LIMIT_S):
+            raise server.late(f"fork {len(self.ranks)} ranks", FORK_LIMIT_S, "it does not answer")
         data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, len(self.ranks))
         message = pickle.loads(data) if data else Forked((), "it ended while it forked the ranks")
         self.pids, self.pidfds = message.pids, list(fds)

@@ -11,6 +11,8 @@ import sys
 import pytest
 
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks import launch
+from pytest_fxbucket.ranks.pool import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 
 PARENT = """
@@ -100,3 +102,48 @@ def test_a_server_that_crashes_at_start_is_said_with_its_last_words(tmp_path, mo
 def test_importing_the_pool_imports_no_torch():
     code = "import sys, pytest_fxbucket.ranks.pools; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def stopped_server():
+    """Pools, of which one is warm, and the pid of their server, which stands still."""
+    pools = Pools()
+    (server, _) = pools.get(2).run("suites.ranks.jobs:parent_of", [None] * 2, timeout_s=60)
+    os.kill(server, signal.SIGSTOP)
+    yield pools, server
+    pools.close()
+
+
+def test_a_server_that_stands_still_is_an_error_with_its_name_after_a_while_and_the_next_pool_has_a_new_one(
+    stopped_server, watched, monkeypatch
+):
+    pools, server = stopped_server
+    gone = watched([server, *pools.get(2).pids])
+    said = rf"the rank server \(process {server}\) did not fork 3 ranks within 0.5 s: it is stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "FORK_LIMIT_S", 0.5)
+        with pytest.raises(RankError, match=said):
+            pools.get(3).start()
+    assert gone() == []
+    assert pools.get(3).run("suites.ranks.jobs:echo", [1] * 3, timeout_s=60) == [1] * 3
+
+
+def test_a_job_of_warm_ranks_fails_and_ends_though_the_server_stands_still(stopped_server, watched):
+    pools, server = stopped_server
+    ranks = pools.get(2)
+    gone = watched([server, *ranks.pids])
+    with pytest.raises(RankFailure, match="rank 1 of 2 died"):
+        ranks.run("suites.ranks.jobs:die_on", [(1, "exit")] * 2, timeout_s=60)
+    pools.close()
+    assert gone() == []
+
+
+def test_a_server_that_is_stopped_before_it_is_ready_is_said(monkeypatch):
+    monkeypatch.setattr(launch, "START_LIMIT_S", 0.5)
+    pools = Pools()
+    pools.start()
+    server = pools._server._process.pid
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(RankError, match=rf"the rank server \(process {server}\) did not start within 0.5 s: it is stopped"):
+        pools.get(2).start()
+    pools.close()
