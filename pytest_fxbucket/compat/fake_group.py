@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pytest_fxbucket.compat import debug_level
 from pytest_fxbucket.errors import CaptureError
 
 
@@ -23,10 +24,11 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
             "a default process group is up in this process, where tracing needs a fake one of its own; "
             "destroy it (torch.distributed.destroy_process_group) before the plan runs"
         )
-    hook = sys.excepthook
+    hook, level = sys.excepthook, debug_level.leave_groups_unwrapped()  # what wraps a fake group finds nobody to talk to
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     sys.excepthook = hook  # torch's writes the fake rank before each line of a traceback, for as long as the process lives
     try:
         yield
     finally:
         dist.destroy_process_group()
+        debug_level.put_back(level)

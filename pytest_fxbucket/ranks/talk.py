@@ -21,6 +21,7 @@ from pytest_fxbucket.ranks.output import Output
 GRACE_S = 0.25
 _CHUNK = 1 << 20
 _ASK_S = 0.1
+_LONGEST_S = 3600.0  # epoll takes no more than some weeks at once
 
 
 class _Reader:
@@ -115,9 +116,8 @@ class Talk:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        for key, _ in sorted(
-            self._selector.select(min(left, _ASK_S) if self._is_over else left), key=lambda event: event[0].data[0]
-        ):
+        ready = self._selector.select(min(left, _ASK_S if self._is_over else _LONGEST_S))
+        for key, _ in sorted(ready, key=lambda event: event[0].data[0]):
             _, act, index = key.data
             act(index)
         return True

@@ -18,6 +18,7 @@ from typing import cast
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
+from pytest_fxbucket.compat.debug_level import leave_groups_unwrapped
 from pytest_fxbucket.compat.gloo import gather_one_by_one
 from pytest_fxbucket.compat.groups import destroy_subgroups
 from pytest_fxbucket.ranks import calling, ledger, ordered, twin, wire
@@ -30,8 +31,8 @@ from pytest_fxbucket.ranks.messages import MAX_RANKS, Job, PoolRequest, Reply, S
 from pytest_fxbucket.ranks.one_process import outlets
 from pytest_fxbucket.ranks.process_state import ProcessState
 
-# Longer than any job: the parent is the one that looks at the clock.
-_NEVER = timedelta(days=30)
+# Longer than any job (see pool.LONGEST_S): the parent is the one that looks at the clock.
+_NEVER = timedelta(days=31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,9 @@ def _join(seat: Seat) -> None:
     if seat.is_at_home:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = _store(seat, seat.request.store)
+    if seat.request.backend in ("nccl", PLAIN):
+        # What is to be timed; and wrapped gloo stands still where it is launched with the interpreter lock held.
+        leave_groups_unwrapped()
     if seat.request.backend == "nccl":
         nccl.join(store, seat.rank, seat.world, _NEVER)
         return

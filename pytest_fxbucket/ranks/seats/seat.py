@@ -17,7 +17,7 @@ from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
-from pytest_fxbucket.ranks.pool import Attempt, RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, RankPool, task_text, tell_output, unpack_results
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.room import threads_per_rank
 from pytest_fxbucket.ranks.seats.agenda import Agenda
@@ -112,7 +112,9 @@ class SeatPool(RankPool):
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         task, topic = task_text(what, job), self._seat_pools.agenda.run()
         self._come_together(f"{topic}.come", job, timeout_s, task)
-        latest = time.monotonic() + timeout_s + _LOOK_S + (START_LIMIT_S if self._group == f"{topic}.come" else 0)
+        latest = (
+            time.monotonic() + min(timeout_s, LONGEST_S) + _LOOK_S + (START_LIMIT_S if self._group == f"{topic}.come" else 0)
+        )
         done = self._play(topic, job, payloads, timeout_s, paths, log_dir, task) if self._is_player else None
         told = self._meeting.exchange(f"{topic}.done", done, limit_s=latest - time.monotonic())
         try:
