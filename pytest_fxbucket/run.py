@@ -89,6 +89,8 @@ class PlanRun:
     ) -> None:
         self.plan, self._on_compare = plan, on_compare
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
+        self._said: set[str] = set()
+        """Why the step could not be captured."""
 
     def check(self, name: str) -> Verdict:
         """Run one check. Raises :class:`FxbucketError` for what could not be run at all."""
@@ -151,7 +153,7 @@ class PlanRun:
         from pytest_fxbucket.capture.mesh import mesh_of
         from pytest_fxbucket.world import World
 
-        return World(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say)
+        return World(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say, said=self._said)
 
     @cached_property
     def _run_world(self) -> World:
@@ -160,7 +162,7 @@ class PlanRun:
 
         if self.plan.run_degrees == self.plan.degrees:
             return self._mesh_world
-        return World(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say)
+        return World(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say, said=self._said)
 
     def _its_code(self) -> AbstractContextManager[None]:
         return user_code([self.plan.path.parent, self._settings.rootdir])

@@ -17,6 +17,7 @@ from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
 from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.groups import untwinned
+from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
 from pytest_fxbucket.graph.reading import Reading, read_graph
@@ -93,6 +94,9 @@ class World:
     say: Callable[[str], None]
     seconds: Seconds = field(default_factory=Seconds)
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
+    said: set[str] = field(default_factory=set)
+    """Why captures of the plan failed, as far as it was said."""
+    _failed: FxbucketError | None = None
     _ways: dict[int, Way] = field(default_factory=dict)
     _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
     _steps: dict[int, StepGraph] = field(default_factory=dict)
@@ -108,10 +112,22 @@ class World:
         """The unbucketed step. A model is traced once: it gives the same graph on every rank; a factory is asked on each."""
         traced = rank if self.plan.graph is not None else 0
         if traced not in self._steps:
-            self.say(f"tracing the step as rank {traced} of {self.size}")
-            with collector.paused(), fresh_state(), self.seconds.of("capture", traced):
-                self._steps[traced] = capture_plan(self.plan, self.mesh, traced)
+            self._steps[traced] = self._captured(traced)
         return self._steps[traced]
+
+    def _captured(self, rank: int) -> StepGraph:
+        """A capture that failed is not tried again, and its sentence, which may be long, is said once."""
+        if self._failed is None:
+            self.say(f"tracing the step as rank {rank} of {self.size}")
+            try:
+                with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
+                    return capture_plan(self.plan, self.mesh, rank)
+            except FxbucketError as error:
+                self._failed = error
+        if str(self._failed) in self.said:
+            raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
+        self.said.add(str(self._failed))
+        raise self._failed
 
     @cached_property
     def resolution(self) -> Resolution:
@@ -247,7 +263,9 @@ class World:
 
     def by_pass(self, pass_name: str) -> World:
         """The same step through another pass; captured once."""
-        return World(self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), _steps=self._steps, _sent=self._sent)
+        return World(
+            self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
+        )
 
     @cached_property
     def members(self) -> dict[str, tuple[int, ...]]:

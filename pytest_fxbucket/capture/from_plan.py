@@ -1,4 +1,4 @@
-"""From a plan to a captured step: imports what the plan names, builds the model as fake tensors, traces it."""
+"""From a plan to a captured step: imports what the plan names, builds the model, and traces it on fake tensors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
-from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.capture.joint import LossFn
     from pytest_fxbucket.capture.roles import StepGraph
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
     from pytest_fxbucket.plan.schema import Model, Plan
 
 
@@ -37,6 +40,23 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     import torch
 
     from pytest_fxbucket.capture.batches import first_batch
+    from pytest_fxbucket.capture.building import build
+    from pytest_fxbucket.capture.twins import fake_twins, in_modules
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+
+    factory, batch, loss = import_model(model, str(plan.path))
+    torch.manual_seed(plan.run.seed)
+    built = build(factory, model.args, model.factory)
+    data = first_batch(batch, model.batch, mesh, rank)
+    fake_mode = FakeTensorMode()
+    with in_modules(built, fake_twins(built, fake_mode)):
+        return _trace(plan, built, data, loss, mesh, rank, fake_mode)
+
+
+def _trace(
+    plan: Plan, built: nn.Module, data: Any, loss: LossFn, mesh: Mesh, rank: int, fake_mode: FakeTensorMode
+) -> StepGraph:
+    """The step of ``built``, whose parameters and buffers are fake tensors of ``fake_mode``."""
     from pytest_fxbucket.capture.join import join
     from pytest_fxbucket.capture.joint import trace_joint
     from pytest_fxbucket.capture.optimizers.optimizing import optimizing_of, update_of
@@ -45,23 +65,13 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.capture.repeat.reusing import trace_reusing
     from pytest_fxbucket.capture.roles import StepGraph
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
     from pytest_fxbucket.transforms.traits import Told
 
-    factory, batch, loss = import_model(model, str(plan.path))
-    torch.manual_seed(plan.run.seed)
-    fake_mode = FakeTensorMode()
-    with fake_mode, blamed(lambda: f"[model] factory {model.factory}"):
-        built = factory(**model.args)
-    if not isinstance(built, torch.nn.Module):
-        raise CaptureError(
-            f"[model] factory {model.factory} gave a value of type {type(built).__name__}, expected a torch.nn.Module"
-        )
-    data = first_batch(batch, model.batch, mesh, rank)
+    given = plan.model.inputs if plan.model is not None else ()
     parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
     overrides = overrides_of(built, plan, forwards)
     traced = trace_reusing if plan.step.reuse_layers else trace_joint
-    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, model.inputs)
+    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, given)
     graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
     if plan.optimizer:
         optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.blame import blamed
+from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
@@ -22,11 +23,13 @@ from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
-from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, read_by
+from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, read_by
 from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, shapes_of
-from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again
+from pytest_fxbucket.capture.recomputing import reentrant_as_saved
+from pytest_fxbucket.capture.refusals import refuse_constants, refuse_lost, refuse_written_parameters
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
+from pytest_fxbucket.capture.settled import trace_settled
 from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.capture.units import inputs_cast
 from pytest_fxbucket.compat import pytree, trace
@@ -74,13 +77,19 @@ def trace_joint(
     microbatches on dimension 0; the loss is the mean of theirs. ``inputs`` are those that the model gets, as in ``[model]``.
     ``overrides`` are modules that are not traced. Raises :class:`CaptureError` for what cannot be traced.
     """
-    step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
-    with fake_mode, blamed(lambda: f"tracing {step.namer.where}", step.hint):
-        graph_module = trace.trace(step, step.inputs)
+
+    def traced() -> tuple[_JointStep, fx.GraphModule]:
+        step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
+        with fake_mode, blamed(lambda: f"tracing {step.namer.where}", step.hint):
+            graph_module = trace.trace(step, step.inputs)
+        refuse_constants(graph_module, model)
+        return step, graph_module
+
+    step, graph_module = trace_settled(model, traced)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
-    refuse_constants(graph_module, model)
+    refuse_written_parameters(graph_module)
     refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)
-    refuse_drawing_again(graph_module, forwards.recomputed)
+    refuse_lost(step.lost_gradients())
     if parts.parallel.reshard_after_forward:
         inputs = graph_module.graph.find_nodes(op="placeholder")
         batch_inputs = [node for node, value in zip(inputs, step.input_values, strict=True) if value.role == "batch"]
@@ -120,7 +129,7 @@ class _JointStep:
         self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
         self.split = split_of(model, batch, inputs)
         refuse_unread(loss, self.split, batch)
-        self.namer = NodeNamer(model)
+        self.namer, self.fake_mode = NodeNamer(model), fake_mode
         self.param_dtype = dtype_named(parts.parallel.param_dtype)
         self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
         states = {fqn: fake_mode.from_tensor(tensor) for fqn, tensor in overrides.first_state.items()}
@@ -129,6 +138,7 @@ class _JointStep:
             self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
         self.travels = {p.fqn: self._travel(p) for p in self.parameters}
         self.trainable = [p.fqn for p in self.parameters if p.trainable]
+        self.hooks = hooks_of(model)
         self.used: list[str] = []
         paths, self.spec = pytree.tree_flatten_with_path(batch)
         self.leaves = [leaf for _, leaf in paths]
@@ -166,11 +176,21 @@ class _JointStep:
         leaves = list(self.leaves)
         for i, tensor in zip(self.tensors, inputs[before_states + len(states) :], strict=True):
             leaves[i] = tensor
+        with draws_on_tape(), reentrant_as_saved():
+            losses, grads = self._microbatches(leaves, shards)
+        self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
+        return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None), *states.values()]
+
+    def _microbatches(
+        self, leaves: Sequence[Any], shards: Mapping[str, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor | None]]:
+        """The loss of each, and the reduced gradients of all, of each trainable parameter."""
         losses: list[torch.Tensor] = []
+        grads: Sequence[torch.Tensor | None] = ()
         before: dict[str, torch.Tensor] = {}
         for number, part in enumerate(microbatches(leaves, self.count)):
             last = number == self.count - 1
-            reader = Reader(shards, self.travels, self.namer, before, last)
+            reader = Reader(shards, self.travels, self.namer, before, last, self.hooks)
             with ExitStack() as inside:
                 inside.enter_context(read_by(self.model, reader))
                 inside.enter_context(self.anchors.in_place())
@@ -185,8 +205,7 @@ class _JointStep:
                     self._add(before, reader.whole, loss)
                 self.namer.end_backward()
             losses.append(loss)
-        self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
-        return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None), *states.values()]
+        return losses, grads
 
     def _add(self, before: dict[str, torch.Tensor], whole: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
         """Add the gradients of one microbatch, not reduced, to ``before``."""
@@ -206,6 +225,29 @@ class _JointStep:
         self._refuse_new_buffers()
         refuse_other_loss(self.loss, output, loss)
         return loss / self.count if self.count > 1 else loss
+
+    def lost_gradients(self) -> list[str]:
+        """Trainable parameters that got no gradient, but get one where the model runs by itself, as eager mode runs it."""
+        silent = [fqn for fqn in self.trainable if fqn not in self.used]
+        if not silent:
+            return []
+        own = dict(self.model.named_parameters())
+        with blamed(lambda: "running the model by itself, to see which parameters get a gradient,"):
+            self.run_alone()
+        found = [fqn for fqn in silent if own[fqn].grad is not None]
+        for parameter in own.values():
+            parameter.grad = None
+        return found
+
+    def run_alone(self) -> None:
+        """Forward and backward of the first microbatch on whole parameters, not traced: gradients are in ``.grad`` then."""
+        leaves = list(self.leaves)
+        for i, fake in zip(self.tensors, self.inputs[len(self.inputs) - len(self.tensors) :], strict=True):
+            leaves[i] = fake
+        with self.fake_mode, self.anchors.in_place(), torch.autograd.set_multithreading_enabled(False):
+            batch = pytree.tree_unflatten(next(microbatches(leaves, self.count)), self.spec)
+            output = self.split.call(self.model, batch)
+            self.split.loss(self.loss, output, batch).backward()
 
     def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
         """Shapes of what the model gives for a microbatch if it is not parted."""

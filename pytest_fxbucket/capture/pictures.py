@@ -18,6 +18,8 @@ _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.devic
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
+GENERATOR = "a random generator"
+"""Begins the picture of one of Python's or numpy's."""
 DEEP = 8
 """How far what an object holds is looked at."""
 MANY = 1_000
@@ -49,6 +51,11 @@ class Pictures:
             return (type(value), value)
         if isinstance(value, (float, complex)):
             return (type(value), repr(value))  # nan is like nan
+        if isinstance(value, random.Random):
+            return (GENERATOR, value.getstate())
+        if type(value).__module__.startswith("numpy.random"):
+            bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
+            return (GENERATOR, repr(getattr(bits, "state", None)))
         if isinstance(value, _SINGLE) or depth > DEEP:
             return Very(value)
         if id(value) not in self._of:
@@ -114,10 +121,10 @@ def state_of(model: nn.Module) -> dict[str, object]:
     """Picture of all Python state that forward might change, by where it lies.
 
     Attributes of the modules; attributes of their classes and variables of those classes' Python modules, as far as they are
-    plain values or small collections; the state of Python's random generator.
+    plain values or small collections; the state of Python's and numpy's random generators.
     """
     pictures = Pictures()
-    state: dict[str, object] = {"Python's random generator": random.getstate()}
+    state: dict[str, object] = generators()
     for fqn, module in model.named_modules():
         for name, value in own_attributes(module).items():
             state[f"attribute {name} of {f'module {fqn}' if fqn else 'the root module'}"] = pictures.of(value)
@@ -128,6 +135,20 @@ def state_of(model: nn.Module) -> dict[str, object]:
         variables = vars(sys.modules[name]).items() if name in sys.modules else ()
         state.update((f"variable {key} of {name}", pictures.of(v)) for key, v in variables if _small(v))
     return state
+
+
+def generators() -> dict[str, object]:
+    """State of the random generators that all code of the process shares, by what they are called; torch's own is not among."""
+    found: dict[str, object] = {"Python's random generator": random.getstate()}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found["numpy's random generator"] = repr(numpy.get_state(legacy=False))
+    return found
+
+
+def is_number(picture: object) -> bool:
+    """Whether ``picture`` is of a number."""
+    return isinstance(picture, tuple) and picture[0] in (bool, int, float)
 
 
 def _is_library(name: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from pytest_fxbucket.compat import trace
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.collectives import is_all_gather
+from pytest_fxbucket.graph.hazards import base
+from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
     from torch import fx, nn
@@ -30,23 +30,26 @@ def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
         )
 
 
-def refuse_drawing_again(graph_module: fx.GraphModule, recomputed: Sequence[str]) -> None:
-    """Random numbers that backward draws again would be others than forward's."""
-    for node in graph_module.graph.nodes if recomputed else ():
-        op = overload(node)
-        if op is not None and node.meta.get("autograd_backward") and _draws(node, op):
+def refuse_written_parameters(graph_module: fx.GraphModule) -> None:
+    """What is gathered is gone after its use, and what was written to it; eager keeps that in the parameter."""
+    for node in graph_module.graph.nodes:
+        if any(is_all_gather(base(target)) for target in written_arguments(node)):
             raise CaptureError(
-                f"{_where(node)} draws random numbers ({op}) within what [step] checkpoint computes again, where they would be "
-                "others; leave the module out of it, or set its probability to 0"
+                f"{_where(node)} writes a parameter in place ({node.target}) in forward, which would be lost with what was "
+                "gathered, as under FSDP2; compute a new tensor of it, or write the parameter between steps"
             )
 
 
-def _draws(node: fx.Node, op: torch._ops.OpOverload) -> bool:
-    """Whether ``node`` draws random numbers; attention says so by its dropout, not by its tag."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
-        return False
-    given = dict(zip((argument.name for argument in op._schema.arguments), node.args, strict=False)) | node.kwargs
-    return all(given.get(a.name, a.default_value) != 0.0 for a in op._schema.arguments if a.name == "dropout_p")
+def refuse_lost(lost: Sequence[str]) -> None:
+    """Raise :class:`CaptureError` for parameters that get a gradient in eager, and none in the traced step."""
+    if not lost:
+        return
+    more = f" and {len(lost) - 1} more" if lost[1:] else ""
+    module = lost[0].rpartition(".")[0]
+    raise CaptureError(
+        f"parameter {lost[0]}{more} gets a gradient in eager mode, but none where the step is traced; read it through its "
+        f'module\'s attribute where gradients are on, or leave the module untraced: [[override]] module = ["{module}"]'
+    )
 
 
 def _where(node: fx.Node) -> str:

@@ -1,4 +1,4 @@
-"""``_grouped_mm`` (``torch._meta_registrations``) traced for CPUs, which multiply every floating dtype; in torch 2.11 to 2.15."""
+"""``_grouped_mm`` (``torch._meta_registrations``) traced for CPUs, which multiply any floating dtype; in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.overwritten import reads_of_written
 from pytest_fxbucket.graph.sending import Piece
-from pytest_fxbucket.graph.updates import ancestors, of_call_before, update_nodes
+from pytest_fxbucket.graph.updates import ancestors, made_of, of_call_before, update_nodes
 
 if TYPE_CHECKING:
     from torch import fx
@@ -296,7 +296,7 @@ def _forward_nodes(
     results = zip(returned(graph.output_node()), outputs, strict=True)
     losses = [node for node, value in results if value.role == "loss" and _is_node(node)]
     if losses:
-        return ancestors(losses, updated_before)
+        return made_of(graph, losses, updated_before)
     if any(value.role == "carried" for value in inputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}

@@ -78,6 +78,11 @@ def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[
     return found
 
 
+def made_of(graph: fx.Graph, nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """As :func:`ancestors`, through what was written in place into what they are made of, too (``out[:, t] = x``)."""
+    return _made_of(nodes, _writers(graph), given)
+
+
 def _writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     """By storage those that write it in place, in order."""
     found: dict[fx.Node, list[fx.Node]] = {}

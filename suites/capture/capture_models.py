@@ -363,10 +363,6 @@ def routed(experts: int = 4, biases: int = 4, seen: int = 4) -> nn.Module:
     return Routed(experts, biases, seen)
 
 
-def drops() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
-
-
 def two_blocks() -> nn.Module:
     """Blocks of two linears."""
     blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in range(2))

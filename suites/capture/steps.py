@@ -14,8 +14,10 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 
 
-def plan_of(factory: str, *, batch: str = "batch", loss: str = "loss", args: Any = None, **parallel: Any) -> Plan:
-    model = Model(f"capture_models:{factory}", f"capture_models:{batch}", args or {}, f"capture_models:{loss}")
+def plan_of(
+    factory: str, *, batch: str = "batch", loss: str = "loss", args: Any = None, of: str = "capture_models", **parallel: Any
+) -> Plan:
+    model = Model(f"{of}:{factory}", f"{of}:{batch}", args or {}, f"{of}:{loss}")
     return Plan(Path("plan.toml"), model=model, parallel=Parallel(**{"dp_shard": 4, **parallel}))
 
 

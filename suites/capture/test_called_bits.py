@@ -37,6 +37,21 @@ def _dropping(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 64), nn.Dropout(), nn.Linear(64, 3))
 
 
+class Recomputing(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_dropout_that_backward_computes_again_draws_the_numbers_of_forward() -> None:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), Recomputing(nn.Linear(8, 64), nn.Dropout(), nn.Linear(64, 8)), nn.Linear(8, 3))
+
+    twins = Twins(sgd, make_model=partial(make, 0))
+    for i in range(3):
+        twins.same(*batch(i), seed=i)
+
+
 OTHERS = {
     "Adagrad": {},
     "RMSprop": {"momentum": 0.9, "centered": True},

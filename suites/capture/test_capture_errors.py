@@ -102,8 +102,10 @@ def test_a_shape_that_depends_on_values_is_told() -> None:
 
 
 def test_a_tensor_that_is_no_buffer_is_told_with_what_to_do() -> None:
+    at = line_of(capture_models.PlainTensor.forward, "return")
     assert sentence("holds_a_tensor") == (
-        "module 1 uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+        f"tracing module 1 failed at {at}: it uses a tensor that is neither parameter, buffer nor input of the step; "
+        "register it with register_buffer"
     )
 
 

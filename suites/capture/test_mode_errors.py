@@ -76,11 +76,6 @@ FIT = {
         "[step] microbatches = 3 does not divide dimension 0 of a tensor of the batch, whose shape is (4, 8); "
         "use a number that does, or give the batch more rows",
     ),
-    "random numbers again": (
-        {"factory": "drops", "step": Step(checkpoint=parse_entries(["1"], "test"))},
-        "module 1.1 draws random numbers (aten.bernoulli_.float) within what [step] checkpoint computes again, where they "
-        "would be others; leave the module out of it, or set its probability to 0",
-    ),
     "half a mode": (
         {"mode": "capture_models:half_a_mode"},
         "mode capture_models:half_a_mode gave a value of type HalfAMode, which has no method gather; expected a Mode",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.called.live import rate_tensor
-from pytest_fxbucket.capture.called.stand_ins import fake_twin
 from pytest_fxbucket.capture.roles import Role, Value
+from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Fake tensors in the places of real ones, in a model and its optimizers, for as long as a step is traced."""
+"""Fake tensors in the places of real ones, in a model and its optimizers, while a step is traced that must change neither."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.called.signature import PLAIN, plain_values
+from pytest_fxbucket.capture.twins import in_modules
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -17,24 +18,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from pytest_fxbucket.capture.called.live import Live
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-
-
-def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    """A tensor without data like ``real``: a parameter for a parameter, with its attributes and hooks."""
-    with mode, torch.no_grad():
-        fake = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device=real.device)
-    if not isinstance(real, torch.nn.Parameter):
-        return fake.requires_grad_(real.requires_grad)
-    twin = torch.nn.Parameter(fake, requires_grad=real.requires_grad)
-    for name, value in vars(real).items():
-        if not hasattr(twin, name):
-            setattr(twin, name, value)
-    for hook in (real._backward_hooks or {}).values():
-        twin.register_hook(hook)  # type: ignore[no-untyped-call]
-    for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
-        twin.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-    return twin
 
 
 def refuse_other_kinds(live: Live) -> None:
@@ -48,30 +31,18 @@ def refuse_other_kinds(live: Live) -> None:
 
 
 @contextmanager
-def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
+def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """While inside, modules have the ``twins`` (by identity of the real tensor) in their places; then all is as before.
 
     Raises :class:`CaptureError` on leaving if a module replaced a buffer or sets an attribute: a graph would not do it again.
     """
-    before = [(fqn, module, dict(vars(module))) for fqn, module in model.named_modules()]
-    places = [held for _, module, _ in before for held in (module._parameters, module._buffers)]
-    reals = [dict(held) for held in places]
-    try:
-        for held in places:
-            held.update({name: twins[id(tensor)] for name, tensor in held.items() if tensor is not None})
-        given = [dict(held) for held in places]
+    with in_modules(model, twins):
+        before = [(fqn, module, dict(vars(module)), dict(module._buffers)) for fqn, module in model.named_modules()]
         yield
-        for fqn, module, attributes in before:
+        for fqn, module, attributes, _ in before:
             _refuse_new_attributes(fqn, module, attributes)
-        for (fqn, _, _), now, then in zip(before, places[1::2], given[1::2], strict=True):
-            _refuse_new_buffers(fqn, now, then)
-    finally:
-        for _, module, attributes in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-        for held, real in zip(places, reals, strict=True):
-            held.clear()
-            held.update(real)
+        for fqn, module, _, buffers in before:
+            _refuse_new_buffers(fqn, module._buffers, buffers)
 
 
 def _refuse_new_attributes(fqn: str, module: nn.Module, before: Mapping[str, Any]) -> None:

@@ -17,11 +17,13 @@ from pytest_fxbucket.capture.called.graph import Made, Reply, finish
 from pytest_fxbucket.capture.called.inputs import Inputs
 from pytest_fxbucket.capture.called.names import StepNamer
 from pytest_fxbucket.capture.called.recorder import StepFunctions, StepRecorder
-from pytest_fxbucket.capture.called.stand_ins import fake_twin, in_modules, in_optimizers, refuse_other_kinds
+from pytest_fxbucket.capture.called.stand_ins import in_optimizers, refuse_other_kinds, unchanged_modules
+from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.foreach import takes_fake_tensors
@@ -116,12 +118,13 @@ class _Tracing:
                 inside.enter_context(takes_fake_tensors())
                 inside.enter_context(watching_zero_grad(model, self.live.optimizers, self._drop))
                 inside.enter_context(self.namer.watching(model))
-                inside.enter_context(in_modules(model, self.inputs.twins))
+                inside.enter_context(unchanged_modules(model, self.inputs.twins))
                 inside.enter_context(self.anchors.in_place())
                 inside.enter_context(in_optimizers(self.live, self.inputs.twins, self.inputs.rates))
                 self.inputs.add_removed(self.removed)
                 inside.enter_context(self.mode)
                 inside.enter_context(self.recorder)
+                inside.enter_context(draws_on_tape())
                 inside.enter_context(self.functions)
                 yield
         finally:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.capture.called.stand_ins import fake_twin
 from pytest_fxbucket.capture.roles import Parameter, StepGraph
+from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.transforms.pairing import refuse_unpaired
 from pytest_fxbucket.transforms.registry import refuse_order

@@ -125,5 +125,4 @@ def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Call
         with namer.inside(fqn):
             return forward(*args, **kwargs)
 
-    # What is drawn again would be other numbers: capture refuses random operators that are computed again.
-    return lambda *args, **kwargs: checkpoint(named, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    return lambda *args, **kwargs: checkpoint(named, *args, use_reentrant=False, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.names import NodeNamer
     from pytest_fxbucket.capture.parallel.modes import Mode
 
+Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
+"""What ``Tensor.register_hook`` takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Travel:
@@ -27,7 +30,7 @@ class Travel:
     shape: torch.Size
     """Of what the mode gathers."""
     param_dtype: torch.dtype | None
-    """dtype that it is gathered in; None: its own."""
+    """dtype that it is gathered in; None, and for one that is complex: its own."""
     reduce_dtype: torch.dtype | None
     """dtype that its gradient is reduced in; None: the gradient's own."""
     fqn: str = "a parameter"
@@ -36,7 +39,7 @@ class Travel:
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
-        whole = self.mode.gather(part.to(self.param_dtype or part.dtype), self.shape)
+        whole = self.mode.gather(_cast(part, self.param_dtype), self.shape)
         self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", _use(whole, self.shape))
         return whole
 
@@ -60,8 +63,12 @@ class Travel:
 
     def unreduced(self, gradient: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
         """The gradient as it is reduced, with ``before``, the sum of earlier ones: rounded once, as FSDP2 adds them."""
-        dtype = self.reduce_dtype or gradient.dtype
-        return (gradient if before is None else before + gradient).to(dtype)
+        return _cast(gradient if before is None else before + gradient, self.reduce_dtype)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """``tensor`` in ``dtype``; as it is if it is complex, of which a real dtype would lose half."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _use(whole: object, shape: torch.Size) -> str:
@@ -87,6 +94,8 @@ class _Unshard(torch.autograd.Function):
 class Reader:
     """Gives whole parameters to the modules of one microbatch, each gathered at its first read.
 
+    ``hooks`` are the user's, by FQN: each gets the gradient of the microbatch before it is reduced, as under DDP.
+
     ``before`` holds sums of earlier microbatches' gradients, not reduced, which are reduced with this one's. With ``last``
     False nothing is reduced: gradients are to be asked for what :attr:`whole` holds then.
     """
@@ -98,15 +107,21 @@ class Reader:
         namer: NodeNamer,
         before: Mapping[str, torch.Tensor],
         last: bool,
+        hooks: Mapping[str, Sequence[Hook]],
     ) -> None:
         self._parts, self._travels, self._namer, self._before, self._last = parts, travels, namer, before, last
+        self._hooks = hooks
         self.whole: dict[str, torch.Tensor] = {}
 
     def read(self, fqn: str) -> torch.Tensor:
         """The whole parameter ``fqn``."""
         if fqn not in self.whole:
-            with self._namer.inside(fqn.rpartition(".")[0]):
+            # Whoever reads it first, a parameter has a gradient where it is read with one.
+            with self._namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
                 self.whole[fqn] = self._gathered(fqn)
+                if self.whole[fqn].requires_grad:
+                    for hook in self._hooks.get(fqn, ()):
+                        self.whole[fqn].register_hook(hook)  # type: ignore[no-untyped-call]
         return self.whole[fqn]
 
     def _gathered(self, fqn: str) -> torch.Tensor:
@@ -117,6 +132,21 @@ class Reader:
         with torch.no_grad():
             whole = travel.gather(part.detach())
         return whole.requires_grad_(part.requires_grad)
+
+
+def hooks_of(model: nn.Module) -> dict[str, list[Hook]]:
+    """Hooks on the gradients of parameters, by FQN. Raises :class:`CaptureError` for those that no graph can run."""
+    found: dict[str, list[Hook]] = {}
+    for fqn, parameter in model.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"parameter {fqn} has a hook of register_post_accumulate_grad_hook, which runs on .grad behind backward and so "
+                'not in a graph; leave it out of the factory, and let [optimizer] with [overlap] updates = "ready" update '
+                "early"
+            )
+        if parameter._backward_hooks:
+            found[fqn] = list(parameter._backward_hooks.values())
+    return found
 
 
 @contextmanager

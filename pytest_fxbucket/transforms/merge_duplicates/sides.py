@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.updates import ancestors
+from pytest_fxbucket.graph.updates import made_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -39,7 +39,7 @@ class Turns:
         self._turns: list[Turn] = []
         counts: dict[Side, int] = {"forward": 0, "backward": 0}
         losses = _losses(order, outputs)
-        needed = ancestors(losses)
+        needed = made_of(losses[0].graph, losses) if losses else set()
         is_marked = any(direction_of(node) == "backward" for node in order.nodes)
         for index, node in enumerate(order.nodes):
             side = _side(node, node in needed, bool(losses), is_marked) if computes(node) else None

@@ -1,0 +1,109 @@
+"""Random numbers in a traced step: what is drawn again from a state of the generator that was kept is what was drawn first.
+
+While a step is traced nothing is really drawn, so the generator's state says nothing. Here it is a place on a tape of draws:
+keeping the state notes the place, going back to it gives the same numbers again. That is what activation checkpointing does in
+backward (``torch.random.fork_rng``, ``torch.set_rng_state``), and reversible layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.dispatch import TorchDispatchMode, unseen
+from pytest_fxbucket.errors import CaptureError
+
+
+@contextmanager
+def draws_on_tape() -> Iterator[None]:
+    """While inside, and traced, torch's CPU generator is a tape.
+
+    Raises :class:`CaptureError` for code that seeds it, or sets it to a state from elsewhere: a graph would not do that again.
+    """
+    tape = _Tape()
+    with ExitStack() as inside:
+        for module in (torch, torch.random):
+            inside.enter_context(patch.object(module, "get_rng_state", tape.state))
+            inside.enter_context(patch.object(module, "set_rng_state", tape.go_to))
+            for name in ("manual_seed", "seed"):
+                inside.enter_context(patch.object(module, name, _refusing(name)))
+        inside.enter_context(tape)
+        yield
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(*_: object) -> None:
+        raise CaptureError(
+            f"the step calls torch.{name}, which seeds the random generator in every step, and a graph would not do it again; "
+            "seed once before training, or draw from what the batch brings"
+        )
+
+    return refuse
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._drawn: list[tuple[Any, torch.Tensor]] = []
+        """Operator and copy of what it drew, in order of first draws."""
+        self._place = 0
+        """Of the next draw."""
+        self._states: dict[int, tuple[torch.Tensor, int]] = {}
+        """By identity what was given as a state, and its place."""
+
+    def state(self) -> torch.Tensor:
+        """What stands for the generator's state."""
+        with unseen():
+            given = torch.empty(0, dtype=torch.uint8)
+        self._states[id(given)] = given, self._place
+        return given
+
+    def go_to(self, state: torch.Tensor) -> None:
+        """Draw again from the place of ``state``."""
+        if id(state) not in self._states:
+            raise CaptureError(
+                "the step sets torch's random generator to a state that it did not take itself, and a graph would not do it "
+                "again; set it between steps"
+            )
+        self._place = self._states[id(state)][1]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _draws(func, args, kwargs):
+            return func(*args, **kwargs)
+        place, self._place = self._place, self._place + 1
+        if place == len(self._drawn):
+            given = func(*args, **kwargs)
+            self._drawn.append((func, _copied(given)))
+            return given
+        return self._again(place, func, args)
+
+    def _again(self, place: int, func: Any, args: Sequence[Any]) -> Any:
+        drawer, drawn = self._drawn[place]
+        in_place = func._schema.is_mutable
+        if drawer is not func or (in_place and not str(func).partition(".")[2].partition(".")[0].endswith("_")):
+            raise CaptureError(
+                f"the step goes back to an earlier state of torch's random generator and then draws by {func}, where it first "
+                f"drew by {drawer}; draw the same numbers in the same order, by operators that give them back"
+            )
+        return args[0].copy_(drawn) if in_place else _copied(drawn)
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``func`` draws from the default generator; attention says so by its dropout, not by its tag."""
+    if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        return False
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    return all(given.get(a.name, a.default_value) != 0.0 for a in func._schema.arguments if a.name == "dropout_p")
+
+
+def _copied(drawn: Any) -> Any:
+    """Not what is written in place later; what nobody draws again is dead code in the graph."""
+    return pytree.tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, drawn)
