@@ -56,7 +56,7 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
         parted_linears(model, styles),
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
-        units_of(model, plan.bucket.plan),
+        units_of(model, plan.bucket.plan) if parallel.param_dtype else (),
     )
 
 
