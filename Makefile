@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+TORCHES ?= 2.11 2.12 2.13 2.14 2.15
+COMPAT ?= .compat
 
-.PHONY: plans test lint suites reference bench soak clean
+.PHONY: plans test lint suites reference bench soak compat clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans
@@ -33,6 +35,9 @@ bench: $(READY)  ## the figures that README quotes
 soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 90 comparisons of step time; tests run a tenth
 	$(BIN)/python -m suites.soak.run $(SOAK)
 
+compat: $(READY)  ## README's table of torch versions: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
+	$(BIN)/python -m suites.torches.run --folder $(COMPAT) $(TORCHES)
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
@@ -40,4 +45,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .fxbucket .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .compat .fxbucket .pytest_cache .mypy_cache .ruff_cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
-from pytest_fxbucket.errors import CaptureError, GoldenError, RankError, UsageError
+from pytest_fxbucket.errors import BenchmarkError, CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
 from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
@@ -258,6 +258,8 @@ class PlanRun:
         choice = self._backend()
         if choice.backend is None:
             return skipped("bitwise", choice.lacking)
+        if (hanging := self._hanging("bitwise")) is not None:
+            return hanging
         from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
 
         paths = [self.plan.path.parent, self._settings.rootdir]
@@ -267,13 +269,34 @@ class PlanRun:
         choice = self._timing.choice(self.plan)
         if choice.backend is None:
             return skipped("benchmark", choice.lacking)
+        if (hanging := self._hanging("benchmark")) is not None:
+            return hanging
         return passed("benchmark", f"{self.step_time().record.ranks} ranks timed")
+
+    def _hanging(self, check: str) -> Verdict | None:
+        """What keeps ``check`` from being run, since its ranks would wait for each other; None: nothing does.
+
+        A skip where the plan's collectives fails of it too, else a failure: somebody must say it.
+        """
+        from pytest_fxbucket.checks.stages import disagreements
+
+        lines = disagreements(self._run_world)
+        if not lines:
+            return None
+        if self.plan.checks.collectives and (self._run_world is self._mesh_world or disagreements(self._mesh_world)):
+            more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
+            return skipped(check, f"not run, since its ranks would hang, as collectives finds: {lines[0]}{more}")
+        return failed(
+            check, _counted(len(lines), "problem", "for which its ranks would hang, so they were not run"), _capped(lines)
+        )
 
     def step_time(self, options: Benchmark | None = None) -> StepTime:
         """Time the step on the ranks, once for each ``options`` (None: the plan's, or the defaults).
 
-        Raises :class:`FxbucketError`, again for everybody who asks: BenchmarkError where ranks cannot be timed.
+        Raises :class:`FxbucketError`, again for everybody who asks: BenchmarkError where ranks cannot be timed, or would hang.
         """
+        if (hanging := self._hanging("benchmark")) is not None:
+            raise BenchmarkError(f"{self.name}: {hanging.summary}")
         return self._timing.step_time(options or self.plan.checks.benchmark or Benchmark())
 
     @cached_property

@@ -1,6 +1,6 @@
 """``fxbucket::after``: a tensor as it is, once others are computed. It keeps an order of nodes through later compilers.
 
-torch's own operator for this, ``control_deps`` (``torch._inductor.fx_passes.control_dependencies``, in torch 2.11 to 2.14),
+torch's own operator for this, ``control_deps`` (``torch._inductor.fx_passes.control_dependencies``, in torch 2.11 to 2.15),
 breaks the graph under dynamo and is traced away by AOT autograd, so it only holds what inductor is given directly. A view that
 is an operator of its own goes through all of them, and none moves its readers before it, or what it reads behind it.
 """

@@ -1,4 +1,4 @@
-"""Children of a module by their names, to read and to exchange (``Module._modules``, in torch 2.11 to 2.14)."""
+"""Children of a module by their names, to read and to exchange (``Module._modules``, in torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functional collectives (``torch.distributed._functional_collectives``, in torch 2.11 to 2.14)."""
+"""The functional collectives (``torch.distributed._functional_collectives``, in torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

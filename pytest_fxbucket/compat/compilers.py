@@ -1,7 +1,7 @@
 """What ``torch.compile`` offers to compilers of others: AOT autograd, inductor, and what is being compiled.
 
 ``torch._dynamo.backends``, ``torch._functorch``, ``torch._inductor.compile_fx`` and ``torch.autograd``'s engine, in torch 2.11
-to 2.14.
+to 2.15.
 """
 
 from __future__ import annotations
@@ -50,16 +50,30 @@ def boxed(compiled: Compiled) -> Compiled:
     return taking_one
 
 
-def inductor(gm: fx.GraphModule, inputs: Sequence[Any], post_grad_pass: object) -> Compiled:
-    """Dynamo's ``gm`` through inductor, with ``post_grad_pass`` behind those that torch's config names already."""
+def inductor(gm: fx.GraphModule, inputs: Sequence[Any], post_grad_pass: object, options: Mapping[str, Any]) -> Compiled:
+    """Dynamo's ``gm`` through inductor with ``options``; ``post_grad_pass`` comes behind those that torch's config names."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     there: Any = config.post_grad_custom_post_pass
     others = list(there) if isinstance(there, (list, tuple)) else [there] if there is not None else []
     passes = [*others, post_grad_pass] if others else post_grad_pass
-    compiled: Any = compile_fx(gm, list(inputs), config_patches={"post_grad_custom_post_pass": passes})
+    compiled: Any = compile_fx(gm, list(inputs), config_patches={**options, "post_grad_custom_post_pass": passes})
     return cast(Compiled, compiled)
+
+
+def moves_launches() -> bool | None:
+    """Whether inductor, as it is set now, moves launches up and waits down behind its passes; None: it cannot, before 2.15."""
+    from torch._inductor import config
+
+    distributed = getattr(config, "aten_distributed_optimizations", None)
+    moves: bool | None = getattr(distributed, "enable_simple_overlap", None)
+    return moves
+
+
+def moving_nothing() -> dict[str, Any]:
+    """Inductor's options with which it does not."""
+    return {} if moves_launches() is None else {"aten_distributed_optimizations.enable_simple_overlap": False}
 
 
 def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""Whether an operator can run on a device (``torch._C`` of torch 2.11 to 2.14; a CPU build knows it for CUDA in part only)."""
+"""Whether an operator can run on a device (``torch._C`` of torch 2.11 to 2.15; a CPU build knows it for CUDA in part only)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeing every operator that a process calls (``torch.utils._python_dispatch``, in torch 2.11 to 2.14), and not being seen."""
+"""Seeing every operator that a process calls (``torch.utils._python_dispatch``, in torch 2.11 to 2.15), and not being seen."""
 
 from __future__ import annotations
 

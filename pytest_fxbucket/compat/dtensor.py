@@ -1,4 +1,4 @@
-"""What DTensor remembers of meshes (``torch._C`` and ``torch.distributed.tensor._redistribute``, in torch 2.11 to 2.14)."""
+"""What DTensor remembers of meshes (``torch._C`` and ``torch.distributed.tensor._redistribute``, in torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake process groups (``torch.testing._internal``, in torch 2.11 to 2.14): any rank of any size, no communication."""
+"""Fake process groups (``torch.testing._internal``, in torch 2.11 to 2.15): any rank of any size, no communication."""
 
 from __future__ import annotations
 

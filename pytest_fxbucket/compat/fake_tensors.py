@@ -1,4 +1,4 @@
-"""Fake tensors, shapes and dtypes without memory: ``torch._subclasses``, in torch 2.11 to 2.14."""
+"""Fake tensors, shapes and dtypes without memory: ``torch._subclasses``, in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

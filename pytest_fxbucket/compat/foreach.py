@@ -1,4 +1,4 @@
-"""How torch groups tensors before foreach calls (``torch.utils._foreach_utils``, in torch 2.11 to 2.14)."""
+"""How torch groups tensors before foreach calls (``torch.utils._foreach_utils``, in torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

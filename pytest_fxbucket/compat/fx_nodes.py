@@ -1,4 +1,4 @@
-"""Inputs of a node without a new list of them (``fx.Node._input_nodes``, in torch 2.11 to 2.14)."""
+"""Inputs of a node without a new list of them (``fx.Node._input_nodes``, in torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process groups by the name that a graph holds (``torch._C._distributed_c10d``, in torch 2.11 to 2.14).
+"""Process groups by the name that a graph holds (``torch._C._distributed_c10d``, in torch 2.11 to 2.15).
 
 Groups that we make have names of our choice, so that a graph means the same on every rank: torch's are numbers, which depend on
 the order in which groups were made. A twin is a group of the same ranks as another one, for collectives that are not to queue

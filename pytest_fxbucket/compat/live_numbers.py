@@ -1,4 +1,4 @@
-"""Numbers that a graph computes: Python's arithmetic on them becomes nodes (``torch.SymFloat``, in torch 2.11 to 2.14).
+"""Numbers that a graph computes: Python's arithmetic on them becomes nodes (``torch.SymFloat``, in torch 2.11 to 2.15).
 
 torch hands a SymFloat to a dispatch mode wherever an operator takes a number, alone or in a list. It asks the number's ``node``
 what kind it is, and no more, unless somebody wants its value. With torch's own symbols each number costs a sympy expression.

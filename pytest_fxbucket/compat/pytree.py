@@ -1,4 +1,4 @@
-"""Nested containers of tensors (``torch.utils._pytree``, in torch 2.11 to 2.14)."""
+"""Nested containers of tensors (``torch.utils._pytree``, in torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identity of storages (``UntypedStorage._cdata``, in torch 2.11 to 2.14); meta tensors have no data pointer to compare."""
+"""Identity of storages (``UntypedStorage._cdata``, in torch 2.11 to 2.15); meta tensors have no data pointer to compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's own manual pass (``torch._inductor.fx_passes.overlap_manual_scheduling``, in torch 2.11 to 2.14), on any install.
+"""torch's own manual pass (``torch._inductor.fx_passes.overlap_manual_scheduling``, in torch 2.11 to 2.15), on any install.
 
 It estimates a roofline that it then discards, and the estimate imports triton, which a CPU install lacks: the estimate is
 replaced by 0.0 while the pass runs.

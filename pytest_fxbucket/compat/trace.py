@@ -1,4 +1,4 @@
-"""Tracing with make_fx (``torch.fx.experimental.proxy_tensor``): its errors, and autograd names; in torch 2.11 to 2.14."""
+"""Tracing with make_fx (``torch.fx.experimental.proxy_tensor``): its errors, and autograd names; in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What tracers say of a graph's inputs: dynamo's source (``Node._dynamo_source``), AOTAutograd's descriptors (``meta["desc"]``,
-``torch._functorch._aot_autograd.descriptors``); in torch 2.11 to 2.14. Read by attribute: nothing private is imported."""
+``torch._functorch._aot_autograd.descriptors``); in torch 2.11 to 2.15. Read by attribute: nothing private is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on fake tensors amid a trace, unseen by it: ``torch.utils._python_dispatch``, in torch 2.11 to 2.14."""
+"""Work on fake tensors amid a trace, unseen by it: ``torch.utils._python_dispatch``, in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

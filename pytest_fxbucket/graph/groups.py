@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph.collectives import read_launch
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.capture.mesh import Mesh
+
 
 def members_of_groups(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
     """Ranks of each process group that ``graph`` names and this process knows."""
-    names = {launch.group for node in graph.nodes if (launch := read_launch(node)) is not None}
     found = {}
-    for name in sorted(names):
+    for name in _names(graph):
         try:
             found[name] = group_ranks(name)
         except KeyError:
             continue
     return found
+
+
+def join(graph: fx.Graph, mesh: Mesh | None, what: str) -> None:
+    """Let this process have the groups that ``graph`` names, as far as ``mesh`` knows them; all ranks call it alike.
+
+    Raises :class:`GraphError`, which calls the graph ``what``, where it cannot.
+    """
+    import torch.distributed as dist
+
+    from pytest_fxbucket.capture.mesh import make_groups
+    from pytest_fxbucket.passes.own_group import ensure_twins
+
+    names = _names(graph)
+    if not names:
+        return
+    if not dist.is_initialized():
+        world = mesh.size if mesh is not None else "..."
+        raise GraphError(
+            f"{what} launches collectives, and this process is no rank; call it in the body of a test marked "
+            f"fxbucket_ranks({world}), which gets it from a fixture"
+        )
+    if mesh is not None and mesh.size != dist.get_world_size():
+        raise GraphError(f"{what} launches collectives on {mesh.size} ranks, and is called on {dist.get_world_size()}")
+    if mesh is not None:
+        make_groups(mesh, dist.get_rank())
+    with suppress(KeyError):  # said below
+        ensure_twins(graph)
+    if unknown := [name for name in names if name not in members_of_groups(graph)]:
+        raise GraphError(f"{what} launches collectives on process group {unknown[0]!r}, which this process does not have")
+
+
+def _names(graph: fx.Graph) -> list[str]:
+    return sorted({launch.group for node in graph.nodes if (launch := read_launch(node)) is not None})

@@ -24,6 +24,7 @@ from pytest_fxbucket.graph.tree import UNKNOWN, Run, Tree
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.graph.buckets import Direction
 
 
@@ -34,13 +35,14 @@ def tree_of(
     given: Mapping[str, Given] | None = None,
     modules: Iterable[str] = (),
     direction: Direction | None = None,
+    mesh: Mesh | None = None,
 ) -> Tree:
     """Modules that the nodes of ``graph`` name, in order of first appearance, those named by numbers in that of the numbers.
 
-    ``modules`` are FQNs that come first, whether a node names them or not; ``direction`` is that of all nodes.
-    Raises :class:`GraphError` if ``module_stack_fn`` gives no module stack.
+    ``modules`` are FQNs that come first, whether a node names them or not; ``direction`` is that of all nodes, ``mesh``
+    that of the step. Raises :class:`GraphError` if ``module_stack_fn`` gives no module stack.
     """
-    tree = Tree(graph, given, direction)
+    tree = Tree(graph, given, direction, mesh)
     for fqn in modules:
         tree.module(module_path(fqn))
     found = _by_stack(graph) if module_stack_fn is None else _by_function(graph, module_stack_fn)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.groups import join
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.graph.own_writes import why_not_alone
+from pytest_fxbucket.graph.portable import PortableGraph, decode, encode_module
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.graph.buckets import Direction
 
 _COPIED = ("get_attr",)
@@ -24,7 +27,13 @@ _COPIED = ("get_attr",)
 
 @dataclass(frozen=True)
 class SubGraph:
-    """Part of a graph that runs by itself: ``graph_module(*values of inputs)`` gives a tuple, the values of outputs."""
+    """Part of a graph that runs by itself: calling it with the values of ``inputs`` gives a tuple, the values of ``outputs``.
+
+    One that launches collectives runs on the ranks of a process group, all of which call it alike: it can be sent there, as
+    what a fixture of a test marked ``fxbucket_ranks`` gives, or as the payload of a job. Nodes do not travel: ``nodes``,
+    ``inputs`` and ``outputs`` are there those of its own graph, inputs with tensors on device ``meta`` as ``meta["val"]``, and
+    ``between`` is empty.
+    """
 
     graph_module: fx.GraphModule
     nodes: tuple[fx.Node, ...]
@@ -36,20 +45,46 @@ class SubGraph:
     between: tuple[fx.Node, ...]
     """Other nodes that need an output and that an input needs, as all that lies between a module's forward and its backward.
     Where there are any, inputs must come from a run of the whole graph."""
+    what: str = "the sub-graph"
+    """Names it in errors."""
+    mesh: Mesh | None = None
+    """Of the step that it is of; process groups along it are made where a rank has none yet."""
 
     @property
     def graph(self) -> fx.Graph:
         """The graph that runs by itself."""
         return self.graph_module.graph
 
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        """Values of :attr:`outputs`, given those of :attr:`inputs`.
+
+        Raises :class:`GraphError` if it launches collectives on process groups that this process is not in.
+        """
+        join(self.graph, self.mesh, self.what)
+        results: tuple[Any, ...] = self.graph_module(*values)
+        return results
+
+    def __copy__(self) -> SubGraph:
+        return replace(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        described = [_described(node) for node in self.graph.find_nodes(op="placeholder")]
+        return _received, (encode_module(self.graph_module), described, self.what, self.mesh)
+
 
 def extract(
-    graph: fx.Graph, own: Sequence[fx.Node], around: Iterable[fx.Node], direction: Direction | None, what: str
+    graph: fx.Graph,
+    own: Sequence[fx.Node],
+    around: Iterable[fx.Node],
+    direction: Direction | None,
+    what: str,
+    mesh: Mesh | None = None,
 ) -> SubGraph:
     """``own`` nodes of ``graph``, and of the code ``around`` them those that lie between them in one direction, as a graph.
 
     Parts of an operator's several results, and waits of collectives, go with what they are parts of and wait for; attributes
-    are copied. Random numbers are drawn anew. ``direction`` is that of all nodes, if known; ``what`` names them in errors.
+    are copied. Random numbers are drawn anew. ``direction`` is that of all nodes, if known; ``what`` names them in errors;
+    ``mesh`` is that of the step.
 
     Raises :class:`GraphError` if there are no nodes, and for writes in place that would show: others write between two of the
     nodes what those read, or read between two what those write, or two inputs share memory that the nodes write.
@@ -67,7 +102,28 @@ def extract(
     if why := why_not_alone(order, nodes, inputs):
         raise GraphError(f"{what} has no graph of its own: {why}")
     made = _made(graph, nodes, inputs, outputs, what)
-    return SubGraph(made, tuple(nodes), tuple(inputs), tuple(outputs), tuple(_circle(order, members, inputs, outputs)))
+    between = _circle(order, members, inputs, outputs)
+    return SubGraph(made, tuple(nodes), tuple(inputs), tuple(outputs), tuple(between), what, mesh)
+
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+def _described(node: fx.Node) -> Shape | None:
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return (tuple(map(int, value.shape)), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _received(graph: PortableGraph, inputs: Sequence[Shape | None], what: str, mesh: Mesh | None) -> SubGraph:
+    """A sub-graph as it is on a rank that it was sent to."""
+    made = decode(graph)
+    placeholders = made.graph.find_nodes(op="placeholder")
+    for node, described in zip(placeholders, inputs, strict=True):
+        if described is not None:
+            node.meta["val"] = torch.empty(described[0], dtype=described[1], device="meta")
+    calls = [node for node in made.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    outputs: Any = made.graph.output_node().args[0]
+    return SubGraph(made, tuple(calls), tuple(placeholders), tuple(outputs), (), what, mesh)
 
 
 def _with_parts(order: Order, members: set[fx.Node]) -> set[fx.Node]:

@@ -19,6 +19,7 @@ from pytest_fxbucket.graph.modules import Path, direction_of
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.graph.buckets import Direction
 
 UNKNOWN = "Module"
@@ -54,6 +55,8 @@ class Tree:
     """Parameters by the name of their input, if somebody said which they are."""
     direction: Direction | None = None
     """Of all nodes, where it is known."""
+    mesh: Mesh | None = None
+    """Of the step that the graph is of, where it is known."""
     runs: list[Run] = field(default_factory=list)
     parent: list[int] = field(default_factory=lambda: [ROOT])
     name: list[str] = field(default_factory=lambda: [""])

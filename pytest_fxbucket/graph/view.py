@@ -76,6 +76,8 @@ class GraphView:
         Every module of the model is there, in order of registration. A graph of one phase is of that direction altogether.
         Raises :class:`GraphError` if ``step`` has no such graph.
         """
+        from pytest_fxbucket.capture.mesh import Mesh
+
         if phase not in step.graphs:
             raise GraphError(f"the step has no {phase} graph, but {one_or_other([*step.graphs])}")
         graph = _graph(graph_module or step.graphs[phase])
@@ -91,6 +93,7 @@ class GraphView:
             given=given if step.has_roles else None,
             modules=step.modules,
             direction=phase if phase in ("forward", "backward") else None,
+            mesh=Mesh(step.mesh),
         )
         return cls._of(tree, ROOT)
 
@@ -225,7 +228,7 @@ class GraphView:
 
         what = f"{self.fqn or 'the root'}{f' in {direction}' if direction else ''}"
         code = around(self._tree, self._number, direction)
-        return extract(self.graph, self.nodes(direction), code, self._tree.direction, what)
+        return extract(self.graph, self.nodes(direction), code, self._tree.direction, what, self._tree.mesh)
 
     def bound_to(self, graph: fx.Graph | fx.GraphModule) -> GraphView:
         """The same view of ``graph``, in which nodes are found by name. Raises :class:`GraphError` if it lacks one."""

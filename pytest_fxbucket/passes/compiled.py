@@ -58,8 +58,8 @@ def bucketing_post_grad_pass(
 ) -> BucketingPostGradPass:
     """A pass for ``torch._inductor.config.post_grad_custom_post_pass``, which is for every graph that inductor compiles then.
 
-    Arguments, defaults and errors are those of :func:`bucketing_backend` with inductor. Give it to ``torch.compile(model,
-    options={"post_grad_custom_post_pass": ...})``, which compiles this model alone with it. Inductor's cache keeps graphs of
+    Arguments, defaults and errors are those of :func:`bucketing_backend` with inductor. ``torch.compile(model, options=
+    bucketing_post_grad_pass(...).options)`` compiles this model alone with it. Inductor's cache keeps graphs of
     different plans and module names apart; it keeps none where ``module_stack_fn`` or a packer of your own has a say.
     """
     where = "bucketing_post_grad_pass"
@@ -91,7 +91,8 @@ class BucketingBackend:
         of = compilers.compile_id()
         if self._compiler == "inductor":
             self._graphs.look_at(gm.graph, of)
-            return compilers.inductor(gm, inputs, BucketingPostGradPass(self._graphs, is_checked_elsewhere=True))
+            apart = BucketingPostGradPass(self._graphs, is_checked_elsewhere=True)
+            return compilers.inductor(gm, inputs, apart, apart.options)
 
         def bucketed(apart: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
             self._graphs.apply(apart.graph, of)
@@ -122,13 +123,18 @@ class BucketingPostGradPass(CustomGraphPass):
 
     def __init__(self, graphs: SeveralGraphs, *, is_checked_elsewhere: bool = False) -> None:
         self._graphs, self._is_checked_elsewhere = graphs, is_checked_elsewhere
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_order = False
         self._keys: WeakKeyDictionary[object, str | None] = WeakKeyDictionary()
 
     @property
     def reports(self) -> tuple[PassReport, ...]:
         """As of the backend; graphs that inductor had in its cache never came to the pass, and have none."""
         return self._graphs.reports
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For ``torch.compile(options=...)``: the pass, and what keeps inductor from moving launches and waits once more."""
+        return {**(compilers.moving_nothing() if self._graphs.keeps_order else {}), "post_grad_custom_post_pass": self}
 
     def check(self) -> None:
         """Raise :class:`PlanError` for an entry that no graph so far has matched.
@@ -141,6 +147,7 @@ class BucketingPostGradPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Bucket ``graph`` in place."""
+        self._warn_of_order()
         before = set(graph.nodes)
         in_backward = self._graphs.apply(graph, compilers.compile_id())
         decompose(graph, [node for node in graph.nodes if node not in before], compilers.inductor_decompositions())
@@ -153,6 +160,16 @@ class BucketingPostGradPass(CustomGraphPass):
         elif not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{self._graphs.missing()}; so far: call check() after the first step", stacklevel=1)
+
+    def _warn_of_order(self) -> None:
+        if self._graphs.keeps_order and compilers.moves_launches() and not self._has_warned_of_order:
+            self._has_warned_of_order = True
+            warnings.warn(
+                "bucketing_post_grad_pass: inductor of this torch moves launches up and waits down behind the pass; to keep "
+                "their order, give torch.compile the pass's own options, or set "
+                "torch._inductor.config.aten_distributed_optimizations.enable_simple_overlap = False",
+                stacklevel=1,
+            )
 
     def uuid(self) -> str | None:
         """Of the plan, its options, this package's code and the names of the modules in the graph; None: not to be cached."""

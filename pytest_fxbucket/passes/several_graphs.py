@@ -51,6 +51,11 @@ class SeveralGraphs:
         """What was done to each graph that launches collectives, in order of compilation."""
         return tuple(self._reports)
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the order of launches and waits is to be kept through later compilers."""
+        return self._pass.insert_overlap_deps
+
     def apply(self, graph: fx.Graph, of: str) -> bool:
         """Bucket ``graph`` in place, which was compiled from dynamo's graph ``of``; whether it belongs to backward.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,6 @@ BITWISE = {
         r"first node whose bits differ: \w+ \(aten\S+\), node \d+ of the bucketed graph, on rank 0, 1, 2, 3",
     ],
     "other_compute": [r"gradient tok_embeddings\.weight \(bucket tok_embeddings\)", r"first node whose bits differ: \w+ \("],
-    "extra_launch_on_last_rank": [
-        r"the ranks part at collective \d+ of the job on ranks 0-3: rank 3 launched all_reduce\(sum\) of 1,024 float32"
-    ],
 }
 
 
@@ -170,6 +168,25 @@ def test_ranks_show_that_the_program_is_another(llama: SmallLlama, runs: dict[st
     said = "\n".join([verdict.summary, *verdict.lines])
     for pattern in BITWISE[name]:
         assert re.search(pattern, said), said
+
+
+@pytest.mark.parametrize("check", ["bitwise", "benchmark"])
+@pytest.mark.parametrize("name", ["other_order_on_last_rank", "extra_launch_on_last_rank"])
+def test_ranks_that_would_hang_are_not_waited_for(llama: SmallLlama, runs: dict[str, PlanRun], name: str, check: str) -> None:
+    verdict = verdict_of(llama, runs, name, check)
+    first = verdict_of(llama, runs, name, "collectives").lines[0]
+    assert verdict.outcome == "skipped"
+    assert verdict.summary.startswith(f"not run, since its ranks would hang, as collectives finds: {first}")
+
+
+@pytest.mark.parametrize("check", ["bitwise", "benchmark"])
+def test_ranks_that_would_hang_are_a_failure_where_collectives_is_off(llama: SmallLlama, check: str) -> None:
+    run = llama.run("broken_passes:other_order_on_last_rank")
+    run.plan = replace(run.plan, checks=replace(run.plan.checks, collectives=False))
+    verdict = run.check(check)
+    assert verdict.outcome == "failed"
+    assert verdict.summary.endswith("for which its ranks would hang, so they were not run")
+    assert verdict.lines[0].startswith("collective 1 on ranks 0-3 differs: rank 0 launches all_gather_into_tensor")
 
 
 RAISED = {

@@ -38,7 +38,7 @@ def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, li
         without: dict[str, Any] = {"disable": True}
         ours: dict[str, Any] = {"backend": bucketing_backend(*args, **options)}
         if payload["inductor"]:
-            passes = {"post_grad_custom_post_pass": bucketing_post_grad_pass(*args, **options)}
+            passes = bucketing_post_grad_pass(*args, **options).options
             without, ours = {"options": WITHOUT_CODE}, {"options": {**WITHOUT_CODE, **passes}}
         before, after = (_train(sharding, rank, world, compiling) for compiling in (without, ours))
         found[case] = [name for name, value in before.items() if not torch.equal(value, after[name])]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._inductor.utils import get_code
 
+from pytest_fxbucket.compat.compilers import moves_launches
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
@@ -34,7 +35,7 @@ def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def compiled(model: nn.Module, bucketing: Any, **how: Any) -> Callable[..., Tensor]:
     torch._dynamo.reset()
-    return torch.compile(model, options={"post_grad_custom_post_pass": bucketing}, **how)
+    return torch.compile(model, options=bucketing.options, **how)
 
 
 _CALLS = re.compile(r"^\s*(?:buf\d+ = )?(?:torch\.ops\._c10d_functional|extern_kernels)\.(\w+)", re.M)
@@ -62,6 +63,15 @@ def test_inductor_keeps_the_prefetch_and_what_is_sent_until_it_has_arrived() -> 
     for launch, wait in zip(launches, waits, strict=True):  # of the same gather: they arrive in order
         assert f"del {launch[1]}  # reuse" not in code[launch.end() : wait.start()]
     assert "# reuse" in code[launches[1].end() :]  # there is memory to give away
+
+
+@pytest.mark.skipif(
+    moves_launches() is None, reason="inductor of this torch moves no launch behind its post-grad passes, as 2.15's does"
+)
+def test_where_inductor_moves_launches_once_more_the_pass_says_what_keeps_them() -> None:
+    forward = torch.compile(net(), options={"post_grad_custom_post_pass": bucketing_post_grad_pass(PLAN)})
+    with pytest.warns(UserWarning, match=r"moves launches up and waits down behind the pass; .*enable_simple_overlap = False"):
+        forward(words(batch=1))
 
 
 def test_the_first_entry_that_matches_nothing_stops_a_whole_graph() -> None:

@@ -24,8 +24,8 @@ class Runner(fx.Interpreter):
         kind = launch_kind(n)
         if kind is None:
             return super().run_node(n)
-        assert argument(n, "group_size") == RANKS
-        return torch.cat([args[0]] * RANKS) if kind == "all_gather" else args[0].chunk(RANKS)[1].clone()
+        size = argument(n, "group_size")
+        return torch.cat([args[0]] * size) if kind == "all_gather" else args[0].chunk(size)[1].clone()
 
 
 class Recorder(Runner):

@@ -1,4 +1,7 @@
-"""Where our pass and torch's part: what torch's does (it raises, computes something else, does nothing), and what ours does."""
+"""Where our pass and torch's part: what torch's does (it raises, computes something else, does nothing), and what ours does.
+
+torch's own differs from version to version: here are those of 2.13 and of the newest.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,16 @@ from suites.passes.on_ranks import HALVES
 from suites.passes.programs import Program
 
 Torchs = Literal[
-    "raises", "other values", "does nothing", "merges nothing", "one bucket for both directions", "takes it for the default"
+    "raises",
+    "other values",
+    "does nothing",
+    "merges nothing",
+    "one bucket for both directions",
+    "takes it for the default",
+    "right",
 ]
+VERSIONS = ("2.13", "2.15")
+"""The versions of torch that the table is of; those between do as one of them, or as neither."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +32,7 @@ class Parting:
     name: str
     """What a person would call it, for README."""
     torchs: Torchs
-    """What torch's pass does."""
+    """What torch's pass does in 2.13."""
     ours: str
     """What ours does and why that is right, for README."""
     build: graphs.Build
@@ -31,8 +42,14 @@ class Parting:
     plan: Any = ("a",)
     mode: str | None = None
     """``bucket_mode``."""
+    newest: Torchs | None = None
+    """What it does in 2.15; None: the same."""
     on_halves: bool = False
     """Runs on 4 ranks, with two groups of half of them each, across each other."""
+
+    def of(self, torch: str) -> Torchs:
+        """What torch's pass does in one of :data:`VERSIONS`."""
+        return self.torchs if torch == VERSIONS[0] or self.newest is None else self.newest
 
     def program(self) -> Program:
         """Where :attr:`build` makes its nodes."""
@@ -74,6 +91,7 @@ PARTINGS: tuple[Parting, ...] = (
         "packs it before it is overwritten",
         graphs.gradient_overwritten,
         (SCATTER,),
+        newest="right",
     ),
     Parting(
         "a reduce-scatter of a reduce-scatter on one group",
@@ -81,8 +99,16 @@ PARTINGS: tuple[Parting, ...] = (
         "one launch for each step of the chain, which is as few as there can be",
         graphs.reduced_twice,
         (SCATTER, SCATTER),
+        newest="right",
     ),
-    Parting("an all-gather of an all-gather on one group", "raises", "the same", graphs.gathered_twice, (GATHER, GATHER)),
+    Parting(
+        "an all-gather of an all-gather on one group",
+        "raises",
+        "the same",
+        graphs.gathered_twice,
+        (GATHER, GATHER),
+        newest="other values",
+    ),
     Parting(
         "HSDP: reduce-scatters in a row of ranks, all-reduced across rows",
         "raises",
@@ -90,6 +116,7 @@ PARTINGS: tuple[Parting, ...] = (
         graphs.scattered_then_reduced,
         (SCATTER, REDUCE),
         on_halves=True,
+        newest="right",
     ),
     Parting(
         "parameters sharded over two groups, gathered over one and then the other",
@@ -98,6 +125,7 @@ PARTINGS: tuple[Parting, ...] = (
         graphs.gathered_on_two_groups,
         (GATHER, GATHER),
         on_halves=True,
+        newest="other values",
     ),
     Parting(
         "two parameters sharded over two groups in opposite nesting",
@@ -106,6 +134,7 @@ PARTINGS: tuple[Parting, ...] = (
         graphs.nested_the_other_way,
         (GATHER, GATHER, GATHER),
         on_halves=True,
+        newest="other values",
     ),
     Parting(
         "a reduced gradient that is read before the bucket's last reduce-scatter",
@@ -113,6 +142,7 @@ PARTINGS: tuple[Parting, ...] = (
         "moves the reader behind the merged wait",
         graphs.read_early,
         (SCATTER,),
+        newest="right",
     ),
     Parting("a launch that is waited for twice", "raises", "both waits get the one result", graphs.two_waits, (GATHER,)),
     Parting("collectives that are coalesced already", "raises", "they join the bucket", graphs.coalesced_before, (GATHER,)),
@@ -124,7 +154,9 @@ PARTINGS: tuple[Parting, ...] = (
         (GATHER,),
         mode="custom_ops_multidtype",
     ),
-    Parting("all-reduces, as DDP has them", "does nothing", "merges them", graphs.gradients_all_reduced, (REDUCE,)),
+    Parting(
+        "all-reduces, as DDP has them", "does nothing", "merges them", graphs.gradients_all_reduced, (REDUCE,), newest="right"
+    ),
     Parting(
         "reduced gradients that feed an optimizer in the graph",
         "does nothing",
@@ -190,5 +222,6 @@ PARTINGS: tuple[Parting, ...] = (
 
 def table() -> str:
     """What README shows of :data:`PARTINGS`."""
-    rows = [f"| {one.name} | {one.torchs} | {one.ours} |" for one in PARTINGS]
-    return "\n".join(["| graph or plan | torch's | ours |", "|---|---|---|", *rows])
+    rows = [f"| {one.name} | {' | '.join(map(one.of, VERSIONS))} | {one.ours} |" for one in PARTINGS]
+    head = f"| graph or plan | {' | '.join(f'torch {version}' for version in VERSIONS)} | ours |"
+    return "\n".join([head, f"|---|{'---|' * len(VERSIONS)}---|", *rows])
