@@ -28,7 +28,7 @@ def trace(
     from pytest_fxbucket.compat.grouped_products import of_any_dtype
 
     quietly = quiet("torch._subclasses.fake_tensor")
-    with torch.autograd.set_multithreading_enabled(False), quietly, _structured_log(), of_any_dtype():
+    with torch.autograd.set_multithreading_enabled(False), quietly, _structured_log(), of_any_dtype(), _without_onednn():
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 
@@ -48,6 +48,22 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Recurrent layers are traced as what they compute: oneDNN's have a workspace that a traced backward does not get.
+
+    ``torch.backends.mkldnn.flags`` would warn of other settings that it sets besides.
+    """
+    import torch
+
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _structured_log() -> AbstractContextManager[None]:

@@ -220,6 +220,27 @@ class Seeds(nn.Module):
         return F.dropout(x, 0.5)
 
 
+class OneDnnRecurs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 8, 2, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x[None])[0])
+
+
+class Recurs(OneDnnRecurs):
+    """By the operators that oneDNN's layer is made of; oneDNN itself rounds otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return super().forward(x)
+        finally:
+            torch._C._set_mkldnn_enabled(before)
+
+
 def between(name: str) -> nn.Module:
     """A module of this file between two layers."""
     return nn.Sequential(nn.Linear(8, 8), globals()[name](), nn.Linear(8, 2))

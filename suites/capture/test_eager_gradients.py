@@ -41,6 +41,7 @@ EAGER = {
     "hooks on gradients": plan_of("hooked"),
     "hooks on gradients in microbatches": plan_of("hooked", step=Step(microbatches=2)),
     "results written into zeros": plan_of("Recurrent"),
+    "a recurrent layer": plan_of("Recurs"),
     "a parameter whose result is detached": plan_of("Detached"),
     "attributes that change nothing": plan_of("between", name="Caches"),
 }
@@ -50,6 +51,11 @@ EAGER = {
 def test_gradients_are_those_of_eager_averaged_over_the_ranks(plan: Plan, pools: Pools) -> None:
     share = by_hand(plan, "dp_shard", share=(0, 2, [0, 1]))
     assert_same(pools, payload_of(plan, captured(plan), **share), "by_hand:by_hand_steps")
+
+
+def test_a_recurrent_layer_of_onednn_is_traced_as_what_runs() -> None:
+    graph = captured(plan_of("OneDnnRecurs")).graphs["joint"].graph
+    assert not [node for node in graph.nodes if "mkldnn" in str(node.target)]
 
 
 def test_what_is_written_into_zeros_is_forward_with_its_gathers_in_order() -> None:
