@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+ZOO := .venv/zoo/.installed
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 COMPAT ?= .compat
 
-.PHONY: plans test lint suites reference bench soak compat clean
+.PHONY: plans test lint suites reference bench soak compat zoo clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans
@@ -17,7 +18,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-suites: $(READY)
+suites: $(READY) $(ZOO)
 	$(BIN)/pytest suites -n 2 -q
 
 reference: $(READY)  ## README's table of the plan file, from the schema
@@ -38,10 +39,19 @@ soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every 
 compat: $(READY)  ## README's table of torch versions: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
 	$(BIN)/python -m suites.torches.run --folder $(COMPAT) $(TORCHES)
 
+zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the outcome it must have; writes docs/zoo.md; tests run a tenth
+	$(BIN)/python -m suites.zoo.run --write
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,models,xdist]'
+	touch $@
+
+# Beside the environment, not in it: torchvision comes for CUDA alone, and where transformers finds that it fails to import.
+$(ZOO): suites/zoo/requirements.txt | $(READY)
+	rm -rf .venv/zoo
+	$(BIN)/pip install --quiet --no-deps --target .venv/zoo --requirement suites/zoo/requirements.txt
 	touch $@
 
 clean:

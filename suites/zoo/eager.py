@@ -1,0 +1,113 @@
+"""The reference: each rank's model in plain eager torch, parameters whole, gradients averaged; no groups, no capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pytest_fxbucket.capture.units import units_of
+from pytest_fxbucket.plan.entries import Entry
+from pytest_fxbucket.stepping import LEARNING_RATE
+from suites.zoo.shelf import ZooModel
+
+
+def eager_steps(
+    model: ZooModel,
+    *,
+    ranks: int,
+    steps: int,
+    seed: int,
+    param_dtype: str | None,
+    reduce_dtype: str | None,
+    entries: Sequence[Entry] = (),
+) -> list[dict[str, Any]]:
+    """Losses by rank and averaged whole gradients after each step, which ends with the update that captured steps get."""
+    copies = [_Copy(model, seed, _dtype(param_dtype), entries) for _ in range(ranks)]
+    found = []
+    for step in range(steps):
+        losses = [copy.step(model.batch(rank, step), seed + step) for rank, copy in enumerate(copies)]
+        gradients = averaged([copy.gradients() for copy in copies], _dtype(reduce_dtype), copies[0].whole)
+        for copy in copies:
+            copy.update(gradients)
+        found.append({"losses": losses, "gradients": gradients})
+    return found
+
+
+def averaged(each: Sequence[dict[str, Tensor]], dtype: torch.dtype | None, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The mean over ranks, summed in ``dtype`` and given in the parameters' own."""
+    names = [name for name in each[0] if all(name in other for other in each)]
+    found = {}
+    for name in names:
+        parts = [gradients[name].to(dtype or gradients[name].dtype) for gradients in each]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        found[name] = (total / len(parts)).to(whole[name].dtype)
+    return found
+
+
+class _Copy:
+    """One rank's model: whole parameters in their own dtype, computed with in the plan's, as FSDP2's mixed precision."""
+
+    def __init__(self, model: ZooModel, seed: int, dtype: torch.dtype | None, entries: Sequence[Entry]) -> None:
+        torch.manual_seed(seed)
+        self._loss, self._dtype, self._targets = model.loss, dtype, model.targets
+        self._module = model.build()
+        for unit in units_of(self._module, entries):
+            self._module.get_submodule(unit).register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
+        self.whole = {name: parameter.detach().clone() for name, parameter in self._module.named_parameters()}
+        self._put()
+
+    def step(self, batch: Any, seed: int) -> Tensor:
+        """Go forward and backward; the loss."""
+        torch.manual_seed(seed)
+        taken, read = batch if self._targets else (batch, batch)
+        inputs = pytree.tree_map(self._cast, (taken,) if isinstance(taken, Tensor) else taken)
+        output = self._module(**inputs) if isinstance(inputs, dict) else self._module(*inputs)
+        loss: Tensor = self._loss(output, read) if self._loss is not None else own_loss(output)
+        loss.backward()
+        return loss.detach().clone()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Dense, of each parameter that got one."""
+        found = {name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None}
+        return {name: grad.to_dense() if grad.is_sparse else grad.detach().clone() for name, grad in found.items()}
+
+    def update(self, gradients: dict[str, Tensor]) -> None:
+        """The update that captured steps get."""
+        for name, gradient in gradients.items():
+            self.whole[name].add_(gradient, alpha=-LEARNING_RATE)
+        self._put()
+
+    def _put(self) -> None:
+        for name, parameter in self._module.named_parameters():
+            parameter.grad = None
+            parameter.data = self._cast(self.whole[name]).clone()
+
+    def _cast_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """As FSDP2 does with those of its units."""
+        return pytree.tree_map(self._cast, args), pytree.tree_map(self._cast, kwargs)
+
+    def _cast(self, value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self._dtype) if self._dtype is not None and is_float else value
+
+
+def own_loss(output: Any) -> Tensor:
+    """What a plan without a loss takes."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple):
+        (scalar,) = (item for item in output if isinstance(item, Tensor) and item.dim() == 0)
+        return scalar
+    loss: Tensor = output["loss"] if isinstance(output, dict) else output.loss
+    return loss
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    found: torch.dtype | None = None if name is None else getattr(torch, name)
+    return found

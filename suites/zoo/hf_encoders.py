@@ -1,0 +1,158 @@
+"""Encoders and encoder-decoders of transformers, tiny and random: text and sound."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from suites.zoo.draws import VOCAB, classified, labelled, tokens
+from suites.zoo.hf_causal import MASKS, as_traced
+from suites.zoo.shelf import Draw, Shelf
+
+SHELF = Shelf("transformers", __name__)
+
+COMMON: dict[str, Any] = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    pad_token_id=0,
+)
+
+
+def headed(model: str, config: str, **settings: Any) -> nn.Module:
+    """The class ``model`` with a ``config`` of ``settings``."""
+    import transformers
+
+    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    return made
+
+
+def add(name: str, model: str, config: str, draw: Draw, *, rest: dict[str, Any] | None = None, **settings: Any) -> None:
+    SHELF.add(name, partial(headed, model, config, **settings), draw, rounds=MASKS, as_traced=as_traced, **(rest or {}))
+
+
+add("bert", "BertForMaskedLM", "BertConfig", labelled, **COMMON)
+add("roberta", "RobertaForMaskedLM", "RobertaConfig", labelled, **COMMON)
+add("electra", "ElectraForSequenceClassification", "ElectraConfig", classified, embedding_size=16, **COMMON)
+add(
+    "distilbert",
+    "DistilBertForSequenceClassification",
+    "DistilBertConfig",
+    classified,
+    vocab_size=VOCAB,
+    dim=32,
+    hidden_dim=64,
+    n_layers=2,
+    n_heads=4,
+    max_position_embeddings=64,
+)
+add(
+    "deberta_v2",
+    "DebertaV2ForMaskedLM",
+    "DebertaV2Config",
+    labelled,
+    relative_attention=True,
+    pos_att_type=["c2p", "p2c"],
+    position_buckets=8,
+    **COMMON,
+)
+add("albert", "AlbertForMaskedLM", "AlbertConfig", labelled, embedding_size=16, **COMMON)
+add("mpnet", "MPNetForMaskedLM", "MPNetConfig", labelled, **COMMON)
+add(
+    "modernbert",
+    "ModernBertForMaskedLM",
+    "ModernBertConfig",
+    labelled,
+    cls_token_id=1,
+    sep_token_id=2,
+    bos_token_id=1,
+    eos_token_id=2,
+    global_attn_every_n_layers=2,
+    local_attention=8,
+    **COMMON,
+)
+
+
+def translated(generator: Generator) -> dict[str, Tensor]:
+    """input_ids (2, 12) and labels (2, 8)."""
+    return {"input_ids": tokens(generator, 2, 12), "labels": tokens(generator, 2, 8)}
+
+
+add(
+    "t5",
+    "T5ForConditionalGeneration",
+    "T5Config",
+    translated,
+    vocab_size=VOCAB,
+    d_model=32,
+    d_kv=8,
+    d_ff=64,
+    num_layers=2,
+    num_heads=4,
+    decoder_start_token_id=0,
+)
+BART = dict(
+    vocab_size=VOCAB,
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=64,
+    decoder_ffn_dim=64,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    decoder_start_token_id=2,
+)
+add("bart", "BartForConditionalGeneration", "BartConfig", translated, **BART)
+add("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", translated, **BART)
+
+
+def heard(generator: Generator) -> dict[str, Tensor]:
+    """input_features (2, 16, 40) and labels (2, 8)."""
+    return {"input_features": torch.randn(2, 16, 40, generator=generator), "labels": tokens(generator, 2, 8)}
+
+
+add(
+    "whisper",
+    "WhisperForConditionalGeneration",
+    "WhisperConfig",
+    heard,
+    num_mel_bins=16,
+    max_source_positions=20,
+    max_target_positions=16,
+    **{key: value for key, value in BART.items() if key != "max_position_embeddings"},
+)
+
+
+def waves(generator: Generator) -> dict[str, Tensor]:
+    """input_values (2, 400) and a class each."""
+    return {"input_values": torch.randn(2, 400, generator=generator), "labels": torch.randint(0, 2, (2,), generator=generator)}
+
+
+add(
+    "wav2vec2",
+    "Wav2Vec2ForSequenceClassification",
+    "Wav2Vec2Config",
+    waves,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    conv_dim=[16, 16],
+    conv_stride=[4, 2],
+    conv_kernel=[8, 4],
+    num_feat_extract_layers=2,
+    num_conv_pos_embeddings=8,
+    num_conv_pos_embedding_groups=2,
+    mask_time_prob=0.0,
+    classifier_proj_size=16,
+)

@@ -1,0 +1,34 @@
+"""Puts the libraries of the zoo on the path, behind everything else; torchvision is imported beside a torch for CPUs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "zoo"
+
+
+def provide() -> None:
+    """Make the libraries of ``requirements.txt`` importable, as far as they are installed."""
+    if not FOLDER.is_dir():
+        return
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    _declare_operators()
+
+
+def _declare_operators() -> None:
+    """torchvision's own operators are built for CUDA and do not load here; it gives them fake kernels all the same."""
+    import torch
+
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):  # ranks in one process import this more than once
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def stand_in_for_triton_kernels() -> None:
+    """torchtitan's experts import Triton, and call it for nothing that a CPU runs."""
+    kernels = ModuleType("torchtitan.models.moe.kernels")
+    kernels.generate_permute_indices = None  # type: ignore[attr-defined]
+    sys.modules.setdefault(kernels.__name__, kernels)

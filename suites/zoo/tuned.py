@@ -1,0 +1,56 @@
+"""peft's adapters around small decoders of transformers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from suites.zoo.draws import labelled
+from suites.zoo.hf_causal import COMMON, MASKS, as_traced, causal
+from suites.zoo.shelf import Shelf
+
+SHELF = Shelf("peft", __name__)
+
+
+def tuned(config: str, **settings: Any) -> nn.Module:
+    """A Llama with adapters of ``config``, drawn at random where peft would begin with zeros."""
+    import peft
+
+    model = peft.get_peft_model(causal("Llama", **COMMON), getattr(peft, config)(task_type="CAUSAL_LM", **settings))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+            assert name
+    made: nn.Module = model
+    return made
+
+
+LINEARS = ["q_proj", "v_proj"]
+SHELF.add(
+    "lora",
+    partial(tuned, "LoraConfig", r=4, target_modules=LINEARS, lora_dropout=0.1),
+    labelled,
+    rounds=MASKS,
+    as_traced=as_traced,
+)
+SHELF.add(
+    "dora",
+    partial(tuned, "LoraConfig", r=4, target_modules=LINEARS, use_dora=True),
+    labelled,
+    rounds=MASKS,
+    as_traced=as_traced,
+)
+SHELF.add(
+    "ia3",
+    partial(tuned, "IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    labelled,
+    rounds=MASKS,
+    as_traced=as_traced,
+)
+SHELF.add(
+    "prompt_tuning", partial(tuned, "PromptTuningConfig", num_virtual_tokens=4), labelled, rounds=MASKS, as_traced=as_traced
+)
+SHELF.add("loha", partial(tuned, "LoHaConfig", r=4, target_modules=LINEARS), labelled, rounds=MASKS, as_traced=as_traced)
