@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,28 +12,24 @@ from torch.utils import _pytree as pytree
 
 from pytest_fxbucket.capture.units import units_of
 from pytest_fxbucket.plan.entries import Entry
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.stepping import LEARNING_RATE
 from suites.zoo.shelf import ZooModel
 
 
-def eager_steps(
-    model: ZooModel,
-    *,
-    ranks: int,
-    steps: int,
-    seed: int,
-    param_dtype: str | None,
-    reduce_dtype: str | None,
-    entries: Sequence[Entry] = (),
-) -> list[dict[str, Any]]:
+def eager_steps(model: ZooModel, plan: Plan, ranks: int, steps: int) -> list[dict[str, Any]]:
     """Losses by rank and averaged whole gradients after each step, which ends with the update that captured steps get."""
-    copies = [_Copy(model, seed, _dtype(param_dtype), entries) for _ in range(ranks)]
+    seed, parallel = plan.run.seed, plan.parallel
+    modules = [built(model, seed) for _ in range(ranks)]
+    if modules[0] is modules[-1]:  # as where a file builds its model when it is imported
+        modules = [copy.deepcopy(module) for module in modules]
+    copies = [_Copy(model, module, _dtype(parallel.param_dtype), plan.bucket.plan) for module in modules]
     found = []
     for step in range(steps):
-        losses = [copy.step(model.batch(rank, step), seed + step) for rank, copy in enumerate(copies)]
-        gradients = averaged([copy.gradients() for copy in copies], _dtype(reduce_dtype), copies[0].whole)
-        for copy in copies:
-            copy.update(gradients)
+        losses = [one.step(model.batch(rank, step), seed + step) for rank, one in enumerate(copies)]
+        gradients = averaged([one.gradients() for one in copies], _dtype(parallel.reduce_dtype), copies[0].whole)
+        for one in copies:
+            one.update(gradients)
         found.append({"losses": losses, "gradients": gradients})
     return found
 
@@ -50,13 +47,18 @@ def averaged(each: Sequence[dict[str, Tensor]], dtype: torch.dtype | None, whole
     return found
 
 
+def built(model: ZooModel, seed: int) -> nn.Module:
+    """The model, as every rank builds it."""
+    torch.manual_seed(seed)
+    return model.build()
+
+
 class _Copy:
     """One rank's model: whole parameters in their own dtype, computed with in the plan's, as FSDP2's mixed precision."""
 
-    def __init__(self, model: ZooModel, seed: int, dtype: torch.dtype | None, entries: Sequence[Entry]) -> None:
-        torch.manual_seed(seed)
+    def __init__(self, model: ZooModel, module: nn.Module, dtype: torch.dtype | None, entries: Sequence[Entry]) -> None:
         self._loss, self._dtype, self._targets = model.loss, dtype, model.targets
-        self._module = model.build()
+        self._module = module
         for unit in units_of(self._module, entries):
             self._module.get_submodule(unit).register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
         self.whole = {name: parameter.detach().clone() for name, parameter in self._module.named_parameters()}

@@ -247,8 +247,8 @@ class Counter(nn.Module):
         return self.blocks(x) / self.calls
 
 
-SHELF.add("python_random", LayerDrop, rows, mean_square, refused={"": "random"})
-SHELF.add("python_counter", Counter, rows, mean_square, refused={"": "calls"})
+SHELF.add("python_random", LayerDrop, rows, mean_square, refused={"": "random generator"})
+SHELF.add("python_counter", Counter, rows, mean_square, refused={"": "attribute calls"})
 
 
 class DropPath(nn.Module):

@@ -136,7 +136,7 @@ def old_spectral_norm() -> nn.Module:
 
 SHELF.add("weight_norm", weight_norm, rows, mean_square)
 SHELF.add("spectral_norm", spectral_norm, rows, mean_square, refused={"bf16": "mv.* eagerly too"})
-SHELF.add("orthogonal", orthogonal, rows, mean_square)
+SHELF.add("orthogonal", orthogonal, rows, mean_square, refused={"bf16": "mm.* eagerly too"})
 SHELF.add("old_weight_norm", old_weight_norm, rows, mean_square)
 SHELF.add("old_spectral_norm", old_spectral_norm, rows, mean_square, refused={"bf16": "mv.* eagerly too"})
 
@@ -242,7 +242,7 @@ class Clamped(nn.Module):
         return self.blocks(x) * self.scale
 
 
-SHELF.add("clamped_parameter", Clamped, rows, mean_square, refused={"": "."})
+SHELF.add("clamped_parameter", Clamped, rows, mean_square, refused={"": "writes a parameter in place"})
 
 
 class Registered(nn.Module):
@@ -266,7 +266,7 @@ def _halve(parameter: Any) -> None:
 
 
 SHELF.add("gradient_hook", lambda: Registered("before"), rows, mean_square)
-SHELF.add("post_accumulate_hook", lambda: Registered("after"), rows, mean_square)
+SHELF.add("post_accumulate_hook", lambda: Registered("after"), rows, mean_square, refused={"": "post_accumulate"})
 
 
 class Experts(nn.Module):

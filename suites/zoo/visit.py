@@ -82,6 +82,9 @@ def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Seque
 
     try:
         plan = plans_of(model)[row]
+    except Exception as error:
+        return outcome("raw", f"no plan: {type(error).__name__}: {error}")
+    try:
         run = PlanRun(plan, RunSettings(ROOT, artifacts / "golden", artifacts, backend="local"), pools)
         for item in items:
             verdict = run.check(item)
@@ -89,6 +92,8 @@ def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Seque
                 return outcome("red", f"{item}: {verdict.summary}: {' | '.join(verdict.lines[:4])}")
         return _beside_eager(model, run, plan, outcome)
     except FxbucketError as error:
+        if "eager" in str(error) and (said := _refuted(model, plan)):
+            return outcome("red", f"{said}: {error}")
         return outcome("refused", str(error))
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -98,11 +103,9 @@ def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Seque
 def _beside_eager(model: ZooModel, run: PlanRun, plan: Plan, outcome: Callable[..., Outcome]) -> Outcome:
     captured, parallel = captured_steps(run, plan), plan.parallel
     eps = torch.finfo(getattr(torch, parallel.param_dtype or "float32")).eps
-    given: dict[str, Any] = {"ranks": RANKS, "steps": STEPS, "seed": plan.run.seed}
-    given |= {"param_dtype": parallel.param_dtype, "reduce_dtype": parallel.reduce_dtype, "entries": plan.bucket.plan}
 
     def beside() -> tuple[list[tuple[str, float]], int]:
-        eager = eager_steps(model, **given)
+        eager = eager_steps(model, plan, RANKS, STEPS)
         return list(_differences(captured, eager, run.world.step(0).parameters, eps)), len(eager[0]["gradients"])
 
     try:
@@ -118,6 +121,15 @@ def _beside_eager(model: ZooModel, run: PlanRun, plan: Plan, outcome: Callable[.
             if not beside()[0]:
                 return outcome("green", f"{same} that goes the traced way", worst)
     return outcome("parted", f"{len(found)} of {2 * gradients + 4}: " + "; ".join(text for text, _ in found[:6]), worst)
+
+
+def _refuted(model: ZooModel, plan: Plan) -> str:
+    """What speaks against a sentence that eager refuses, too; empty if nothing does."""
+    try:
+        eager_steps(model, plan, RANKS, STEPS)
+    except Exception:
+        return ""
+    return "eager runs what is said to be refused by eager, too"
 
 
 def captured_steps(run: PlanRun, plan: Plan) -> list[list[dict[str, Any]]]:
