@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,17 @@ def untraceable(error: BaseException) -> str | None:
     if "convert all Tensors to FakeTensors" in said:
         return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
     return None
+
+
+_NO_KERNEL = re.compile(r'("\w+") not implemented for \'(?:torch\.)?(\w+)\'')
+
+
+def lacking_kernel(error: BaseException) -> str | None:
+    """That torch has no kernel for a dtype, in words; None for another error. Fake tensors and real ones raise it alike."""
+    found = _NO_KERNEL.search(text_of(error)) if isinstance(error, NotImplementedError | RuntimeError) else None
+    if found is None:
+        return None
+    return f"torch has no {found[1]} for {found[2]}, eagerly neither; cast what it is given, as with x.float()"
 
 
 def current_graph() -> fx.Graph:

@@ -38,8 +38,8 @@ SHELVES = (
 )
 TENTH = (
     *("transformers.llama", "transformers.mixtral", "transformers.bert", "torchtitan.llama3", "torchvision.vit"),
-    *("timm.vit", "diffusers.dit", "peft.lora", "odd.logit_scale", "odd.read_under_no_grad", "odd.loop_over_experts"),
-    *("odd.checkpoint_dropout", "odd.l2_penalty", "odd.float_between_units", "odd.labels_beside"),
+    *("timm.vit", "diffusers.dit", "peft.lora", "odd.read_under_no_grad", "odd.gradient_hook", "odd.python_counter"),
+    *("odd.checkpoint_dropout", "odd.writes_rows", "odd.float_between_units", "odd.labels_beside"),
 )
 """What CI runs: some of each library, and each kind of outcome."""
 ITEMS = ("audit", "collectives", "bitwise")
