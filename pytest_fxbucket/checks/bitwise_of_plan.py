@@ -12,6 +12,7 @@ from pytest_fxbucket.checks import bitwise
 from pytest_fxbucket.checks.bitwise_job import Outcome, Task
 from pytest_fxbucket.checks.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
 from pytest_fxbucket.checks.final_values import added_state, final_values, removed_state
+from pytest_fxbucket.checks.too_large import refuse_too_large
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.ranks.failure import RankFailure
@@ -47,6 +48,7 @@ class Bitwise:
     def verdict(self) -> Verdict:
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
+        refuse_too_large(world.step(0).parameters, world.size, self.name)
         try:
             for phase in world.step(0).graphs:
                 outcomes = self._outcomes(phase)

@@ -14,6 +14,7 @@ import torch
 from pytest_fxbucket.checks.bitwise import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
 from pytest_fxbucket.checks.bitwise_job import Difference, Outcome, bits, ulps_apart
 from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
 from pytest_fxbucket.ranks.pools import Pools
@@ -165,6 +166,13 @@ def bitwise(pools: Pools, tmp_path: Path) -> Callable[..., Verdict]:
 
 
 class TestOnRanks:
+    def test_a_model_that_memory_cannot_hold_is_refused_before_ranks_build_it(
+        self, bitwise: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_fxbucket.checks.too_large.available_memory", lambda: 1000)
+        with pytest.raises(RankError, match=r"mlp.toml: 2 ranks here would build 0\.0 GiB of parameters"):
+            bitwise()
+
     def test_our_pass_is_the_same_program(self, bitwise: Callable[..., Verdict]) -> None:
         verdict = bitwise()
         assert verdict, repr(verdict)
