@@ -20,6 +20,6 @@ def refuse_too_large(parameters: Sequence[Parameter], world: int, where: str, en
     needed = ranks * sum(prod(one.shape) * one.dtype.itemsize for one in parameters)
     if needed > (free := available_memory()):
         raise RankError(
-            f"{where}: {ranks} ranks here would build {needed / 2**30:.1f} GiB of parameters, and {free / 2**30:.1f} GiB of memory "
-            "are free; run it on a smaller model in a row of [[matrix]] (model.args), or set checks.bitwise = false"
+            f"{where}: {ranks} ranks here would build {needed / 2**30:.1f} GiB of parameters, and {free / 2**30:.1f} GiB of "
+            "memory are free; run it on a smaller model in a row of [[matrix]] (model.args), or set checks.bitwise = false"
         )
