@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.batches import batch_of
+from pytest_fxbucket.capture.batches import Followed
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.mesh import Mesh
 from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -97,11 +96,9 @@ def state_and_batches(
     state = [kept[value.role, value.fqn] for value in step.inputs if value.role in KEPT]
     keep_for_calls(model, step.called)
 
-    def tensors(number: int) -> list[torch.Tensor]:
-        leaves = pytree.tree_leaves(batch_of(batch(step.mesh.data_rank(rank), number)))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-    return state, tensors
+    here = step.mesh.data_rank(rank)
+    followed = Followed(step.model.batch, here, step.inputs)
+    return state, lambda number: followed.tensors(batch(here, number), number)
 
 
 def update(state: list[torch.Tensor], results: Sequence[Any], step: Stepping) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,10 @@ from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.mesh import Mesh
+    from pytest_fxbucket.capture.roles import Value
+
+_Leaf = tuple[object, ...]
+"""Path, shape and dtype of a tensor of the batch; path and value of a constant."""
 
 
 def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: int) -> Any:
@@ -38,7 +42,12 @@ def batch_of(given: Any) -> Any:
 
     Raises :class:`CaptureError` for an object that holds tensors, which could be no inputs of the graph.
     """
-    return (given,) if isinstance(given, torch.Tensor) else _plain(given)
+    try:
+        return (given,) if isinstance(given, torch.Tensor) else _plain(given)
+    except RecursionError:
+        raise CaptureError(
+            "[model] batch gave a value that contains itself, or is nested too deep; give tuples, lists and dicts of tensors"
+        ) from None
 
 
 def _plain(value: Any) -> Any:
@@ -69,18 +78,41 @@ def _refuse_holder(value: Any) -> None:
 
 def _refuse_other_batch(name: str, first: Any, other: Any, here: str, there: str) -> None:
     """One graph serves every rank and step, so only the values of tensors may change from batch to batch."""
-    if (a := _described(first)) != (b := _described(other)):
-        changed = next((x, y) for x, y in zip_longest(a, b) if x != y)
+    _refuse_change(name, _described(first), _described(other), f"for {here}", there)
+
+
+class Followed:
+    """The batches of one rank, step by step, each held against what was traced; ``traced`` are the graph's inputs."""
+
+    def __init__(self, name: str, rank: int, traced: Iterable[Value]) -> None:
+        self._name, self._rank = name, rank
+        self._tensors: list[_Leaf] = [(value.fqn, value.shape, value.dtype) for value in traced if value.role == "batch"]
+        self._first: list[_Leaf] | None = None
+
+    def tensors(self, given: Any, step: int) -> list[torch.Tensor]:
+        """The tensors that ``given``, a batch, holds, in the order of the inputs. Raises :class:`CaptureError` for others."""
+        data = batch_of(given)
+        found, there = _described(data), f"rank {self._rank}, step {step}"
+        tensors = [leaf for leaf in found if len(leaf) == 3]
+        _refuse_change(self._name, self._tensors, tensors, "where the step was traced", there)
+        self._first = found if self._first is None else self._first
+        _refuse_change(self._name, self._first, found, f"for rank {self._rank} before", there)
+        return [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)]
+
+
+def _refuse_change(name: str, first: Sequence[_Leaf], other: Sequence[_Leaf], here: str, there: str) -> None:
+    if first != other:
+        changed = next((x, y) for x, y in zip_longest(first, other) if x != y)
         was, became = (" ".join(map(str, leaf)) if leaf else "nothing" for leaf in changed)
         raise CaptureError(
-            f"[model] batch {name} gave {was} for {here}, but {became} for {there}; "
+            f"[model] batch {name} gave {was} {here}, but {became} for {there}; "
             "only the values of its tensors may change, since one graph serves all"
         )
 
 
-def _described(batch: Any) -> list[tuple[object, ...]]:
+def _described(batch: Any) -> list[_Leaf]:
     """Path of each leaf of ``batch``, with shape and dtype of a tensor, or the value of a plain constant."""
-    found: list[tuple[object, ...]] = []
+    found: list[_Leaf] = []
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         if isinstance(leaf, torch.Tensor):
             found.append((pytree.keystr(path), tuple(leaf.shape), leaf.dtype))
