@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytest_fxbucket.compat.trace import quiet_structured_log
 from pytest_fxbucket.errors import FxbucketError, named
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.process_state import fresh_state
@@ -18,7 +19,7 @@ def user_code(folders: Sequence[Path]) -> Iterator[None]:
     Raises :class:`FxbucketError` where the code would have ended the process or skipped a test.
     """
     try:
-        with first_on_path(folders), fresh_state():
+        with first_on_path(folders), fresh_state(), quiet_structured_log():
             yield
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise

@@ -68,7 +68,7 @@ class Record:
             raise BenchmarkError(
                 f"{where}: the measurement is nested too deeply; it is damaged: restore the file, or measure again"
             )
-        if data.get("format") != FORMAT:
+        if type(data.get("format")) is not int or data["format"] != FORMAT:  # true equals 1
             raise BenchmarkError(
                 f"{where}: the measurement has format {data.get('format')!r} and this version reads {FORMAT}; compare with the "
                 "pytest-fxbucket that wrote it, or measure again"

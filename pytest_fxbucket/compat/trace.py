@@ -29,7 +29,7 @@ def trace(
     from pytest_fxbucket.compat.grouped_products import of_any_dtype
 
     quietly = quiet("torch._subclasses.fake_tensor")
-    with torch.autograd.set_multithreading_enabled(False), quietly, _structured_log(), of_any_dtype(), _without_onednn():
+    with torch.autograd.set_multithreading_enabled(False), quietly, quiet_structured_log(), of_any_dtype(), _without_onednn():
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 
@@ -67,7 +67,7 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _structured_log() -> AbstractContextManager[None]:
+def quiet_structured_log() -> AbstractContextManager[None]:
     """Heard by those alone who ask torch for it: it does not propagate, and pytest listens to all such loggers."""
     return nullcontext() if os.environ.get("TORCH_TRACE") else quiet("torch.__trace")
 

@@ -25,6 +25,7 @@ DAMAGE = {
     "a list": (b"[]", 'has no list "benchmarks"'),
     "another file": (b'{"benchmarks": {}}', 'has no list "benchmarks"'),
     "another version": (file_text(fields(format=2)).encode(), "has format 2 and this version reads 1"),
+    "a version that is no number": (file_text(fields(format=True)).encode(), "has format True and this version reads 1"),
     "an entry that is none": (b'{"benchmarks": [3]}', "an entry of it is no table"),
     "no extra info": (b'{"benchmarks": [{"extra_info": null}]}', "an entry of it is no table"),
     **{

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -184,3 +185,22 @@ def test_a_factory_that_skips_fails_its_items_and_no_others(project: pytest.Pyte
     result.stdout.fnmatch_lines(
         ["*[[]model[]] factory leaver:build failed at leaver.py:* in build: Skipped: not on this machine"]
     )
+
+
+def test_a_graph_factory_that_compiles_does_not_flood_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where torch was imported before, pytest hears all that torch says of its compiler, thousands of lines."""
+    lines = (
+        "def step():\n    torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))\n    raise ValueError('later')\n"
+    )
+    (folder / "leaver.py").write_text(HEAD + lines)
+    path = folder / "graph.toml"
+    path.write_text('[graph]\nfactory = "leaver:step"\n[parallel]\ndp_shard = 2\n[bucket]\nplan = ["a"]\n')
+    run = PlanRun(load_plans(path)[0], RunSettings(folder, folder / "golden", folder / ".fxbucket"), Pools())
+    heard = logging.getLogger("torch.__trace")
+    heard.addHandler(caplog.handler)  # as pytest does with loggers that do not propagate
+    try:
+        with pytest.raises(FxbucketError, match="ValueError: later"):
+            run.check("collectives")
+    finally:
+        heard.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if record.levelno < logging.WARNING] == []

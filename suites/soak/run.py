@@ -1,4 +1,4 @@
-"""Runs ranks for long and kills them often, kills runs that accept goldens, and compares step times; ``make soak``.
+"""Runs ranks for long and kills them often, kills runs that accept, feeds garbage, compares step times; ``make soak``.
 
 What is well says `N of M`, and the seed that repeats the rest.
 
@@ -15,23 +15,24 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from suites.soak.garbage import garbage
 from suites.soak.graphs import graphs
 from suites.soak.kills import kills
 from suites.soak.parts import faults, items, verdicts
 from suites.soak.speeds import speeds
 
-ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS = 1000, 200, 20, 2000, 50
+ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE = 1000, 200, 20, 2000, 50, 2000
 EQUAL, SLOWED = 50, 20
 """runs of fxbucket compare"""
 OF_RANKS = ("items", "verdicts", "faults")
-PARTS = (*OF_RANKS, "graphs", "kills", "speeds")
+PARTS = (*OF_RANKS, "graphs", "kills", "garbage", "speeds")
 
 
 def main() -> int:
     """Run what is asked for; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=float, default=1.0, help="how much of it, 0.1: a tenth")
-    parser.add_argument("--seed", type=int, default=None, help="what is killed when, and which graphs are drawn")
+    parser.add_argument("--seed", type=int, default=None, help="what is killed when, which graphs are drawn, and what garbage")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     given = parser.parse_args()
     seed = random.randrange(10**6) if given.seed is None else given.seed
@@ -56,6 +57,7 @@ def soak(part: float, seed: int, names: Sequence[str] = OF_RANKS) -> list[str]:
         "faults": partial(faults, round(FAULTS * part), seed, say),
         "graphs": partial(graphs, round(GRAPHS * part), seed, say),
         "kills": partial(kills, round(KILLS * part), seed, say),
+        "garbage": partial(garbage, round(GARBAGE * part), seed, say),
         "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),
     }
     return [problem for name in names for problem in parts[name]()]

@@ -1,5 +1,5 @@
 """A tenth of the soak: 100 items in a row on one pool, 20 runs of a plan, each fault twice, 5 kills of runs that accept,
-and a few comparisons of step time."""
+a tenth of the garbage, and a few comparisons of step time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def test_a_tenth_of_the_soak_is_well():
 
 def test_a_tenth_of_the_kills_lose_no_golden():
     assert soak(0.1, seed=1, names=["kills"]) == []
+
+
+def test_a_tenth_of_the_garbage_is_refused_or_gives_what_the_unmutated_gives():
+    assert soak(0.1, seed=1, names=["garbage"]) == []
 
 
 def test_comparisons_come_to_a_verdict():
