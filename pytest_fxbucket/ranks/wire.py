@@ -40,12 +40,7 @@ class Garbled(Exception):
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
-            return NotImplemented
-        if value.layout != torch.strided or value.device.type not in ("cpu", "cuda") or value.is_quantized:
-            return NotImplemented
-        return _reduce_tensor(value)
+        return reduce_tensor(value) if is_plain_tensor(value) else NotImplemented
 
 
 def pack(value: object) -> list[Buffer]:
@@ -102,7 +97,16 @@ def lengths(data: Buffer) -> tuple[int, ...]:
     return found
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., object], tuple[object, ...]]:
+def is_plain_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor or parameter that is nothing but its numbers."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return bool(value.layout == torch.strided and value.device.type in ("cpu", "cuda") and not value.is_quantized)
+
+
+def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
+    """`rebuild_tensor`, and its arguments for a copy of a plain tensor; the first shares its memory, if that is possible."""
     import torch
 
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()  # what was on a GPU arrives on the CPU
@@ -112,7 +116,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., object], tuple[o
     dtype = str(plain.dtype).removeprefix("torch.")
     is_parameter = type(tensor) is torch.nn.Parameter
     args = (buffer, dtype, tuple(plain.shape), plain.stride(), tensor.requires_grad, is_parameter)
-    return _rebuild_tensor, args
+    return rebuild_tensor, args
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -133,9 +137,10 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
     return array
 
 
-def _rebuild_tensor(
+def rebuild_tensor(
     data: bytearray, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool, is_parameter: bool
 ) -> torch.Tensor:
+    """The tensor on the memory `data`; `dtype` as "float32"."""
     import torch
 
     kind: torch.dtype = getattr(torch, dtype)

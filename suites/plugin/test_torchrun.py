@@ -81,6 +81,10 @@ class TestOneRun:
             ("test_one_never_comes", r"on rank 3 \(node \d\):.*ValueError: before anything"),
             ("test_rank_0_never_comes", r"the ranks could not begin: rank 0 \(node \d\) went on without it"),
             ("test_killed_child", r"rank 2 of 4 was killed by SIGKILL"),
+            (
+                "test_no_plain_data",
+                r"rank 1 of 4 could not answer: its result has a pathlib.*, and only plain data goes to other",
+            ),
             ("test_raising_child", r"rank 2 of 4 raised ValueError: at once"),
             ("test_hanging_child", r"did not answer within 2 s.*rank 1 never launched collective 1"),
             ("test_eight_of_four", r"8 ranks are needed and torchrun started 4"),

@@ -35,6 +35,10 @@ def raises(rank, world, payload):
         raise ValueError("at once")
     return total(rank, world, payload)
 
+def owns(rank, world, payload):
+    from pathlib import Path
+    return Path("here") if rank == 1 else None
+
 def kills(rank, world, pid):
     if rank == 3:
         os.kill(pid, signal.SIGKILL)  # of the process that sent this
@@ -80,6 +84,9 @@ def test_rank_0_never_comes(fxbucket_ranks):
 
 def test_killed_child(fxbucket_ranks):
     totals(fxbucket_ranks, job="jobs:dies")
+
+def test_no_plain_data(fxbucket_ranks):
+    totals(fxbucket_ranks, job="jobs:owns")
 
 def test_raising_child(fxbucket_ranks):
     totals(fxbucket_ranks, job="jobs:raises", timeout_s=10_000)  # nobody waits for that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from pytest_fxbucket.errors import RankError, UsageError
+from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.seats.agenda import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
 from pytest_fxbucket.ranks.seats.board import Board
 from pytest_fxbucket.ranks.seats.meeting import Lost, Meeting, Round
@@ -194,3 +196,64 @@ def test_who_torchrun_started_reads_its_place() -> None:
     assert member_of({"RANK": "0"}) is None
     with pytest.raises(UsageError, match="LOCAL_RANK is 'x'"):
         member_of({**environ, "LOCAL_RANK": "x"})
+
+
+class Harm:
+    def __reduce__(self):
+        return Path.touch, (Path("harmed"),)
+
+
+def test_code_in_the_store_is_refused_and_does_not_run(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    board = Board(member(0, port, request.node.name))
+    store = dist.PrefixStore(board.prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
+    pickled = wire.pack(Harm())
+    for data in (pickled[0], b"fxb1\0\0\0\0" + pickled[0], b"fxb1\0\0\0\0" + wire.head(pickled) + pickled[0]):
+        store.set("word", data)
+        with pytest.raises(RankError, match="is no plain data of ours, and was refused"):
+            board.get("word")
+    assert not Path("harmed").exists()
+
+
+def test_a_store_of_ours_listens_where_it_is_looked_for_alone() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    board = Board(member(0, port, "own/0"), is_server=True)
+    board.note("word", "heard")
+    assert Board(member(1, port, "own/0")).notes(["word"]) == ["heard"]
+    tables = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+    ]
+    assert [words[1] for words in tables if words[3] == "0A" and words[1].endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+SERVER = """
+import sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        board = Board(member(0, port, "still/0"))
+        board.note("word", "heard")
+        monkeypatch.setattr("pytest_fxbucket.ranks.seats.board.LIMIT_S", 0.5)
+        server.send_signal(signal.SIGSTOP)
+        calls = (
+            lambda: board.has("word"),
+            lambda: board.note("a", "b"),
+            lambda: board.count("c", 1),
+            lambda: board.get("word"),
+        )
+        for call in calls:
+            with pytest.raises(RankError, match=rf"torchrun's store at 127.0.0.1:{port} does not answer \(not within 0.5 s\)"):
+                call()
+        server.kill()

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import socket
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
 
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.seats import plain
 from pytest_fxbucket.ranks.seats.member import Member
 
 _PART_BYTES = 4 << 20
-_PARTS = struct.Struct("<I")
+_HEAD = struct.Struct("<4sI")
+_BEGIN = b"fxb1"
 # A key that was seen is there at once; the time is for a server that is slow or gone.
 _ANSWER_S = 60
+LIMIT_S = 90.0
+"""For any answer of the store; torch itself has a limit for few."""
+_BACKLOG = 1024
+
+
+_T = TypeVar("_T")
+_Asked: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
 class StoreLost(RankError):
@@ -23,99 +37,136 @@ class StoreLost(RankError):
 
 
 class Board:
-    """A store that all members see; its keys are this run's own."""
+    """A store that all members see; its keys are this run's own. Every method raises StoreLost when the store is gone."""
 
     def __init__(self, member: Member, *, is_server: bool = False) -> None:
         self._where = f"{member.host}:{member.port}"
+        self._lost = ""
+        self._asked: _Asked = SimpleQueue()
         self.prefix = f"fxbucket/{member.run}"
-        with self._answering():
-            self._store = c10d.PrefixStore(
-                self.prefix,
-                c10d.TCPStore(
-                    member.host,
-                    member.port,
-                    is_master=is_server,
-                    wait_for_workers=False,
-                    multi_tenant=True,
-                    timeout=timedelta(seconds=_ANSWER_S),
-                ),
-            )
+        # A call that does not return must not keep this process: it has a thread of its own.
+        threading.Thread(target=_answer, args=(self._asked,), daemon=True).start()
+        weakref.finalize(self, self._asked.put, None)
+        self._store = self._ask(lambda: _connected(member, self.prefix, is_server))
 
     def put(self, key: str, value: object) -> None:
-        """Let `key` have a value, pickled; it is seen whole or not at all. Raises Unpicklable."""
-        buffers = wire.pack(value)
-        data = memoryview(b"".join([wire.head(buffers), *buffers]))
-        rest = [data[start : start + _PART_BYTES] for start in range(_PART_BYTES, len(data), _PART_BYTES)]
-        with self._answering():
-            for index, part in enumerate(rest):
-                self._set(f"{key}/part{index}", bytes(part))
-            self._set(key, _PARTS.pack(len(rest)) + data[:_PART_BYTES])
+        """Let `key` have a value of plain data; it is seen whole or not at all. Raises NotPlain."""
+        buffers = plain.pack(value)
+        data = b"".join([wire.head(buffers), *buffers])
+        starts = range(_PART_BYTES, len(data), _PART_BYTES)
+        for index, start in enumerate(starts):
+            self._set(f"{key}/part{index}", data[start : start + _PART_BYTES])
+        self._set(key, _HEAD.pack(_BEGIN, len(starts)) + data[:_PART_BYTES])
 
     def get(self, key: str) -> object:
-        """The value that somebody has put at `key`. Raises Unpicklable."""
-        with self._answering():
-            first = self._store.get(key)
-            (parts,) = _PARTS.unpack_from(first)
-            data = bytearray(first[_PARTS.size :])
-            for index in range(parts):
-                data += self._store.get(f"{key}/part{index}")
-        return wire.unpack(_split(data))
+        """The value that somebody has put at `key`. Raises Refused for what is no plain data."""
+        first = self._get(key)
+        data = bytearray(first[_HEAD.size :])
+        for index in range(_parts(first)):
+            data += self._get(f"{key}/part{index}")
+        return plain.unpack(_split(data))
 
     def has(self, *keys: str) -> bool:
         """Whether all `keys` have values."""
-        with self._answering():
-            return bool(self._store.check(list(keys)))
+        return bool(self._ask(lambda: self._store.check(list(keys))))
 
     def forget(self, key: str) -> None:
         """Give the memory of a value back, if there is any."""
-        with self._answering():
-            if not self._store.check([key]):
-                return
-            (parts,) = _PARTS.unpack_from(self._store.get(key))
-            for name in (key, *(f"{key}/part{index}" for index in range(parts))):
-                self._store.delete_key(name)
+        if self.has(key):
+            parts = range(_parts(self._get(key)))
+            self.drop(key, *(f"{key}/part{index}" for index in parts))
 
     def drop(self, *keys: str) -> None:
         """Forget notes and counters."""
-        with self._answering():
-            for key in keys:
-                self._store.delete_key(key)
+        self._ask(lambda: [self._store.delete_key(key) for key in keys])
 
     def note(self, key: str, text: str) -> None:
         """Let `key` have a text; later texts replace it."""
-        with self._answering():
-            self._store.set(key, text)
+        self._ask(lambda: self._store.set(key, text))
 
     def notes(self, keys: Sequence[str]) -> list[str]:
         """The texts of `keys`, which must be there."""
-        with self._answering():
-            return [bytes(text).decode("utf-8", "replace") for text in self._store.multi_get(list(keys))] if keys else []
+        texts = self._ask(lambda: self._store.multi_get(list(keys))) if keys else []
+        return [bytes(text).decode("utf-8", "replace") for text in texts]
 
     def count(self, key: str, more: int = 0) -> int:
         """Add to the counter `key`; its value."""
-        with self._answering():
-            return int(self._store.add(key, more))
+        return int(self._ask(lambda: self._store.add(key, more)))
+
+    def _get(self, key: str) -> bytes:
+        return self._ask(lambda: self._store.get(key))
 
     def _set(self, key: str, value: bytes) -> None:
-        self._store.set(key, value)  # type: ignore[arg-type]  # takes bytes, though torch's stub says text only
+        self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # takes bytes, though torch's stub says text
 
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _ask(self, call: Callable[[], _T]) -> _T:
+        future: Future[_T] = Future()
+        if not self._lost:
+            self._asked.put((future, call))
         try:
-            yield
+            if not self._lost:
+                return future.result(LIMIT_S)
+        except TimeoutError:
+            self._lost = f"not within {LIMIT_S:g} s"
         except RuntimeError as error:  # torch.distributed.DistError, whose kind differs from torch to torch
-            line = str(error).strip().partition("\n")[0]
-            raise StoreLost(
-                f"torchrun's store at {self._where} does not answer ({line}): the node that serves it is gone"
-            ) from None
+            self._lost = str(error).strip().partition("\n")[0]
+        why = f"torchrun's store at {self._where} does not answer ({self._lost})"
+        raise StoreLost(f"{why}: the node that serves it is gone, or stands still")
+
+
+def _answer(asked: _Asked) -> None:
+    while one := asked.get():
+        future, call = one
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        del one, future, call  # which keep the board
+
+
+def _connected(member: Member, prefix: str, is_server: bool) -> c10d.Store:
+    store = c10d.TCPStore(
+        member.host,
+        member.port,
+        is_master=is_server,
+        wait_for_workers=False,
+        multi_tenant=True,
+        timeout=timedelta(seconds=_ANSWER_S),
+        master_listen_fd=_listen(member) if is_server else None,
+    )
+    return c10d.PrefixStore(prefix, store)
+
+
+def _listen(member: Member) -> int | None:
+    """A socket that listens where others look for the store, and there alone; None if that is no address of this machine."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((socket.gethostbyname(member.host), member.port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener.detach()
+
+
+def _parts(first: bytes) -> int:
+    """How many values belong to one that begins with `first`."""
+    begin, parts = _HEAD.unpack_from(first) if len(first) >= _HEAD.size else (b"", 0)
+    return int(parts) if begin == _BEGIN else 0
 
 
 def _split(data: bytearray) -> list[wire.Buffer]:
+    """The buffers of a frame; of what is no frame, itself."""
     view = memoryview(data)
-    count = wire.count(view[: wire.HEAD.size])
-    start = wire.HEAD.size + count * wire.LENGTH_BYTES
+    try:
+        count = wire.count(view[: wire.HEAD.size])
+        start = wire.HEAD.size + count * wire.LENGTH_BYTES
+        sizes = wire.lengths(view[wire.HEAD.size : start])
+    except (struct.error, wire.Garbled):
+        return [data]
     found: list[wire.Buffer] = []
-    for length in wire.lengths(view[wire.HEAD.size : start]):
+    for length in sizes:
         # Of its own, and writable: tensors take it for their memory.
         found.append(bytearray(view[start : start + length]))
         start += length

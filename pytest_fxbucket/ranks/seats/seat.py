@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S
@@ -20,8 +19,10 @@ from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
 from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, RankPool, task_text, tell_output, unpack_results
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.room import threads_per_rank
+from pytest_fxbucket.ranks.seats import plain
 from pytest_fxbucket.ranks.seats.agenda import Agenda
 from pytest_fxbucket.ranks.seats.meeting import GONE, Meeting, Round
+from pytest_fxbucket.ranks.words import line_of
 
 # A job's ranks may end at its very limit, and are looked at for their stacks after that.
 _LOOK_S = 5.0
@@ -43,7 +44,7 @@ class _Done:
     """What became of one process's rank: `problem` says why it could not be started."""
 
     state: RankState | None
-    result: list[wire.Buffer]
+    result: object
     in_time: bool
     problem: str = ""
     is_effect: bool = False
@@ -173,12 +174,16 @@ class SeatPool(RankPool):
         except RankError as error:
             is_effect = meeting.is_alarmed(alarm)
             meeting.alarm(alarm)
-            return _Done(None, [], True, "\n".join(error.lines()) if isinstance(error, RankFailure) else str(error), is_effect)
+            return _Done(
+                None, None, True, "\n".join(error.lines()) if isinstance(error, RankFailure) else str(error), is_effect
+            )
         except BaseException:
             with contextlib.suppress(RankError):
                 meeting.alarm(alarm)
             raise
-        (state,), (result,) = attempt.states, attempt.results
+        (state,), result = attempt.states, None
+        if attempt.in_time and state.outcome == "returned":
+            result = _plain_result(attempt, state)
         if not attempt.in_time or has_failed(attempt.states):
             meeting.alarm(alarm)
         # Clocks of two machines have nothing in common but this moment.
@@ -200,7 +205,7 @@ class SeatPool(RankPool):
             raise failure_of(states, task=task, timed_out_s=None if in_time else timeout_s)
         if told.missing:
             raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in told.missing.items()))
-        return unpack_results(Attempt(states, [done[rank].result for rank in range(self.world)], [], True), task)
+        return [done[rank].result for rank in range(self.world)]
 
     def _state(self, rank: int, done: dict[int, _Done], told: Round) -> RankState:
         if rank in done and (state := done[rank].state) is not None:
@@ -208,6 +213,20 @@ class SeatPool(RankPool):
         why = told.missing.get(rank) or told.missing.get(0, "did not say what became of it")
         # Who left did so because of another, or is late; who is gone comes before all.
         return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
+
+
+def _plain_result(attempt: Attempt, state: RankState) -> object:
+    """What this process's rank returned, if others may read it; or else its state says why not."""
+    try:
+        (result,) = unpack_results(attempt, "")
+        plain.pack(result)
+    except (RankFailure, plain.NotPlain) as error:
+        state.outcome, state.error = (
+            "unpicklable",
+            f"its result has {line_of(error)}, and only plain data goes to other machines",
+        )
+        return None
+    return result
 
 
 def _wants(one: _Coming) -> str:
