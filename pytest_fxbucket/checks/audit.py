@@ -173,9 +173,10 @@ def _moved(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str
 def _dtype(promise: Promise, bucket: Bucket, fqn: str) -> torch.dtype | None:
     if not fqn:
         return None  # an activation, of which the plan says nothing
-    if bucket.kind == "all_gather":
-        return promise.param_dtype or promise.own_dtype.get(fqn)
-    return promise.reduce_dtype
+    own = promise.own_dtype.get(fqn)
+    if own is not None and own.is_complex:
+        return own  # a real dtype would lose half of it
+    return (promise.param_dtype or own) if bucket.kind == "all_gather" else promise.reduce_dtype
 
 
 def _through(bits: int) -> str:

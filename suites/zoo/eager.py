@@ -39,7 +39,7 @@ def averaged(each: Sequence[dict[str, Tensor]], dtype: torch.dtype | None, whole
     names = [name for name in each[0] if all(name in other for other in each)]
     found = {}
     for name in names:
-        parts = [gradients[name].to(dtype or gradients[name].dtype) for gradients in each]
+        parts = [_cast(gradients[name], dtype) for gradients in each]
         total = parts[0]
         for part in parts[1:]:
             total = total + part
@@ -95,8 +95,12 @@ class _Copy:
         return pytree.tree_map(self._cast, args), pytree.tree_map(self._cast, kwargs)
 
     def _cast(self, value: Any) -> Any:
-        is_float = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(self._dtype) if self._dtype is not None and is_float else value
+        return _cast(value, self._dtype) if isinstance(value, Tensor) else value
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``tensor`` in ``dtype``; integers and complex numbers as they are."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def own_loss(output: Any) -> Tensor:
