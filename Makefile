@@ -37,7 +37,7 @@ soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every 
 	$(BIN)/python -m suites.soak.run $(SOAK)
 
 compat: $(READY)  ## README's table of torch versions: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
-	$(BIN)/python -m suites.torches.run --folder $(COMPAT) $(TORCHES)
+	$(BIN)/python -m suites.torches.run --folder $(COMPAT) --python $(PYTHON) $(TORCHES)
 
 zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the outcome it must have; writes docs/zoo.md; tests run a tenth
 	$(BIN)/python -m suites.zoo.run --write

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import os
 import pickle
 import random
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,8 +23,6 @@ from pytest_fxbucket.schedule.events import schedule_of
 from pytest_fxbucket.world import World
 
 ROOT = Path(__file__).parents[2]
-OTHERS = "FXBUCKET_OTHER_PYTHONS"
-"""Interpreters that have another torch and this package, parted by colons."""
 
 
 class Saved:
@@ -148,11 +144,3 @@ def drawn_order(nodes: list[fx.Node], needs: dict[fx.Node, set[fx.Node]], draw: 
             left[user] -= 1
             if not left[user]:
                 heapq.heappush(ready, (rank[user], place[user]))
-
-
-@pytest.mark.skipif(not os.environ.get(OTHERS), reason=f"another torch: {OTHERS} names no interpreter that has one")
-def test_another_torch_has_the_same_goldens(tmp_path: Path) -> None:
-    for python in os.environ[OTHERS].split(":"):
-        command = [python, "-m", "pytest", "--fxbucket-plans=fixtures/plans", "-k", "golden", "-q", "-p", "no:cacheprovider"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, f"{python}:\n{done.stdout[-4000:]}{done.stderr[-2000:]}"

@@ -22,6 +22,8 @@ class Environment:
 
     version: str
     folder: Path
+    made_with: str = sys.executable
+    """The Python that it is of."""
 
     @property
     def python(self) -> Path:
@@ -37,7 +39,7 @@ class Environment:
         pins = self.folder / "constraints.txt"
         if not self.python.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", self.folder], check=True)
+            subprocess.run([self.made_with, "-m", "venv", self.folder], check=True)
         pins.write_text(_without_torch())
         # Without pip's cache: each torch is some gigabytes, and is installed once.
         pip = [self.python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--constraint", pins]

@@ -29,13 +29,14 @@ def main() -> int:
     """Run what is asked for; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / ".compat", help="where the environments are")
+    parser.add_argument("--python", default=sys.executable, help="what they are made with")
     parser.add_argument("--only", choices=PARTS, action="append", help="one part of it")
     parser.add_argument("--make-only", action="store_true", help="make the environments, and run nothing")
     parser.add_argument("versions", nargs="+", help="of torch: 2.15, or 2.15.0")
     given = parser.parse_args()
     rows, failed = list[str](), False
     for version in given.versions:
-        environment = Environment(version, given.folder.resolve() / version)
+        environment = Environment(version, given.folder.resolve() / version, given.python)
         try:
             environment.make()
             told = {} if given.make_only else run_all(environment, given.only or list(PARTS))
