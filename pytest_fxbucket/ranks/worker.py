@@ -27,9 +27,9 @@ from pytest_fxbucket.ranks.footing import Footing
 from pytest_fxbucket.ranks.fresh import Workplace
 from pytest_fxbucket.ranks.gpus import nccl
 from pytest_fxbucket.ranks.gpus.entered import Entered
+from pytest_fxbucket.ranks.interpreter import Interpreter
 from pytest_fxbucket.ranks.messages import MAX_RANKS, Job, PoolRequest, Reply, StoreAddress
 from pytest_fxbucket.ranks.one_process import outlets
-from pytest_fxbucket.ranks.process_state import ProcessState
 
 # Longer than any job (see pool.LONGEST_S): the parent is the one that looks at the clock.
 _NEVER = timedelta(days=31)
@@ -86,10 +86,10 @@ def serve(seat: Seat) -> None:
             _join(seat)
         ledger.settle()
         workplace = Workplace(seat.request.threads, seat.is_at_home, seat.request.backend, seat.settings)
-        state = ProcessState.take()
+        interpreter = Interpreter.take()
         _send(seat.connection, Reply("ready", time.monotonic()))
         while True:
-            _one_job(seat, workplace, state)
+            _one_job(seat, workplace, interpreter)
     except (_HungUp, ConnectionError):
         return
     except Exception as error:
@@ -123,7 +123,7 @@ def _store(seat: Seat, address: StoreAddress | None) -> c10d.Store:
     return c10d.PrefixStore(address.prefix, store)
 
 
-def _one_job(seat: Seat, workplace: Workplace, state: ProcessState) -> None:
+def _one_job(seat: Seat, workplace: Workplace, interpreter: Interpreter) -> None:
     buffers, outputs = _receive(seat.connection)
     payload, _ = _receive(seat.connection)
     job = cast(Job, wire.unpack(buffers))
@@ -135,7 +135,7 @@ def _one_job(seat: Seat, workplace: Workplace, state: ProcessState) -> None:
     reply, result = _run(seat, workplace, job, payload)
     if twin.is_twin():
         twin.end(seat.rank, reply.outcome, reply.error_type, reply.error, reply.traceback)
-    state.put_back(partial(_install_faulthandler, seat))
+    interpreter.put_back(partial(_install_faulthandler, seat))
     lost = footing.lost()
     if not lost:
         for fd in outputs[1:]:

@@ -1,4 +1,8 @@
-"""What a job may change of Python's own state in its process, to be put back when it is through."""
+"""What a job may change of the interpreter in its rank, to be put back when it is through.
+
+Nothing but the rank uses it: where others have timers, tracers and handlers of their own, as in pytest's process, it would take
+them away (see pytest_fxbucket/process_state.py for what is put back there).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _OF_SYS = ("stdin", "stdout", "stderr", "displayhook", "excepthook", "unraisable
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessState:
+class Interpreter:
     """Streams and hooks of `sys`, signal handlers, umask, recursion limit, and the garbage collector's settings."""
 
     of_sys: tuple[Any, ...]
@@ -29,7 +33,7 @@ class ProcessState:
     collects: tuple[bool, tuple[int, int, int]]
 
     @classmethod
-    def take(cls) -> ProcessState:
+    def take(cls) -> Interpreter:
         """That of this process as it is now. Call it from the main thread."""
         return cls(
             tuple(getattr(sys, name) for name in _OF_SYS),
