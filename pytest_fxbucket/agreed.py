@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-_MOST_CHARACTERS = 1 << 16
+from pytest_fxbucket.ranks.words import cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Outcome:
     """Why this process will run no more tests, if so."""
 
     def cut(self) -> Outcome:
-        """The same with no more text than is worth sending."""
-        return Outcome(self.kind, self.text[-_MOST_CHARACTERS:], self.is_effect, self.stop)
+        """The same with no more text than is worth sending, which says what it leaves out."""
+        return Outcome(self.kind, cut(self.text), self.is_effect, cut(self.stop))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,3 +40,10 @@ def test_who_is_absent_fails_a_phase_that_all_others_pass() -> None:
 def test_a_skip_on_one_rank_only_is_a_failure() -> None:
     agreed = agree({0: PASSED, 1: SKIPPED}, [], who)
     assert agreed == Agreed(True, None, ("the processes disagree: rank 0 passed, rank 1 skipped (no disk)",))
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end_and_says_so() -> None:
+    text = Outcome("failed", "begin " + "x" * 1_000_000 + " end").cut().text
+    assert text.startswith("begin x")
+    assert text.endswith("x end")
+    assert "(934,474 characters left out)" in text
