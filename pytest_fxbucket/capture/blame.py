@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_fxbucket.compat.trace import lacking_kernel, untraceable
+from pytest_fxbucket.compat.trace import refused_eagerly, untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
 
 _OURS = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
         more = hint(error) if isinstance(error, Exception) else ""
-        text = untraceable(error) or lacking_kernel(error) or f"{type(error).__name__}: {_said(error, more)}"
+        text = untraceable(error) or refused_eagerly(error) or f"{type(error).__name__}: {_said(error, more)}"
         raise CaptureError(f"{doing()} failed{where}: {text}") from error
 
 

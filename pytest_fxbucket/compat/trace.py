@@ -96,14 +96,21 @@ def untraceable(error: BaseException) -> str | None:
 
 
 _NO_KERNEL = re.compile(r'("\w+") not implemented for \'(?:torch\.)?(\w+)\'')
+_TWO_DTYPES = re.compile(
+    r"expected scalar type|the same dtype|same data type|to match query dtype|Input type \(.*\) and (?:weight|bias) type"
+)
 
 
-def lacking_kernel(error: BaseException) -> str | None:
-    """That torch has no kernel for a dtype, in words; None for another error. Fake tensors and real ones raise it alike."""
-    found = _NO_KERNEL.search(text_of(error)) if isinstance(error, NotImplementedError | RuntimeError) else None
-    if found is None:
+def refused_eagerly(error: BaseException) -> str | None:
+    """That torch has no kernel for a dtype, or for two, in words; None for another error. Real and fake tensors raise it."""
+    if not isinstance(error, NotImplementedError | RuntimeError):
         return None
-    return f"torch has no {found[1]} for {found[2]}, eagerly neither; cast what it is given, as with x.float()"
+    said = text_of(error)
+    if found := _NO_KERNEL.search(said):
+        return f"torch has no {found[1]} for {found[2]}, eagerly neither; cast what it is given, as with x.float()"
+    if _TWO_DTYPES.search(said):
+        return f"{said.rstrip('.')}, which torch refuses eagerly, too; cast one to the other's, as with x.to(weight.dtype)"
+    return None
 
 
 def current_graph() -> fx.Graph:

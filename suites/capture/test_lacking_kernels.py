@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -21,3 +23,21 @@ def test_a_histogram_of_integers_is_told_from_what_tracing_cannot_do() -> None:
     mode = FakeTensorMode()
     with pytest.raises(CaptureError, match=said), blamed(lambda: "tracing module router"), mode:
         torch.histc(mode.from_tensor(counts), bins=2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: torch.nn.functional.conv1d(x, y, torch.ones(2)),
+        lambda x, y: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=y),
+    ],
+)
+def test_two_dtypes_in_one_product_are_told_from_what_tracing_cannot_do(call: Callable[..., torch.Tensor]) -> None:
+    """As where a table of float32 meets weights in bfloat16: attention of timm's Swin and BEiT."""
+    given = [torch.ones(1, 2, 2), torch.ones(2, 2, dtype=torch.bfloat16)]
+    with pytest.raises(RuntimeError):
+        call(*given)
+    mode = FakeTensorMode()
+    said = r"^tracing module attention failed at .*, which torch refuses eagerly, too; cast one to the other's, .*$"
+    with pytest.raises(CaptureError, match=said), blamed(lambda: "tracing module attention"), mode:
+        call(*map(mode.from_tensor, given))

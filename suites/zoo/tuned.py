@@ -53,4 +53,11 @@ SHELF.add(
 SHELF.add(
     "prompt_tuning", partial(tuned, "PromptTuningConfig", num_virtual_tokens=4), labelled, rounds=MASKS, as_traced=as_traced
 )
-SHELF.add("loha", partial(tuned, "LoHaConfig", r=4, target_modules=LINEARS), labelled, rounds=MASKS, as_traced=as_traced)
+SHELF.add(
+    "loha",
+    partial(tuned, "LoHaConfig", r=4, target_modules=LINEARS),
+    labelled,
+    rounds=MASKS,
+    as_traced=as_traced,
+    refused={"": r"q_proj .*value of a tensor"},
+)
