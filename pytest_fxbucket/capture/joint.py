@@ -90,10 +90,11 @@ def trace_joint(
     refuse_written_parameters(graph_module)
     refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)
     refuse_lost(step.lost_gradients())
-    if parts.parallel.reshard_after_forward:
-        inputs = graph_module.graph.find_nodes(op="placeholder")
-        batch_inputs = [node for node, value in zip(inputs, step.input_values, strict=True) if value.role == "batch"]
-        gather_again_in_backward(graph_module.graph, batch_inputs)
+    placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), step.input_values, strict=True))
+    parameters = {node: value.fqn for node, value in placed.items() if value.role == "param"}
+    kept = forwards.resharding.kept(graph_module.graph, parameters)
+    stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
+    gather_again_in_backward(graph_module.graph, stay)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in step.input_values if v.role == "state"))

@@ -53,9 +53,9 @@ def split_of(model: nn.Module, batch: Any, inputs: Sequence[Path] = ()) -> Split
 
     Raises :class:`CaptureError` for a batch that can be meant in two ways, or of which forward takes nothing.
     """
-    if inputs:
-        return _as_asked(batch, inputs)
     forward = _Forward.of(model)
+    if inputs:
+        return _as_asked(batch, inputs, forward)
     return _by_name(batch, forward) if isinstance(batch, dict) else _by_position(batch, forward)
 
 
@@ -130,7 +130,8 @@ def _hint(batch: Sequence[Any], forward: _Forward, opens: bool) -> str:
     )
 
 
-def _as_asked(batch: Any, inputs: Sequence[Path]) -> Split:
+def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> Split:
+    """By name what is in a dict, but for names that forward does not take: by position, as what is in a tuple."""
     arguments: list[Path] = []
     keywords: dict[str, Path] = {}
     for path in inputs:
@@ -138,7 +139,7 @@ def _as_asked(batch: Any, inputs: Sequence[Path]) -> Split:
         children = _children(holder) if path[-1] == "*" else [path[-1]]
         for child in children:
             _found(holder, (child,), path)
-            if not isinstance(holder, dict):
+            if not isinstance(holder, dict) or (forward.names is not None and child not in forward.names):
                 arguments.append((*path[:-1], child))
             elif str(child) in keywords:
                 raise CaptureError(f'[model] inputs gives "{child}" twice; a model takes a name once')

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name, of_kind, some, times
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name, some, times
 from pytest_fxbucket.checks.promised_launches import alignment, launch_problems
 from pytest_fxbucket.checks.promised_memory import memory_problems
 from pytest_fxbucket.checks.promised_overlap import overlap_problems
+from pytest_fxbucket.checks.promised_resharding import resharding_problems
 from pytest_fxbucket.checks.promised_updates import update_problems
 from pytest_fxbucket.compat.groups import twin_name, untwinned
 from pytest_fxbucket.graph.contents import EXACT
@@ -41,7 +42,7 @@ def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
     found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
     found += launch_problems(promise, captured, passed)
     found += _others(promise, captured, passed)
-    found += _resharding(promise, captured, passed)
+    found += resharding_problems(promise, captured, passed)
     found += _numbers(promise, captured, passed)
     found += _sizes(captured, passed)
     found += overlap_problems(promise, captured, passed)
@@ -63,23 +64,6 @@ def _others(promise: Promise, captured: Reading, passed: Reading) -> Iterator[st
 
 def _describe(bucket: Bucket) -> str:
     return f"{bucket.kind}{' ' + bucket.op if bucket.op else ''} of {bucket.numel} elements in {dtype_name(bucket.dtype)}"
-
-
-def _resharding(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
-    if promise.reshard_after_forward:
-        kept = [
-            fqn
-            for bucket in of_kind(passed, "forward", "all_gather")
-            if bucket.backward_use is not None
-            for fqn in bucket.fqns
-            if promise.is_planned(fqn)
-        ]
-        if kept:
-            yield f"reshard_after_forward = true, but backward reads forward's gather of {some(list(dict.fromkeys(kept)))}"
-    else:
-        again = [fqn for bucket in of_kind(passed, "backward", "all_gather") for fqn in bucket.fqns if fqn]
-        if again:
-            yield f"reshard_after_forward = false, but backward gathers {some(again)} again"
 
 
 def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:

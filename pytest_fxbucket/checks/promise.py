@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.dtypes import dtype_named
+from pytest_fxbucket.plan.reshard import Asked
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,9 @@ class Promise:
     layout: str
     prefetch: int
     defer_reduce: bool
-    reshard_after_forward: bool
+    reshard_after_forward: Asked
+    is_traced_here: bool = True
+    """Otherwise what is gathered again, if the plan does not say, is what was before the pass."""
     mixed: bool = False
     """One all-gather may carry several dtypes."""
     by: str = "plan"
@@ -79,6 +82,7 @@ def promise_of(
         prefetch=plan.overlap.prefetch,
         defer_reduce=plan.overlap.defer_reduce,
         reshard_after_forward=plan.parallel.reshard_after_forward,
+        is_traced_here=plan.graph is None,
         mixed=plan.bucket.dtypes == "mixed",
         by=plan.bucket.by,
         caps=plan.bucket.cap_mb,

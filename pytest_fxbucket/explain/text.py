@@ -71,6 +71,8 @@ def graph_lines(graph: Graph) -> Iterator[str]:
             f"{human_bytes(sums.bytes)}, {sums.hidden:,} hidden"
         )
         yield from _table(own, graph)
+    if graph.kept:
+        yield from wrapped(f"kept gathered until backward: {some(graph.kept)}", "", "  ")
     yield from _members(graph)
     yield from _apart(graph)
     yield from _updates(graph)

@@ -35,6 +35,8 @@ class Graph:
     """What to call each bucket, by the name of its launch."""
     fed: tuple[Fed, ...] = ()
     """Which reductions feed the updates of each entry; empty without an optimizer."""
+    kept: tuple[str, ...] = ()
+    """Entries, or of what is in none the parameters, whose gathers backward reads too, instead of gathering again."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,10 @@ def _graph(world: World, phase: str, passed: Passed) -> Graph:
         report = report_of_reading(reading, passed.reading, (before.graph, passed.bucketed.graph), world.entry_of)
     registered = [parameter.fqn for parameter in world.step(0).parameters]
     names = labels(report.buckets, registered)
-    return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names))
+    gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
+    read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
+    kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
+    return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names), kept)
 
 
 def _parameters(world: World, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:

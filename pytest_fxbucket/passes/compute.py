@@ -49,6 +49,10 @@ class Starts:
             raise PlanError(f"{where} is impossible: nothing computes with {entry!r} in {direction}")
         return min(places)
 
+    def found(self, direction: Direction, entry: str, number: int) -> int | None:
+        """Index of the node where compute of ``entry`` starts in its round ``number``; None if none does, or nobody knows."""
+        return min(self._known(direction, entry, number), default=None)
+
     def _known(self, direction: Direction, entry: str, number: int | None) -> list[int]:
         others = self.places.get("backward" if direction == "forward" else "forward", [])
         return of_round(in_rounds(self.of_entry.get((direction, entry), []), others), number)

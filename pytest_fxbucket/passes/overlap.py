@@ -1,9 +1,10 @@
 """Reorders launches and waits so that communication hides behind compute; only what must move moves.
 
 All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
-ahead of it is waited for. Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its
-buckets are needed together; by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands
-there instead. Updates of parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
+ahead of it is waited for; in backward an entry that stayed gathered is a stage, too, which begins where it computes.
+Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
+by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands there instead. Updates of
+parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
 """
 
 from __future__ import annotations
@@ -109,12 +110,23 @@ class _Moves:
 
     def _prefetch_round(self, buckets: Sequence[Merged], direction: Direction) -> None:
         stages = self._stages(buckets, lambda stage: self._first_wait(stage))
-        for index, stage in enumerate(stages):
-            ahead = stages[max(0, index - self.rules.prefetch)]
-            anchor = self._first_wait(ahead)
+        kept = self._kept_before(stages, direction)
+        anchors = [*kept, *map(self._first_wait, stages)]
+        for index, stage in enumerate(stages, len(kept)):
+            anchor = anchors[max(0, index - self.rules.prefetch)]
             for bucket in sorted(stage, key=lambda bucket: self.order.index[bucket.launch]):
                 if bucket.launch not in self.by_hand and self._hoist(bucket, anchor, direction):
                     self.kept.append((bucket.launch, self.order.nodes[anchor]))
+
+    def _kept_before(self, stages: Sequence[Stage], direction: Direction) -> list[int]:
+        """Where entries start to compute in backward, before the first of ``stages``, on what forward gathered: stages, too."""
+        if direction == "forward" or not stages:
+            return []
+        first, number = self._first_wait(stages[0]), stages[0][0].first.round
+        again = {bucket.first.entry for bucket in self._gathers("backward")}
+        entries = dict.fromkeys(bucket.first.entry for bucket in self._gathers("forward"))
+        starts = (self.starts.found(direction, entry, number) for entry in entries if entry and entry not in again)
+        return sorted(start for start in starts if start is not None and start < first)
 
     def defer(self) -> None:
         """Wait for each stage's reductions behind the next stage's launches, level by level of those that follow each other."""

@@ -56,7 +56,7 @@ def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
 def _keys_of_mode(mesh: Parallel, inside: str) -> None:
     if mesh.mode != "hybrid_shard" and mesh.reduce_order != "scatter_first":
         raise PlanError(f'{inside} reduce_order is of two reductions, and mode = "{mesh.mode}" has one; leave it out')
-    if mesh.mode == "replicate" and not mesh.reshard_after_forward:
+    if mesh.mode == "replicate" and mesh.reshard_after_forward not in (None, True):
         raise PlanError(
             f'{inside} reshard_after_forward is of sharded parameters, and mode = "replicate" has none; leave it out'
         )

@@ -54,7 +54,7 @@ def _next_iteration(plan: Plan, where: str) -> None:
 def _merged_again(plan: Plan, where: str) -> None:
     for number, one in enumerate(plan.transform, 1):
         again = one.args.get("again", False) if one.name == "merge_duplicates" else False
-        if (again is True or again == "backward") and plan.parallel.reshard_after_forward:
+        if (again is True or again == "backward") and plan.parallel.reshard_after_forward is not False:
             raise PlanError(
                 f"{where}: [[transform]] {number}: merge_duplicates with again = {show(again)} keeps what forward gathered "
                 "until backward, where [parallel] reshard_after_forward = true gathers it again; use again = "

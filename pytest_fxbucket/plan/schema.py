@@ -19,6 +19,7 @@ from pytest_fxbucket.plan.groups import parameter_groups
 from pytest_fxbucket.plan.inputs import Path as InputPath
 from pytest_fxbucket.plan.inputs import model_inputs
 from pytest_fxbucket.plan.places import Places, places
+from pytest_fxbucket.plan.reshard import Asked, reshard
 from pytest_fxbucket.plan.rules import (
     DEGREES,
     Rule,
@@ -84,8 +85,8 @@ class Model:
     inputs: tuple[InputPath, ...] = field(
         default=(),
         metadata=model_inputs(
-            'what of the batch goes to the model: keys, by name, or positions, `[0]`; `"0.ids"`: `ids` in the first item, '
-            '`"0.*"`: all in it; left out: what forward takes'
+            "what of the batch the model gets: keys, by name (by position what forward has no name for), or positions, `[0]`; "
+            '`"0.ids"`: `ids` in the first item, `"0.*"`: all in it; left out: what forward takes'
         ),
     )
 
@@ -143,7 +144,13 @@ class Parallel:
         default=None,
         metadata=one_of("dtype of gradient reductions; left out: the gradient's own", *_DTYPES, omit=True),
     )
-    reshard_after_forward: bool = field(default=True, metadata=switch("parameters are gathered again in backward, or kept"))
+    reshard_after_forward: Asked = field(
+        default=None,
+        metadata=reshard(
+            "parameters are gathered again in backward, or kept; a table says it by entry; left out, and of entries that the "
+            'table does not name, as FSDP2: all but the entry that forward reads last, and what `unplanned = "root"` holds'
+        ),
+    )
     reduce_order: str = field(
         default="scatter_first",
         metadata=one_of("which of `hybrid_shard`'s two reductions comes first", "scatter_first", "replicate_first"),

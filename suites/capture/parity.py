@@ -77,7 +77,7 @@ def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:
         "units": [[fqn for fqn in entry.selectors if fqn in step.modules] for entry in plan.bucket.plan],
         "param_dtype": plan.parallel.param_dtype,
         "reduce_dtype": plan.parallel.reduce_dtype,
-        "reshard_after_forward": plan.parallel.reshard_after_forward,
+        "reshard_after_forward": _of_all(plan.parallel.reshard_after_forward),
         "graph": encode_module(step.graphs["joint"]),
         "inputs": step.inputs["joint"],
         "outputs": step.outputs["joint"],
@@ -88,6 +88,11 @@ def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:
         "by_rows": plan.parallel.mode in BY_ROWS,
     }
     return found | changes
+
+
+def _of_all(asked: object) -> bool | None:
+    """What FSDP2 takes for all of a model's units; of a table by unit its default, since bits are the same."""
+    return asked if isinstance(asked, bool) else None
 
 
 def _named(selector: str, step: StepGraph) -> list[str]:

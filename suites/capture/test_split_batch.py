@@ -94,6 +94,8 @@ def test_what_forward_does_not_take_are_targets(model: nn.Module, batch: Any, ge
         (Two(), ((1, 2), 3), [(0, "*")], (1, 2), 3),
         (Two(), ({"x": 1, "y": 2}, 3), [(0, "x")], (1, None), ({"y": 2}, 3)),
         (Two(), (1, 2), [("*",)], (1, 2), (1, 2)),
+        (Two(), ({"input": 1}, 3), [(0, "*")], (1, None), 3),
+        (Two(), ({"mask": 2, "input": 1}, 3), [(0, "*")], (1, 2), 3),
     ],
 )
 def test_inputs_say_outright_what_the_model_gets(

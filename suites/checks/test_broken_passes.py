@@ -111,7 +111,7 @@ STATIC = {
     ],
     ("backward_reads_forward_gathers", "audit"): [
         "entry layers.1, backward all_gather: layers.1.attention.wq.weight, layers.1.attention.wk.weight, ",
-        "reshard_after_forward = true, but backward reads forward's gather of layers.1.attention.wq.weight",
+        "reshard_after_forward is true there, but backward reads forward's gather of layers.1.attention.wq.weight",
     ],
     ("bucket_in_two", "audit"): ["entry layers.0, backward reduce_scatter: 2 launches, expected 1"],
     ("foreign_member", "audit"): [

@@ -47,7 +47,7 @@ def test_a_small_plan_gets_every_default_of_the_design() -> None:
     )
     assert (plan.parallel.mode, plan.parallel.reshard_after_forward, plan.parallel.param_dtype) == (
         "fully_shard",
-        True,
+        None,
         None,
     )
     assert (plan.overlap.prefetch, plan.overlap.defer_reduce) == (1, True)
@@ -164,6 +164,16 @@ def test_a_key_outside_any_table_is_shown_its_table() -> None:
         ({"parallel": 'dp_shard = 4\nmode = "DDP"'}, 'not "DDP"; did you mean "replicate"?'),
         ({"parallel": 'dp_shard = 4\nmode = "hsdp"'}, 'not "hsdp"; did you mean "hybrid_shard"?'),
         ({"parallel": 'dp_shard = 4\nmode = "hybrid"'}, 'not "hybrid"; did you mean "hybrid_shard"?'),
+        (
+            {"parallel": "dp_shard = 4\nreshard_after_forward = 1"},
+            "reshard_after_forward must be true, false or a table such as",
+        ),
+        ({"parallel": "dp_shard = 4\nreshard_after_forward = {}"}, "reshard_after_forward must be true, false or a table such"),
+        (
+            {"parallel": 'dp_shard = 4\nreshard_after_forward = { "norm" = 2 }'},
+            'reshard_after_forward."norm" must be true or false',
+        ),
+        ({"parallel": 'dp_shard = 4\nreshard_after_forward = { "a..b" = true }'}, 'entry "a..b" is no name'),
         ({"bucket": "enabled = 1"}, "[bucket] enabled must be true or false, not 1"),
         ({"bucket": 'plan = "layers"'}, '[bucket] plan must be a list of entries such as ["embed",'),
         ({"bucket": "plan = [1]"}, "[bucket] plan has 1 as an entry"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.capture.parallel.expert_parallel import count_of_experts, experts_forward
 from pytest_fxbucket.capture.parallel.tensor_parallel import Parted, parted_linears
+from pytest_fxbucket.capture.resharding import Resharding, resharding_of
 from pytest_fxbucket.capture.units import units_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
@@ -32,6 +33,7 @@ class Forwards:
     recomputed: Sequence[str]
     units: Sequence[str] = ()
     """Modules that entries name, whose inputs are cast to param_dtype."""
+    resharding: Resharding = field(default_factory=lambda: Resharding(True))
 
     def expert_parameters(self, model: nn.Module) -> frozenset[str]:
         """FQNs of the experts' parameters."""
@@ -57,6 +59,7 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
         units_of(model, plan.bucket.plan) if parallel.param_dtype else (),
+        resharding_of(model, plan),
     )
 
 

@@ -91,4 +91,5 @@ class Asked:
             {now[fqn]: experts for fqn, experts in self.forwards.experts.items() if fqn in now},
             [now[fqn] for fqn in self.forwards.recomputed if fqn in now],
             [now[fqn] for fqn in self.forwards.units if fqn in now],
+            self.forwards.resharding.renamed(now),
         )
