@@ -226,7 +226,7 @@ def backward_reads_forward_gathers(gm: fx.GraphModule, plans: Plans) -> fx.Graph
     """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
     gm = good(gm, plans)
     splits = _calls(gm, aten.split_with_sizes_copy.default)
-    forward, backward = splits[1], splits[4]
+    forward, backward = splits[1], splits[3]
     mine = {user.args[1]: next(iter(user.users)) for user in forward.users}
     for user in list(backward.users):
         next(iter(user.users)).replace_all_uses_with(mine[user.args[1]])
