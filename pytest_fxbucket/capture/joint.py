@@ -25,7 +25,7 @@ from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, read_by
 from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, shapes_of
-from pytest_fxbucket.capture.recomputing import reentrant_as_saved
+from pytest_fxbucket.capture.recomputing import checkpoints_traced
 from pytest_fxbucket.capture.refusals import refuse_constants, refuse_lost, refuse_written_parameters
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
@@ -177,7 +177,7 @@ class _JointStep:
         leaves = list(self.leaves)
         for i, tensor in zip(self.tensors, inputs[before_states + len(states) :], strict=True):
             leaves[i] = tensor
-        with draws_on_tape(), reentrant_as_saved():
+        with draws_on_tape():
             losses, grads = self._microbatches(leaves, shards)
         self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
         return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None), *states.values()]
@@ -193,6 +193,7 @@ class _JointStep:
             last = number == self.count - 1
             reader = Reader(shards, self.travels, self.namer, before, last, self.hooks)
             with ExitStack() as inside:
+                inside.enter_context(checkpoints_traced(reader.apart))
                 inside.enter_context(read_by(self.model, reader))
                 inside.enter_context(self.anchors.in_place())
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
 class Layers(nn.Module):
@@ -59,6 +60,48 @@ def infers_first() -> nn.Module:
 
 def reentrant(dropout: float = 0.0) -> nn.Module:
     return Layers(lambda layer, x: checkpoint(layer, x, use_reentrant=True), dropout)
+
+
+class Shared(nn.Module):
+    """One layer, twice in each of three reentrant checkpoints: eager sums the gradients of each first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for _ in range(3):
+            x = checkpoint(lambda y: self.layer(torch.tanh(self.layer(y))) + y, x, use_reentrant=True)
+        return x
+
+
+class Nested(nn.Module):
+    """Checkpoints within checkpoints, both with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.a, self.b = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._outer, self.embed(x), use_reentrant=True)
+
+    def _outer(self, x: Tensor) -> Tensor:
+        return self.b(checkpoint(self._inner, x, use_reentrant=True)) + F.dropout(x, 0.2)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(self.a(x)), 0.5)
+
+
+def selective() -> nn.Module:
+    """Products are kept, the rest is computed again."""
+
+    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = op is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    return Layers(lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=contexts), 0.5)
 
 
 def reentrant_in_embedding() -> nn.Module:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.recomputing import Edge
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Reader:
         self._parts, self._travels, self._namer, self._before, self._last = parts, travels, namer, before, last
         self._hooks = hooks
         self.whole: dict[str, torch.Tensor] = {}
+        self._edges: dict[str, torch.Tensor] | None = None
 
     def read(self, fqn: str) -> torch.Tensor:
         """The whole parameter ``fqn``."""
@@ -122,7 +124,20 @@ class Reader:
                 if self.whole[fqn].requires_grad:
                     for hook in self._hooks.get(fqn, ()):
                         self.whole[fqn].register_hook(hook)  # type: ignore[no-untyped-call]
-        return self.whole[fqn]
+        if self._edges is None:
+            return self.whole[fqn]
+        if fqn not in self._edges:
+            self._edges[fqn] = Edge.apply(self.whole[fqn])  # type: ignore[no-untyped-call]
+        return self._edges[fqn]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, the gradients of a parameter's reads are summed before they meet those of reads elsewhere."""
+        before, self._edges = self._edges, {}
+        try:
+            yield
+        finally:
+            self._edges = before
 
     def _gathered(self, fqn: str) -> torch.Tensor:
         part, travel = self._parts[fqn], self._travels[fqn]
