@@ -195,7 +195,9 @@ class Spectrum(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(self.block(x).float()) * self.filter, n=DIM)
 
 
-SHELF.add("complex_parameter", Spectrum, rows, mean_square, plan=("block+filter",))
+SHELF.add(
+    "complex_parameter", Spectrum, rows, mean_square, plan=("block+filter",), refused={"bf16": "filter is torch.complex64"}
+)
 SHELF.add("deepcopied", lambda: nn.Sequential(*(copy.deepcopy(layer) for layer in [Block()] * 3)), rows, mean_square)
 
 
