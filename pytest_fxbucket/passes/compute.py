@@ -51,7 +51,11 @@ class Starts:
 
     def found(self, direction: Direction, entry: str, number: int) -> int | None:
         """Index of the node where compute of ``entry`` starts in its round ``number``; None if none does, or nobody knows."""
-        return min(self._known(direction, entry, number), default=None)
+        if self.places:
+            return min(self._known(direction, entry, number), default=None)
+        own = [bucket for bucket in self.buckets if bucket.first.entry == entry]
+        several = any(bucket.first.round for bucket in own)  # whose compute cannot be told apart
+        return min(self._told_by(own, direction), default=None) if not several else None
 
     def _known(self, direction: Direction, entry: str, number: int | None) -> list[int]:
         others = self.places.get("backward" if direction == "forward" else "forward", [])
