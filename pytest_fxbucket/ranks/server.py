@@ -26,6 +26,7 @@ MESSAGE_BYTES = 65536
 MAX_DESCRIPTORS = 250
 # Imported while there is nothing else to do, since every rank would import them on its own otherwise.
 _WHEN_IDLE = (
+    "pytest_fxbucket.torch_settings",
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "torch.distributed.device_mesh",

@@ -245,8 +245,8 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
         port = int(server.stdout.readline())
         board = Board(member(0, port, "still/0"))
         board.note("word", "heard")
-        monkeypatch.setattr("pytest_fxbucket.ranks.seats.board.LIMIT_S", 0.5)
         server.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr("pytest_fxbucket.ranks.seats.board.LIMIT_S", 0.5)
         calls = (
             lambda: board.has("word"),
             lambda: board.note("a", "b"),
@@ -256,4 +256,7 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
         for call in calls:
             with pytest.raises(RankError, match=rf"torchrun's store at 127.0.0.1:{port} does not answer \(not within 0.5 s\)"):
                 call()
+        server.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        assert Board(member(1, port, "still/0")).notes(["word"]) == ["heard"]
         server.kill()
