@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher as python_kernels
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "unseen", "value_of"]
+__all__ = ["TorchDispatchMode", "python_kernels", "unseen", "value_of"]
 
 unseen = torch._C._DisableTorchDispatch
 """While entered, no mode sees what is called."""

@@ -26,6 +26,8 @@ Path = tuple[str, ...]
 Stack = tuple[tuple[str, object], ...]
 """Modules of a node as tracers spell them, with their classes, or the names of those; outermost first."""
 
+MERGED = "fxbucket_entry"
+"""Key of the entry that a node of our pass's is for."""
 ANNOTATIONS = ("module_fqn", "module_path")
 """Keys under which ``torch.fx.traceback.annotate`` is given a module's FQN: the names that torch's own examples use."""
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -41,7 +43,10 @@ def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
     """Modules of ``node`` as its tracer wrote them, outermost first; nothing if it wrote none.
 
     ``nn_module_stack`` forward, ``fwd_nn_module_stack`` backward, else an annotation of one of the keys :data:`ANNOTATIONS`.
+    Nothing of what our pass made: its entry says of which modules that is, and the stack is one member's.
     """
+    if MERGED in node.meta:
+        return []
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     return list(stack.values()) if stack else annotated(node)
 
@@ -101,7 +106,7 @@ def wrong_stack(stack: object) -> str:
 
 def merged_parts(node: fx.Node) -> tuple[Path, ...]:
     """What a launch that our pass has merged, or a node around it, is of: the parts of its entry, behind any prefix."""
-    entry = node.meta.get("fxbucket_entry")
+    entry = node.meta.get(MERGED)
     return tuple(module_path(part) for part in entry.split("+")) if isinstance(entry, str) else ()
 
 

@@ -29,7 +29,12 @@ def moves_data(node: fx.Node) -> bool:
     """Whether ``node`` only moves data, so that contents can be followed through it."""
     if node.target is getitem:
         return True
-    return is_view(node) or (_is_followed(node) and (operator_name(node) != _PAD or _is_bytes(node)))
+    return is_view(node) or (_is_followed(node) and (not pads(node) or _is_bytes(node)))
+
+
+def pads(node: fx.Node) -> bool:
+    """Whether ``node`` puts zeros, or another number, around a tensor, or cuts it."""
+    return operator_name(node) == _PAD
 
 
 def _is_bytes(node: fx.Node) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph.held import ROOT, Given
 from pytest_fxbucket.graph.modules import (
+    MERGED,
     ModuleStackFn,
     Path,
     annotated,
@@ -70,6 +71,9 @@ def _by_stack(graph: fx.Graph) -> _Found:
     key: Any
     for node in graph.nodes:
         meta = node.meta
+        if MERGED in meta:
+            found.by_entry.setdefault(merged_parts(node), []).append(node)
+            continue
         stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
         if stack:
             key = tuple(stack.values())
@@ -78,8 +82,6 @@ def _by_stack(graph: fx.Graph) -> _Found:
             except TypeError:  # read back from JSON, where a pair is a list
                 key = tuple(map(tuple, key))
                 nodes = by_stack.get(key)
-        elif "fxbucket_entry" in meta:
-            nodes = found.by_entry.setdefault(merged_parts(node), [])
         else:
             key = tuple(annotated(node)) if "custom" in meta else ()
             nodes = by_stack.get(key)

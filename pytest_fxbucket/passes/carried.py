@@ -1,8 +1,8 @@
 """What a launch carries, told from the graph alone where nobody said which inputs are parameters.
 
-An all-gather carries a parameter if what it sends comes from a graph input through nothing but moved and cast data and other
-gathers. A reduction reduces a gradient unless its result reaches a product with a weight: then it is an activation's (tensor
-and sequence parallelism), which a bucket of parameters must leave alone.
+An all-gather carries a parameter if what it sends comes from a graph input through nothing but moved, padded and cast data
+and other gathers. A reduction reduces a gradient unless its result reaches a product with a weight: then it is an activation's
+(tensor and sequence parallelism), which a bucket of parameters must leave alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.movement import moves_data, pads
 from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _launched_before(node: fx.Node) -> int:
     for current in queue:
         for source in _data_inputs(current):
             launches = collectives.launch_kind(source) is not None
-            if source not in depth and (launches or moves_data(source) or collectives.is_wait(source)):
+            if source not in depth and (launches or _moves(source) or collectives.is_wait(source)):
                 depth[source] = depth[current] + launches
                 queue.append(source)
     return max(depth.values())
@@ -91,7 +91,7 @@ def _gathered_before(gather: fx.Node) -> bool:
         for source in _data_inputs(current):
             if collectives.is_all_gather(source) and collectives.argument(source, "group_name") == group:
                 return True
-            passing = collectives.launch_kind(source) is not None or moves_data(source) or collectives.is_wait(source)
+            passing = collectives.launch_kind(source) is not None or _moves(source) or collectives.is_wait(source)
             if source not in seen and passing:
                 seen.add(source)
                 queue.append(source)
@@ -103,7 +103,7 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     found: dict[fx.Node, None] = {}
     queue = [node]
     for current in queue:
-        through = current is node or moves_data(current) or collectives.is_wait(current) or collectives.is_all_gather(current)
+        through = current is node or _moves(current) or collectives.is_wait(current) or collectives.is_all_gather(current)
         if not through:
             found[current] = None
             continue
@@ -111,6 +111,11 @@ def _sources(node: fx.Node) -> list[fx.Node]:
             continue
         queue.extend(_data_inputs(current))
     return list(found)
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether ``node`` moves data. Padded rows are data too: DTensor pads on those ranks alone that have too few."""
+    return moves_data(node) or pads(node)
 
 
 def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
@@ -129,7 +134,8 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, 
     for current in queue:
         if current in outputs:
             return Carried((f"output {outputs[current]}",), outputs[current], direction)
-        if collectives.is_wait(current) or moves_data(current):
+        further = collectives.launch_kind(current) in collectives.REDUCTIONS  # over another dimension of the mesh
+        if further or collectives.is_wait(current) or _moves(current):
             queue.extend(user for user in current.users if user not in queue)
     return Carried((), len(outputs) + index, direction)
 
@@ -156,7 +162,7 @@ def _weight_by_itself(node: fx.Node) -> bool | None:
     """Whether ``node`` is a weight; None if it is one where an input is."""
     if node.op == "placeholder" or collectives.is_all_gather(node):
         return True
-    return None if collectives.is_wait(node) or moves_data(node) else False
+    return None if collectives.is_wait(node) or _moves(node) else False
 
 
 def _spread(

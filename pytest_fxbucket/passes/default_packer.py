@@ -1,10 +1,12 @@
-"""The packer that needs no rank and no operator of its own.
+"""The packer that needs no rank, no operator of its own, and none that a later compiler has no code for.
 
-All-gather: shards one behind the other (``flatten_dense_tensors``); what arrives is a matrix of shape (ranks, elements of a
-rank) whose columns are cut into members, each in a storage of its own. Reduce-scatter: gradients, each seen as a matrix of
-shape (ranks, elements of its piece), side by side (``_chunk_cat``); the piece that arrives is cut into members. All-reduce:
-gradients one behind the other. Members of several dtypes are gathered as bytes, each beginning at a multiple of the largest
-element, with zeros between them.
+All-gather: shards one behind the other; what arrives is a matrix of shape (ranks, elements of a rank) whose columns are cut
+into members, each in a storage of its own. Reduce-scatter: gradients, each seen as a matrix of shape (ranks, elements of its
+piece), side by side; the piece that arrives is cut into members. All-reduce: gradients one behind the other. Members of
+several dtypes are gathered as bytes, each beginning at a multiple of the largest element, with zeros between them.
+
+Packs are ``cat`` of reshaped members, unpacks views and clones: inductor breaks down what does more at once
+(``flatten_dense_tensors``, ``_chunk_cat``, ``split_with_sizes_copy``, ``new_zeros``) before it asks anybody's pass.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.compat.storage import storage_key
-from pytest_fxbucket.passes.fake import alone, fake_value, fresh, has_numbers, seen
+from pytest_fxbucket.passes.fake import alone, fake_value, has_numbers, seen
 
 if TYPE_CHECKING:
     from torch import fx
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.making import Maker
     from pytest_fxbucket.passes.packers import Bucket, Unpack
 
+aten = torch.ops.aten
 _BYTE = torch.uint8
 
 
@@ -42,28 +45,23 @@ def pack(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
 
 
 def _behind_each_other(make: Maker, bucket: Bucket) -> fx.Node:
-    aten = torch.ops.aten
-    if len(bucket.inputs) == 1:  # flatten_dense_tensors gives a view of a single tensor
-        return make(aten.cat.default, [make(aten.reshape.default, bucket.inputs[0], [-1])])
-    return make(aten.flatten_dense_tensors.default, list(bucket.inputs))
+    flat = [node if fake_value(node).dim() == 1 else make(aten.reshape.default, node, [-1]) for node in bucket.inputs]
+    return make(aten.cat.default, flat)
 
 
 def _side_by_side(make: Maker, bucket: Bucket) -> fx.Node:
     """Shape (ranks, elements of a piece)."""
-    values = [fake_value(node) for node in bucket.inputs]
-    if all(has_numbers(value) and value.numel() for value in values):
-        return make(torch.ops.aten._chunk_cat.default, list(bucket.inputs), 0, bucket.ranks)
-    rows = [  # _chunk_cat refuses empty tensors, and what is symbolic may be empty
-        make(torch.ops.aten.reshape.default, node, [bucket.ranks, numel])
+    rows = [
+        make(aten.reshape.default, node, [bucket.ranks, numel])
         for node, numel in zip(bucket.inputs, bucket.numels, strict=True)
     ]
-    return make(torch.ops.aten.cat.default, rows, 1)
+    return make(aten.cat.default, rows, 1)
 
 
 def cut_views(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
     """Views of ``arrived``."""
-    flat = make(torch.ops.aten.view.default, arrived, [-1])
-    pieces = make(torch.ops.aten.split_with_sizes.default, flat, list(bucket.numels))
+    flat = make(aten.view.default, arrived, [-1])
+    pieces = make(aten.split_with_sizes.default, flat, list(bucket.numels))
     return [_shaped(make, bucket, _item(make, pieces, i), i) for i in range(len(bucket.inputs))]
 
 
@@ -79,25 +77,21 @@ def _as_bytes(make: Maker, bucket: Bucket) -> tuple[fx.Node, list[int | fx.Node]
     parts: list[fx.Node] = []
     sizes: list[int | fx.Node] = []
     places: list[int] = []
-    zeros: dict[object, fx.Node] = {}
     for node, dtype, numel in zip(bucket.inputs, bucket.dtypes, bucket.numels, strict=True):
         places.append(len(sizes))
         parts.append(_bytes_of(make, node))
         sizes.append(make.times(numel, dtype.itemsize))
         gap = make.missing(sizes[-1], unit) if dtype.itemsize < unit else 0
         if gap != 0:
-            if gap not in zeros:
-                zeros[gap] = make(torch.ops.aten.new_zeros.default, parts[-1], [gap])
-            parts.append(zeros[gap])
+            parts[-1] = make(aten.constant_pad_nd.default, parts[-1], [0, gap])
             sizes.append(gap)
-    return make(torch.ops.aten.cat.default, parts), sizes, places
+    return make(aten.cat.default, parts), sizes, places
 
 
 def _bytes_of(make: Maker, node: fx.Node) -> fx.Node:
-    aten, value = torch.ops.aten, fake_value(node)
-    if not has_numbers(value) or not value.is_contiguous():
-        node = make(aten.contiguous.default, node)
-    elif any(stride != 1 for stride in value.stride()) and value.numel() == 1:  # contiguous all the same, but no bytes
+    value = fake_value(node)
+    strided = any(stride != 1 for stride in value.stride()) and value.numel() == 1  # contiguous all the same, but no bytes
+    if not has_numbers(value) or not value.is_contiguous() or strided:
         node = make(aten.clone.default, node, memory_format=torch.contiguous_format)
     flat = make(aten.view.default, node, [-1])
     return flat if value.dtype == _BYTE else make(aten.view.dtype, flat, _BYTE)
@@ -106,7 +100,6 @@ def _bytes_of(make: Maker, node: fx.Node) -> fx.Node:
 def _cut_bytes(
     make: Maker, bucket: Bucket, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
-    aten = torch.ops.aten
     pieces = _columns(make, bucket, arrived, sizes, places)
     results = []
     for i, (dtype, piece) in enumerate(zip(bucket.dtypes, pieces, strict=True)):
@@ -121,35 +114,22 @@ def _columns(
     make: Maker, bucket: Bucket, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
     """Copies of the columns of what arrived, a row for each rank: the members', which are at ``places`` among ``sizes``."""
-    aten = torch.ops.aten
     rows = make(aten.view.default, arrived, [bucket.ranks, -1])
-    numbers = [size for size in sizes if isinstance(size, int)]
-    if len(numbers) < len(sizes):  # torch's fake values of split_with_sizes_copy know no symbolic sizes
-        columns = make(aten.split_with_sizes.default, rows, list(sizes), 1)
-        pieces = [_item(make, columns, place) for place in places]
-        return [make(aten.clone.default, piece, memory_format=torch.contiguous_format) for piece in pieces]
-    copy = aten.split_with_sizes_copy.default
-    if all(alone(value) for value in bucket.replaced):
-        columns = make.holding(_held(bucket, fake_value(rows), numbers, places), copy, rows, numbers, 1)
-    else:
-        columns = make(copy, rows, numbers, 1)
-    return [_item(make, columns, place) for place in places]
+    columns = make(aten.split_with_sizes.default, rows, list(sizes), 1)
+    return [_copied(make, _item(make, columns, place), old) for place, old in zip(places, bucket.replaced, strict=True)]
 
 
-def _held(bucket: Bucket, rows: FakeTensor, sizes: Sequence[int], places: Sequence[int]) -> list[FakeTensor]:
-    """What copies of columns hold: the very storages that the results then have; zeros are nobody's."""
-    member = dict(zip(places, bucket.replaced, strict=True))
-    return [
-        seen(member[place], [bucket.ranks, size], rows.dtype)
-        if place in member
-        else fresh(rows.fake_mode, [bucket.ranks, size], rows.dtype, rows.device)
-        for place, size in enumerate(sizes)
-    ]
+def _copied(make: Maker, column: fx.Node, old: FakeTensor) -> fx.Node:
+    """A copy of ``column``, which holds the very storage of ``old`` if that is all the result will be."""
+    value, clone = fake_value(column), aten.clone.default
+    if not alone(old) or not has_numbers(value):
+        return make(clone, column, memory_format=torch.contiguous_format)
+    return make.holding(seen(old, value.shape, value.dtype), clone, column, memory_format=torch.contiguous_format)
 
 
 def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
     """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
-    view = torch.ops.aten.view.default
+    view = aten.view.default
     value, old = fake_value(piece), bucket.replaced[index]
     shape = [size for size in bucket.shapes[index] if isinstance(size, int)]
     if len(shape) < len(bucket.shapes[index]) or not has_numbers(value) or math.prod(shape) != value.numel():

@@ -36,13 +36,14 @@ def manual_overlap_bucketing(
     ``fwd_nn_module_stack`` are read. ``bucket_mode``: None, "default" and "custom_ops" all mean this package's pack,
     "custom_ops_multidtype" lets an all-gather carry several dtypes.
 
-    ``gm`` is changed and returned. On :class:`PlanError` (no list of FQNs, an entry that matches no module or no collective or
-    overlaps another, a graph without module names, an unknown mode) and on :class:`PassError` it is as it was.
+    ``gm`` is changed and returned; no entry at all leaves it as it is. On :class:`PlanError` (no list of FQNs, an entry that
+    matches no module or no collective or overlaps another, a graph without module names, an unknown mode) and on
+    :class:`PassError` it is as it was.
     """
     _refuse_other_arguments(gm, insert_overlap_deps, module_stack_fn, bucket_mode)
     entries = parse_entries(module_bucket_plans, "module_bucket_plans")
     if not entries:
-        raise PlanError("module_bucket_plans has no entry; name a module that launches collectives")
+        return gm
     with collector.paused():
         graph = without_kept_order(gm.graph)
         targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)

@@ -38,6 +38,13 @@ def seen(value: FakeTensor, shape: Shape, dtype: torch.dtype | None = None, offs
     return _strided(value, value.fake_mode, dtype, start, tuple(shape), _contiguous_strides(shape))
 
 
+def narrowed(value: FakeTensor, dim: int, begin: int, size: int) -> FakeTensor:
+    """The ``size`` elements of ``value`` from ``begin`` on along ``dim``, in its storage."""
+    start = int(value.storage_offset()) + begin * int(value.stride(dim))
+    shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
+    return _strided(value, value.fake_mode, value.dtype, start, shape, value.stride())
+
+
 def alone(value: FakeTensor) -> bool:
     """Whether ``value`` is contiguous, and all that its storage holds."""
     return (

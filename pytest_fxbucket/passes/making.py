@@ -36,7 +36,8 @@ class Maker:
 
     def holding(self, value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """The node that calls ``target``, whose fake value is known to be ``value``."""
-        node = self._graph.call_function(target)  # given with it, arguments are walked in Python, which takes as long again
+        # named as tracers name what they trace; given with it, arguments are walked in Python, which takes as long again
+        node = self._graph.create_node("call_function", target, name=_name_of(target))
         node.args = args
         if kwargs:
             node.kwargs = kwargs
@@ -82,6 +83,12 @@ class Maker:
         if key not in self._sizes:
             self._sizes[key] = self.holding(value, target, *args)
         return self._sizes[key]
+
+
+def _name_of(target: Callable[..., Any]) -> str:
+    """``all_gather_into_tensor`` of any overload of it."""
+    packet = getattr(target, "overloadpacket", target)
+    return str(packet.__name__)
 
 
 def _value(argument: Any) -> Any:

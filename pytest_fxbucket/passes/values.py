@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from pytest_fxbucket.compat.dispatch import python_kernels
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.passes.fake import fresh, moved, seen
+from pytest_fxbucket.passes.fake import fresh, moved, narrowed, seen
 
 
 def value_of(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -31,7 +32,7 @@ def value_of(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Map
 def _known(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The value by hand; None if it is not known."""
     quick = _QUICK.get(str(target))
-    if quick is None or not set(kwargs) <= {"dtype"} or not all(isinstance(n, int) for n in _sizes(args)):
+    if quick is None or not set(kwargs) <= {"dtype", "memory_format"} or not all(isinstance(n, int) for n in _sizes(args)):
         return None
     try:
         return quick(mode, *args, **kwargs)
@@ -46,7 +47,7 @@ def _called(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Mapp
     args, kwargs = tree_map(lambda a: moved(mode, a) if isinstance(a, FakeTensor) else a, (tuple(args), dict(kwargs)))
     unguarded = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
     try:
-        with unguarded, mode:
+        with unguarded, python_kernels(), mode:
             return target(*args, **kwargs)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
@@ -67,17 +68,13 @@ def _sizes(args: Sequence[Any]) -> Iterator[Any]:
 # What each operator gives; None leaves it to the operator itself, which may refuse.
 
 
-def _flat(mode: FakeTensorMode, tensors: Sequence[FakeTensor]) -> FakeTensor | None:
-    if len(tensors) < 2 or len({t.dtype for t in tensors}) > 1:
+def _joined(mode: FakeTensorMode, tensors: Sequence[FakeTensor], dim: int = 0) -> FakeTensor | None:
+    first = tensors[0]
+    shapes = {(*t.shape[:dim], *t.shape[dim + 1 :]) for t in tensors}
+    if not 0 <= dim < first.dim() <= 2 or len(shapes) > 1 or len({(t.dim(), t.dtype) for t in tensors}) > 1:
         return None
-    return fresh(mode, [sum(t.numel() for t in tensors)], tensors[0].dtype, tensors[0].device)
-
-
-def _chunks(mode: FakeTensorMode, tensors: Sequence[FakeTensor], dim: int, chunks: int) -> FakeTensor | None:
-    even = all(t.numel() and t.shape[0] % chunks == 0 for t in tensors)
-    if dim != 0 or not even or len({t.dtype for t in tensors}) != 1:
-        return None
-    return fresh(mode, [chunks, sum(t.numel() for t in tensors) // chunks], tensors[0].dtype, tensors[0].device)
+    shape = [*first.shape[:dim], sum(t.shape[dim] for t in tensors), *first.shape[dim + 1 :]]
+    return fresh(mode, shape, first.dtype, first.device)
 
 
 def _gathered(mode: FakeTensorMode, value: FakeTensor, ranks: int, group: str) -> FakeTensor | None:
@@ -109,15 +106,15 @@ def _retyped(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> Fak
 
 
 def _split(mode: FakeTensorMode, value: FakeTensor, sizes: Sequence[int], dim: int = 0) -> list[FakeTensor] | None:
-    if value.dim() != 1 or dim or not value.is_contiguous() or sum(sizes) != value.numel():
+    if not 0 <= dim < value.dim() or sum(sizes) != value.shape[dim]:
         return None
-    return [seen(value, [size], offset=end - size) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [narrowed(value, dim, end - size, size) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def _split_copy(mode: FakeTensorMode, value: FakeTensor, sizes: Sequence[int], dim: int = 0) -> list[FakeTensor] | None:
-    if value.dim() != 2 or dim != 1 or sum(sizes) != value.shape[1]:
+def _cloned(mode: FakeTensorMode, value: FakeTensor, memory_format: torch.memory_format) -> FakeTensor | None:
+    if memory_format != torch.contiguous_format:
         return None
-    return [fresh(mode, [value.shape[0], size], value.dtype, value.device) for size in sizes]
+    return fresh(mode, value.shape, value.dtype, value.device)
 
 
 def _cast(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> FakeTensor | None:
@@ -125,13 +122,12 @@ def _cast(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> FakeTe
 
 
 _QUICK: dict[str, Callable[..., Any]] = {
-    "aten.flatten_dense_tensors.default": _flat,
-    "aten._chunk_cat.default": _chunks,
+    "aten.cat.default": _joined,
+    "aten.clone.default": _cloned,
     "aten.view.default": _viewed,
     "aten.reshape.default": _viewed,
     "aten.view.dtype": _retyped,
     "aten.split_with_sizes.default": _split,
-    "aten.split_with_sizes_copy.default": _split_copy,
     "aten._to_copy.default": _cast,
     "prims.convert_element_type.default": _cast,
     "_c10d_functional.all_gather_into_tensor.default": _gathered,

@@ -19,7 +19,7 @@ from torch import fx
 from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.checks.bitwise_job import Task
 from pytest_fxbucket.graph.portable import decode
-from pytest_fxbucket.passes.default_packer import cut_columns, cut_views, pack
+from pytest_fxbucket.passes.default_packer import cut_views, pack
 from pytest_fxbucket.passes.making import Maker
 from pytest_fxbucket.passes.packers import Bucket
 from pytest_fxbucket.plan.load import parse_plans
@@ -34,31 +34,30 @@ aten = torch.ops.aten
 Packed = tuple[fx.Node, Callable[[fx.Node], Sequence[fx.Node]]]
 
 
-def cat(make: Maker, bucket: Bucket) -> Packed:
-    """Packs by cat of reshaped members, where the default has flatten_dense_tensors and _chunk_cat."""
-    shape = [bucket.ranks, -1] if bucket.kind == "reduce_scatter" else [-1]
-    parts = [make(aten.reshape.default, node, shape) for node in bucket.inputs]
-    cut = cut_columns if bucket.kind == "all_gather" else cut_views
-    return make(aten.cat.default, parts, len(shape) - 1), lambda arrived: cut(make, bucket, arrived)
+def fused(make: Maker, bucket: Bucket) -> Packed:
+    """Packs and unpacks by the operators that do a bucket at once, where the default has cat, and a clone for each member."""
+    if bucket.kind == "reduce_scatter":
+        packed, unpack = make(aten._chunk_cat.default, list(bucket.inputs), 0, bucket.ranks), cut_views
+        return packed, lambda arrived: unpack(make, bucket, arrived)
+    packed = make(aten.flatten_dense_tensors.default, list(bucket.inputs))
 
+    def columns(arrived: fx.Node) -> list[fx.Node]:
+        rows = make(aten.view.default, arrived, [bucket.ranks, -1])
+        pieces = make(aten.split_with_sizes_copy.default, rows, list(bucket.numels), 1)
+        parts = [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
+        return [make(aten.view.default, part, list(shape)) for part, shape in zip(parts, bucket.shapes, strict=True)]
 
-def cloned(make: Maker, bucket: Bucket) -> Packed:
-    """Unpacks a gather by views of its columns and a clone of each, where the default has split_with_sizes_copy."""
-    return _columns(make, bucket, lambda piece: make(aten.clone.default, piece, memory_format=torch.contiguous_format))
+    return packed, columns
 
 
 def reshaped(make: Maker, bucket: Bucket) -> Packed:
-    """Unpacks a gather by views of its columns, which reshape copies."""
-    return _columns(make, bucket, lambda piece: piece)
-
-
-def _columns(make: Maker, bucket: Bucket, copied: Callable[[fx.Node], fx.Node]) -> Packed:
+    """Unpacks a gather by views of its columns, which reshape copies, where the default clones them."""
     packed, unpack = pack(make, bucket)
 
     def columns(arrived: fx.Node) -> list[fx.Node]:
         rows = make(aten.view.default, arrived, [bucket.ranks, -1])
         pieces = make(aten.split_with_sizes.default, rows, list(bucket.numels), 1)
-        parts = [copied(make(getitem, pieces, i)) for i in range(len(bucket.inputs))]
+        parts = [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
         return [make(aten.reshape.default, part, list(shape)) for part, shape in zip(parts, bucket.shapes, strict=True)]
 
     return packed, columns if bucket.kind == "all_gather" else unpack
@@ -88,7 +87,7 @@ def sliced(make: Maker, bucket: Bucket) -> Packed:
     return packed, unpack if bucket.kind == "all_gather" else cut
 
 
-FORMS = ("default", *(f"suites.benchmarks.pack_forms:{form.__name__}" for form in (cat, cloned, reshaped, owned, sliced)))
+FORMS = ("default", *(f"suites.benchmarks.pack_forms:{form.__name__}" for form in (fused, reshaped, owned, sliced)))
 
 
 def main() -> None:

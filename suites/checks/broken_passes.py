@@ -61,27 +61,27 @@ def swapped_in_pack(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 def swapped_in_unpack(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
-    _swap_pieces(_calls(gm, aten.split_with_sizes_copy.default)[0])
+    _swap_pieces(_columns(gm)[0])
     return gm
 
 
 def swapped_in_both(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
     _swap_members(_packs(gm)[0])
-    _swap_pieces(_calls(gm, aten.split_with_sizes_copy.default)[0])
+    _swap_pieces(_columns(gm)[0])
     return gm
 
 
 def swapped_in_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
-    _swap_pieces(_calls(gm, aten.split_with_sizes.default)[1])
+    _swap_pieces(_cuts(gm)[1])
     return gm
 
 
 def wrong_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """The sizes of two neighbours change places: every piece still has a size of some member."""
     gm = good(gm, plans)
-    split = _calls(gm, aten.split_with_sizes_copy.default)[0]
+    split = _columns(gm)[0]
     rows, sizes, dim = split.args
     assert isinstance(sizes, (list, tuple))
     split.args = (rows, [sizes[1], sizes[0], *sizes[2:]], dim)
@@ -91,7 +91,7 @@ def wrong_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 def shifted_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """A norm is cut out one element too early: the shapes fit."""
     gm = good(gm, plans)
-    split = _calls(gm, aten.split_with_sizes_copy.default)[0]
+    split = _columns(gm)[0]
     piece = next(user for user in split.users if user.args[1] == 7)
     with gm.graph.inserting_before(piece):
         rows = split.args[0]
@@ -112,8 +112,7 @@ def late_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 def early_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
     first, last = _gathers(gm)[0], _gathers(gm)[3]
-    first.append(last)
-    first.append(last.all_input_nodes[0])
+    _launch_behind(first, last)
     return gm
 
 
@@ -141,8 +140,7 @@ def early_waits_behind_dummy_readers(gm: fx.GraphModule, plans: Plans) -> fx.Gra
     place = tok
     for launch in rest:
         before = launches[launches.index(launch) - 1]
-        place.append(launch)
-        place.append(launch.all_input_nodes[0])
+        _launch_behind(place, launch)
         launch.append(_wait(before))
         with graph.inserting_after(_wait(before)):
             place = _like(_wait(before), aten.neg.default, _wait(before))
@@ -160,7 +158,7 @@ def early_reduction_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 def wrong_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
     if _is_last_rank():
-        pack = _calls(gm, aten._chunk_cat.default)[1]
+        pack = _reductions(gm)[1].all_input_nodes[0]
         _replace_input(pack, pack.all_input_nodes[WK], lambda old: _like(old, aten.mul.Tensor, old, 1 + 2**-20))
     return gm
 
@@ -176,8 +174,8 @@ def other_order_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule
 def other_layout_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
     if _is_last_rank():
-        _swap_members(_calls(gm, aten._chunk_cat.default)[1])
-        _swap_pieces(_calls(gm, aten.split_with_sizes.default)[1])
+        _swap_members(_reductions(gm)[1].all_input_nodes[0])
+        _swap_pieces(_cuts(gm)[1])
     return gm
 
 
@@ -225,7 +223,7 @@ def only_buckets(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 def backward_reads_forward_gathers(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
     gm = good(gm, plans)
-    splits = _calls(gm, aten.split_with_sizes_copy.default)
+    splits = _columns(gm)
     forward, backward = splits[1], splits[3]
     mine = {user.args[1]: next(iter(user.users)) for user in forward.users}
     for user in list(backward.users):
@@ -404,7 +402,26 @@ def _reductions(gm: fx.GraphModule) -> list[fx.Node]:
 
 def _packs(gm: fx.GraphModule) -> list[fx.Node]:
     """Of all-gathers: layers.0, layers.1, norm+output, and again in backward."""
-    return _calls(gm, aten.flatten_dense_tensors.default)
+    packs = [gather.all_input_nodes[0] for gather in _gathers(gm)]
+    return [pack for pack in packs if len(pack.all_input_nodes) > 1]
+
+
+def _columns(gm: fx.GraphModule) -> list[fx.Node]:
+    """What cuts the members out of the gathers of :func:`_packs`."""
+    return [cut for cut in _calls(gm, aten.split_with_sizes.default) if len(cut.args) == 3 and len(cut.users) > 1]
+
+
+def _cuts(gm: fx.GraphModule) -> list[fx.Node]:
+    """What cuts the members out of the reductions."""
+    return [cut for cut in _calls(gm, aten.split_with_sizes.default) if len(cut.args) == 2]
+
+
+def _launch_behind(place: fx.Node, launch: fx.Node) -> None:
+    """Move ``launch`` and its pack to where ``place`` stands."""
+    pack = launch.all_input_nodes[0]
+    flat = [node for node in pack.all_input_nodes if node.target is aten.reshape.default]
+    for node in (launch, pack, *flat):
+        place.append(node)
 
 
 def _wait(launch: fx.Node) -> fx.Node:

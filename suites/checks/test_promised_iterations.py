@@ -18,7 +18,7 @@ SAID = {
     "rate_not_copied": "graph setup hands on optimizers.0.groups.0.lr as it is, where the next call may find it changed",
     "swapped": "graph setup hands on mul_tensor_9 as the gradient of d.w, which mul_tensor_11 makes",
     "not_updated": "graph steady does not update param c.w",
-    "old_parameter": "flatten_dense_tensors_default_2 reads c.w as the call before found it, not as it left it",
+    "old_parameter": "cat_2 reads c.w as the call before found it, not as it left it",
     "waited_for_at_once": "the reduce_scatter of d is waited for before the compute of b.b, which could hide it",
     "launched_late": "the reduce_scatter of d is launched behind the compute of a.w, which could hide it",
     "reduced_in_setup": "graph setup launches the backward reduce_scatter of no parameter once, expected never",

@@ -215,7 +215,7 @@ def test_a_weight_decay_that_is_hoisted_over_a_gather_of_its_parameters_is_found
     one = passed(WholeStep(kind="in_place"), prefetch=prefetch)
     assert told(one, prefetch=prefetch) == []
     decay = item(one.graph, aten._foreach_mul_.Scalar, -1)
-    packs = [node for node in one.graph.nodes if node.target is aten.flatten_dense_tensors.default]
+    packs = [node for node in one.graph.nodes if node.target is aten.cat.default]
     forward, backward = (pack for pack in packs if set(pack.all_input_nodes) == set(decay.all_input_nodes))
     for pack, directions in ((backward, ["backward"]), (forward, ["forward", "backward"])):
         pack.prepend(decay)

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.tensor import DTensor
 
-from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
-from suites.compiled.small_nets import loss_of, net, words
+from pytest_fxbucket.graph.collectives import read_launch
+from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass, manual_overlap_bucketing
+from suites.compiled.small_nets import PLAN, loss_of, net, net_of_dtensors, words
 
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     "tied, a graph break": ({"tied": True, "breaks": "between"}, (["embed+head", "layers.*"],), {}),
@@ -45,6 +48,50 @@ def differing(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, li
         if all(not tensor.any() for tensor in after.values()):
             found[case].append("everything is zero")
     return found
+
+
+def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
+    """By way of compiling a net of DTensors whose rows ``world`` does not divide: gradients that the pass changes.
+
+    ``launches`` are those that each way makes, forward and backward.
+    """
+    warnings.simplefilter("ignore")
+    launches: list[str] = []
+
+    def drop_in(graph: fx.Graph) -> None:
+        gm = graph.owning_module
+        assert gm is not None
+        manual_overlap_bucketing(gm, PLAN)
+        launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, graph.nodes) if read)
+
+    def dropped_in(gm: fx.GraphModule, _: Any) -> fx.GraphModule:
+        drop_in(gm.graph)
+        return gm
+
+    backend = bucketing_backend(PLAN)
+    ways: dict[str, dict[str, Any]] = {
+        "eager": {"disable": True},
+        "backend": {"backend": backend},
+        "drop-in": {"backend": aot_autograd(fw_compiler=dropped_in)},
+        "inductor alone": {"options": WITHOUT_CODE},
+        "inductor": {"options": {**WITHOUT_CODE, "post_grad_custom_post_pass": drop_in}},
+    }
+    beside = {"backend": "eager", "drop-in": "eager", "inductor": "inductor alone"}
+    got = {way: _gradients(rank, world, width, compiling) for way, compiling in ways.items()}
+    found = {
+        way: [name for name, value in got[other].items() if not torch.equal(value, got[way][name])]
+        for way, other in beside.items()
+    }
+    said = [f"{report.launches_before} to {report.launches_after}" for report in backend.reports]
+    return {**found, "reports": said, "launches": launches}
+
+
+def _gradients(rank: int, world: int, width: int, compiling: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of each parameter's rows on this rank."""
+    torch._dynamo.reset()
+    model = net_of_dtensors(world, width)
+    loss_of(torch.compile(model, **compiling), words(rank=rank)).backward()
+    return {name: p.grad.to_local() for name, p in model.named_parameters() if isinstance(p.grad, DTensor)}
 
 
 def _train(sharding: Mapping[str, Any], rank: int, world: int, compiling: Mapping[str, Any]) -> dict[str, Tensor]:

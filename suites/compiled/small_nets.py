@@ -21,10 +21,10 @@ PLAN = ["embed", "layers.[0-1]", "head"]
 class Block(nn.Module):
     """Three parameters, of which two are read in their own module; a graph break in the middle if asked for."""
 
-    def __init__(self, breaks: bool = False) -> None:
+    def __init__(self, width: int = WIDTH, breaks: bool = False) -> None:
         super().__init__()
-        self.scale = nn.LayerNorm(WIDTH, bias=False)
-        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.LayerNorm(width, bias=False)
+        self.mix = nn.Linear(width, width)
         self.breaks = breaks
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,11 +37,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Words (batch, length) to logits (batch, length, WORDS)."""
 
-    def __init__(self, *, tied: bool = False, breaks: str = "") -> None:
+    def __init__(self, *, tied: bool = False, breaks: str = "", width: int = WIDTH) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Block(breaks == "within") for _ in range(2))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.embed = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(Block(width, breaks == "within") for _ in range(2))
+        self.head = nn.Linear(width, WORDS, bias=False)
         self.breaks = breaks
         if tied:
             self.head.weight = self.embed.weight
@@ -68,10 +68,10 @@ def net(ranks: int = 2, *, tied: bool = False, breaks: str = "", **sharding: Any
     return shard(Net(tied=tied, breaks=breaks), mesh_of(ranks), **sharding)
 
 
-def net_of_dtensors(ranks: int = 2) -> nn.Module:
-    """Sharded by DTensors that are replicated when they are read, as torchtitan does."""
+def net_of_dtensors(ranks: int = 2, width: int = WIDTH) -> nn.Module:
+    """Sharded by DTensors that are replicated when they are read, as torchtitan does; ranks need not divide ``width``."""
     torch.manual_seed(0)
-    made, mesh = Net(), mesh_of(ranks)
+    made, mesh = Net(width=width), mesh_of(ranks)
     for module in list(made.modules()):
         own = {name: p for name, p in module._parameters.items() if p is not None}
         for name, parameter in own.items():

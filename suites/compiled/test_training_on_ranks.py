@@ -28,6 +28,15 @@ def test_the_pass_changes_no_bit_of_training(pools: Pools, cases: list[str], ind
     assert run(pools, "differing", {"cases": cases, "inductor": inductor}) == [{case: [] for case in cases}] * 2
 
 
+def test_ranks_with_padded_rows_and_ranks_without_launch_the_same(pools: Pools) -> None:
+    """Of 5 rows the ranks have 2, 2, 1 and 0: DTensor pads where there are too few."""
+    first, *others = pools.get(4).run(f"{JOBS}:uneven", [5] * 4, timeout_s=120)
+    assert others == [first] * 3
+    assert (first["backend"], first["drop-in"], first["inductor"]) == ([], [], [])
+    assert first["reports"] == ["8 to 4"] * 2
+    assert len(first["launches"]) == 2 * (4 + 4)
+
+
 def test_the_example_of_the_readme_gives_the_same_losses_in_fewer_launches(pools: Pools) -> None:
     payload = {"ways": list(train.TITLES), "steps": 2, "shape": {**train.SHAPE, "layers": 1, "dim": 8}}
     ranks = run(pools, "example", payload)

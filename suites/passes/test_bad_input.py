@@ -58,7 +58,6 @@ PLANS: dict[str, tuple[Any, Sequence[str]]] = {
     "a number": (3, ["must be a list of entries", "not 3"]),
     "a table": ({"embed": 1}, ["must be a list of entries"]),
     "a set": ({"embed"}, ["must be a list of entries"]),
-    "no entry": ([], ["module_bucket_plans has no entry"]),
     "an entry that is None": (["embed", None], ["has None as an entry"]),
     "an entry that is a number": (["embed", 3], ["has 3 as an entry"]),
     "an entry without a name": (["embed", []], ["has an empty list as an entry"]),

@@ -12,9 +12,12 @@ from torch import fx
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
+from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.manual import ManualPass
+from pytest_fxbucket.world import World
+from suites.passes.bucketing import world_of
 
 
 def members(gm: fx.GraphModule) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -149,3 +152,62 @@ def test_buckets_are_those_of_torch_s_pass(plan: list[str | list[str]]) -> None:
         theirs = torch_manual_overlap_bucketing(theirs, plan)
     assert gathered(theirs) == gathered(ours)
     assert len(launch_names(theirs)) == len(launch_names(ours)) == len(plan)
+
+
+@pytest.mark.parametrize("reduce_order", ["scatter_first", "replicate_first"])
+def test_gradients_that_are_reduced_twice_lie_in_their_buckets_as_a_plan_lays_them_out(reduce_order: str) -> None:
+    """Bytes of a bucket decide the order of sums: a checked plan must say what training with the drop-in computes."""
+    plans = world_of("llama", mode="hybrid_shard", dp_replicate=2, reduce_order=reduce_order)
+    dropped_in = World(plans.plan, plans.mesh, "pytest_fxbucket.passes:manual_overlap_bucketing", plans.say)
+    dropped_in._steps.update(plans._steps)
+    assert laid_out(dropped_in) == laid_out(plans)
+
+
+def laid_out(world: World) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """Kind, direction, group and members of each launch."""
+    return sorted((b.kind, b.direction, b.group, b.fqns) for b in world.passed(0)["joint"].reading.buckets)
+
+
+def test_a_plan_without_entries_leaves_the_graph_as_it_is() -> None:
+    gm = chain(backward=True)
+    nodes, code = list(gm.graph.nodes), gm.code
+    assert manual_overlap_bucketing(gm, [], insert_overlap_deps=True) is gm
+    assert (list(gm.graph.nodes), gm.code) == (nodes, code)
+
+
+SAID = ("nn_module_stack", "stack_trace", "custom")
+
+
+def test_merged_nodes_keep_what_torch_s_keep_of_modules_lines_and_annotations() -> None:
+    ours, theirs = (annotated(chain(backward=True)) for _ in range(2))
+    manual_overlap_bucketing(ours, ["a"])
+    with fake_world(0, 4):
+        theirs = torch_manual_overlap_bucketing(theirs, ["a"])
+    wanted, got = ({launch_kind(node): node.meta for node in merged(gm)} for gm in (theirs, ours))
+    assert got.keys() == wanted.keys() == {"all_gather", "reduce_scatter"}
+    for kind, meta in got.items():
+        for key in SAID:
+            assert meta[key] == wanted[kind][key], (kind, key)
+            assert list(meta[f"bucketing_{key}_sources"]) == list(wanted[kind][f"bucketing_{key}_sources"]), (kind, key)
+        assert [source.name for source in meta["from_node"]] == [source.name for source in wanted[kind]["from_node"]]
+
+
+def test_every_node_of_a_bucket_says_where_it_is_from() -> None:
+    gm = annotated(chain(backward=True))
+    before = set(gm.graph.nodes)
+    manual_overlap_bucketing(gm, ["a", "b", "c"])
+    made = [node for node in gm.graph.nodes if node not in before]
+    assert len(made) > 20
+    assert [node for node in made if not all(node.meta.get(key) for key in (*SAID, "from_node"))] == []
+
+
+def annotated(gm: fx.GraphModule) -> fx.GraphModule:
+    """With a line of code and an annotation for each node."""
+    for number, node in enumerate(gm.graph.nodes):
+        node.meta |= {"stack_trace": f"line {number}", "custom": {"number": number}}
+    return gm
+
+
+def merged(gm: fx.GraphModule) -> list[fx.Node]:
+    """Launches that say of several nodes what they were."""
+    return [node for node in gm.graph.nodes if launch_kind(node) and len(node.meta.get("from_node", ())) > 1]

@@ -127,6 +127,17 @@ def test_an_odd_launch_is_left_alone_and_said_and_the_others_still_merge(case: s
     assert report.launches_before == 5
 
 
+def test_shards_with_padded_rows_share_a_bucket_with_the_others() -> None:
+    """DTensor pads on the ranks that have too few rows: left alone there, launches would be others than on other ranks."""
+    made = HandMade()
+    short, whole = made.placeholder("p", ROWS - 1, COLUMNS), made.placeholder("q", ROWS, COLUMNS)
+    padded = made.call(aten.constant_pad_nd.default, short, [0, 0, 0, 1])
+    gm = made.returns(made.gather(padded), made.gather(whole))
+    report = report_of(gm, "a")
+    assert report.left_alone == ()
+    assert [bucket.members for bucket in report.buckets] == [("p", "q")]
+
+
 def test_an_all_reduce_on_a_group_of_one_rank_is_left_alone() -> None:
     """Its node does not say how many ranks there are; the group does."""
     made = HandMade()

@@ -150,4 +150,5 @@ def test_a_reader_that_would_see_the_larger_storage_gets_one_of_its_own(form: st
         tensors[0] = made.given("s", 3)
     p, q, r = (made.wait(node) for node in [launch(tensor) for tensor in tensors])
     after, _, _ = assert_same(made.returns(p, read(made, q), r).graph, 2)
-    assert sum(node.target == aten.clone.default for node in after.nodes) == (form != "gather")
+    copied = sum(node.target == aten.clone.default for node in after.nodes)
+    assert copied == (3 if form == "gather" else 1)  # each member of a gather is copied anyway

@@ -83,11 +83,11 @@ def test_every_node_that_is_new_names_its_entry_and_sources(case: str, options: 
         assert node.meta["fxbucket_entry"] in entries
         assert node.meta["fxbucket_sources"]
         assert set(node.meta["fxbucket_launches"]) <= launches
-        assert not _OF_ONE_MEMBER & node.meta.keys()
+        assert_says_all_members(node)
 
 
 @pytest.mark.parametrize("launch_at", [{}, {"forward": {"c": "a"}}])
-def test_what_keeps_the_order_names_an_entry_and_no_module(launch_at: dict[str, dict[str, str]]) -> None:
+def test_what_keeps_the_order_names_an_entry_and_all_members(launch_at: dict[str, dict[str, str]]) -> None:
     """In this graph every node has a module stack that could be copied; single launches are among the pinned ones."""
     gm = chain(("a", "b", "c"), backward=True)
     before = set(gm.graph.nodes)
@@ -101,10 +101,13 @@ def test_what_keeps_the_order_names_an_entry_and_no_module(launch_at: dict[str, 
         assert node.meta["fxbucket_entry"] in ("a", "b", "c")
         assert node.meta["fxbucket_sources"]
         assert node.meta["fxbucket_launches"]
-        assert not _OF_ONE_MEMBER & node.meta.keys()
+        assert_says_all_members(node)
 
 
-_OF_ONE_MEMBER = {"nn_module_stack", "fwd_nn_module_stack", "stack_trace", "from_node", "seq_nr", "custom"}
+def assert_says_all_members(node: fx.Node) -> None:
+    """Module and line have room for one member; what tells of all has all, and autograd's number is nobody's."""
+    assert tuple(source.name for source in node.meta["from_node"]) == node.meta["fxbucket_launches"]
+    assert "seq_nr" not in node.meta
 
 
 def _without_order(outcome: Outcome) -> Outcome:

@@ -107,7 +107,7 @@ class _Walk:
     def _enter(self, where: int, node: fx.Node) -> None:
         self.direction = self._direction(where, node)
         entry = node.meta.get("fxbucket_entry")
-        if isinstance(entry, str) and not module_of(node):
+        if isinstance(entry, str):
             self.label = f"copy-{'in' if node in self.copied_in else 'out'} {entry}"
         else:
             self.label = module_of(node)
