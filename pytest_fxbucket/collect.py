@@ -14,7 +14,7 @@ from pytest_fxbucket.body.item import is_marked
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.options import fx_session
 from pytest_fxbucket.session import key_of
-from pytest_fxbucket.terminal import error_text, failure_lines
+from pytest_fxbucket.terminal import error_text, failure_lines, parts_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
@@ -145,7 +145,7 @@ def _item(parent: PlanFile, name: str, plan: Plan) -> pytest.Item:
 
 def place(item: pytest.Item) -> tuple[Path, int, str]:
     """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""
-    return item.path, 0, f"{item.nodeid.partition('::')[0]}: {item.name}"
+    return item.path, 0, f"{parts_of(item.nodeid)[0]}: {item.name}"
 
 
 def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:

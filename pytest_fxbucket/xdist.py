@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from pytest_fxbucket.terminal import parts_of
+
 if TYPE_CHECKING:
     from xdist.remote import Producer  # type: ignore[import-untyped]
     from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
@@ -16,8 +18,8 @@ class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker whole plan files, and other tests one by one, as the default `load` does."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return path if path.endswith(".toml") else nodeid
+        path, name = parts_of(nodeid)
+        return path if name and path.endswith(".toml") else nodeid
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the item that `node` died in, if it died; unlike the base class, do not run that item again."""

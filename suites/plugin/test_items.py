@@ -111,6 +111,18 @@ class TestOddPaths:
         assert collected(project, "--fxbucket-plans=plans") == BROKEN + GOOD + PLAIN + odd
         assert collected(project, "--fxbucket-plans=plans/a[[]1].toml", "-k", "audit") == [odd[0]]
 
+    @pytest.mark.parametrize("name", ["a[1].toml", "b::c.toml"])
+    def test_its_failures_are_headed_with_its_whole_path_and_run_on_one_worker(
+        self, project: pytest.Pytester, name: str
+    ) -> None:
+        pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+        # fails before anything is traced
+        Path("plans", name).write_text(Path("plans/plain.toml").read_text().replace("tiny:build", "none:build"))
+        result = project.runpytest_subprocess(f"--fxbucket-plans=plans/{name}", "-n2", "-v", "-k", "audit or collectives")
+        result.assert_outcomes(failed=2)
+        assert len({line.split()[0] for line in result.outlines if line.startswith("[gw")}) == 1
+        assert sum(line.strip("_ ") == f"plans/{name}: audit" for line in result.outlines) == 1
+
     def test_a_checkout_in_such_a_folder_runs_its_plans(
         self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
