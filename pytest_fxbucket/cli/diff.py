@@ -65,7 +65,7 @@ def _compared(options: Namespace) -> int:
 
 
 def _changes(old: str, new: str, names: tuple[str, str], folder: Folder) -> list[str]:
-    """Words and diff; the whole of a long one in a file, if one can be written there."""
+    """Words and diff; the whole of a long one in a file, if one can be written at all."""
     from pytest_fxbucket.golden.text import change_lines
 
     try:

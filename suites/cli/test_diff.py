@@ -51,10 +51,16 @@ def test_a_long_diff_is_cut_and_the_whole_is_in_a_file_that_git_ignores(project:
     assert len(out.splitlines()) < 130
 
 
-def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_diff(project: Path, capsys: Capsys) -> None:
+def test_a_folder_that_cannot_be_written_puts_the_file_elsewhere(
+    project: Path, capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
     (project / ".fxbucket").write_text("in the way")
     assert main(["diff", "b.toml", "a.toml"]) == 1
-    assert capsys.readouterr().out.endswith("more lines of diff\n")
+    (whole,) = temporary.rglob("whole.diff")
+    assert capsys.readouterr().out.endswith(f"more lines of diff, all in {whole}\n")
 
 
 def test_the_same_schedule_is_said_to_be_the_same_and_leaves_no_file(project: Path, capsys: Capsys) -> None:
