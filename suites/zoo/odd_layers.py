@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +44,14 @@ class Rnn(nn.Module):
         return out
 
 
-SHELF.add("lstm", lambda: Rnn(nn.LSTM), sequence, mean_square)
+def without_onednn() -> AbstractContextManager[None]:
+    """Recurrent layers by the steps that they consist of."""
+    flags: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)
+    return flags
+
+
+ONEDNN = "a recurrent layer is traced as the steps that it consists of, which plain eager leaves to oneDNN"
+SHELF.add("lstm", lambda: Rnn(nn.LSTM), sequence, mean_square, rounds=ONEDNN, as_traced=without_onednn, near=True)
 SHELF.add("gru", lambda: Rnn(nn.GRU), sequence, mean_square)
 
 

@@ -40,6 +40,8 @@ class ZooModel:
     """Why the traced step may round otherwise than plain eager."""
     as_traced: Callable[[], AbstractContextManager[None]] | None = None
     """In which eager takes the same ways as when it is traced, and then has the same bits."""
+    near: bool = False
+    """Whether eager has no such ways: gradients need be near eager's alone."""
     targets: bool = False
     """Whether a batch is (what the model takes, what the loss takes)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,12 @@ def judged(model: ZooModel, *found: tuple[str, str, float]) -> list[str]:
 def test_another_outcome_than_a_model_must_have_fails_the_zoo() -> None:
     refused = ZooModel("drifting", "odd", MODEL.build, MODEL.draw, refused={"fp32": "module a"})
     assert judged(MODEL, ("green", "", 0.0), ("green", "the traced way", 3.0)) == []
+    assert judged(replace(MODEL, near=True), ("near", "within 2 ULPs", 2.0)) == []
     assert judged(refused, ("refused", "module a gives no value", 0.0)) == []
     for model, found, said in (
         (MODEL, ("refused", "module a gives no value", 0.0), "refused, where it must be green"),
         (MODEL, ("parted", "2 of 4", 1.0), "parted, where it must be green"),
+        (MODEL, ("near", "within 2 ULPs", 2.0), "near, where it must be green"),
         (MODEL, ("green", "the traced way", 99.0), "99.0 ULPs"),
         (refused, ("green", "", 0.0), "green, where it must be refused"),
         (refused, ("refused", "module b gives no value", 0.0), "does not say module a"),

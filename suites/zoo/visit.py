@@ -40,7 +40,8 @@ class Outcome:
     library: str
     row: str
     kind: str
-    """green; refused: a sentence says why; red: an item failed; parted: eager has other gradients; raw: no sentence of ours."""
+    """green; near: but for rounding, for a named reason; refused: a sentence says why; red: an item failed; parted: eager has other
+    gradients; raw: no sentence of ours."""
     said: str
     """The sentence, or what was compared."""
     nearness: float = 0.0
@@ -120,6 +121,10 @@ def _beside_eager(model: ZooModel, run: PlanRun, plan: Plan, outcome: Callable[.
         with model.as_traced():
             if not beside()[0]:
                 return outcome("green", f"{same} that goes the traced way", worst)
+    if model.near and worst <= MOST_ULPS:
+        return outcome(
+            "near", f"{gradients} gradients of {STEPS} steps within {worst:.1f} ULPs of eager's: {model.rounds}", worst
+        )
     return outcome("parted", f"{len(found)} of {2 * gradients + 4}: " + "; ".join(text for text, _ in found[:6]), worst)
 
 
