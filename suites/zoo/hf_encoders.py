@@ -155,4 +155,5 @@ add(
     num_conv_pos_embedding_groups=2,
     mask_time_prob=0.0,
     classifier_proj_size=16,
+    rest={"refused": {"": r"wav2vec2\.encoder .*value of a tensor"}},
 )

@@ -97,6 +97,7 @@ add(
     mlp_ratios=[2, 2],
     decoder_hidden_size=32,
     num_labels=3,
+    rest={"refused": {"bf16": "batch_norm.* eagerly too"}},
 )
 
 

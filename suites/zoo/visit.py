@@ -40,8 +40,8 @@ class Outcome:
     library: str
     row: str
     kind: str
-    """green; near: but for rounding, for a named reason; refused: a sentence says why; red: an item failed; parted: eager has other
-    gradients; raw: no sentence of ours."""
+    """green; near: but for rounding, for a named reason; refused: a sentence says why; red: an item failed; parted: eager has
+    other gradients; raw: no sentence of ours."""
     said: str
     """The sentence, or what was compared."""
     nearness: float = 0.0
