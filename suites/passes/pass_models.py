@@ -76,8 +76,15 @@ def dropped() -> nn.Module:
     return Stack(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(3)))
 
 
+class AsWeight(nn.Linear):
+    """Computes in the dtype that its weight has, whatever the plan makes of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def two_dtypes() -> nn.Module:
-    mixed = nn.Sequential(ToHalf(), nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), ToFloat(), nn.Linear(WIDTH, WIDTH))
+    mixed = nn.Sequential(ToHalf(), nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), ToFloat(), AsWeight(WIDTH, WIDTH))
     return Stack(mixed, nn.Linear(WIDTH, WIDTH))
 
 
