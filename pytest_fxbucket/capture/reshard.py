@@ -6,24 +6,28 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
-from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.graph.movement import joins, moves_data
+from pytest_fxbucket.graph.ops import written_arguments
 
 if TYPE_CHECKING:
     from torch import fx
 
 
 def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -> None:
-    """Clone each unshard (cast, all-gather, wait, and the views that backward needs) before its first reader in backward.
+    """Clone each unshard before its first reader in backward: cast, all-gather, wait, and the views and casts that are read.
 
     A gather of what is made of ``batch``, inputs of the graph, is no unshard: again it would take the forward before it, too.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     activations = _made_of(graph, batch)
-    for gather in [node for node in graph.nodes if is_all_gather(node) and node not in activations]:
-        family = _family(gather)
-        readers = sorted({user for member in family for user in member.users if _is_backward(user)}, key=position.__getitem__)
+    unsharded = _unsharded(graph, activations)
+    first: dict[fx.Node, fx.Node] = {}
+    """Before which backward node a clone of each node must stand."""
+    for node in reversed(unsharded):
+        readers = {first.get(user, user) for user in node.users if user in first or _is_backward(user)}
         if readers:
-            _clone_before(graph, _chain_for(readers, family, gather), readers)
+            first[node] = min(readers, key=position.__getitem__)
+    _clone(graph, {node: first[node] for node in unsharded if node in first})
 
 
 def _made_of(graph: fx.Graph, inputs: Collection[fx.Node]) -> set[fx.Node]:
@@ -38,48 +42,43 @@ def _is_backward(node: fx.Node) -> bool:
     return bool(node.meta.get("autograd_backward")) or node.op == "output"
 
 
-def _family(gather: fx.Node) -> list[fx.Node]:
-    """The gather, its wait, and every forward view of what arrived."""
-    family = {gather: None}
-    queue = [gather]
-    for node in queue:
-        for user in node.users:
-            if user not in family and not _is_backward(user) and (is_wait(user) or is_view(user)):
-                family[user] = None
-                queue.append(user)
-    return list(family)
+def _unsharded(graph: fx.Graph, activations: Collection[fx.Node]) -> list[fx.Node]:
+    """All-gathers of parameters, what they send back to the shard, and what only moves or casts the result; in order."""
+    found: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        if is_all_gather(node) and node not in activations:
+            found.update(dict.fromkeys(_back_to_inputs(node)))
+        elif not _is_backward(node) and _moves(node) and all(source in found for source in node.all_input_nodes):
+            found[node] = None
+    return [node for node in graph.nodes if node in found]
 
 
-def _chain_for(readers: list[fx.Node], family: list[fx.Node], gather: fx.Node) -> list[fx.Node]:
-    """What must be cloned for ``readers``: their inputs in the family, back to the shard, in order of computation."""
-    members = set(family)
-    chain: list[fx.Node] = []
-
-    def add(node: fx.Node) -> None:
-        if node.op == "placeholder" or node in chain:
-            return
-        for source in node.all_input_nodes:
-            if node is gather or source in members or node not in members:
-                add(source)
-        chain.append(node)
-
-    for reader in readers:
-        for source in reader.all_input_nodes:
-            if source in members:
-                add(source)
-    return chain
+def _moves(node: fx.Node) -> bool:
+    """Whether ``node`` gives what its inputs hold, as another view or in another dtype."""
+    if not node.all_input_nodes or written_arguments(node):
+        return False
+    return is_wait(node) or (moves_data(node) and not joins(node))
 
 
-def _clone_before(graph: fx.Graph, chain: list[fx.Node], readers: list[fx.Node]) -> None:
+def _back_to_inputs(gather: fx.Node) -> list[fx.Node]:
+    """``gather`` and what it is made of, but for the graph's inputs."""
+    found = [gather]
+    for node in found:
+        found += [source for source in node.all_input_nodes if source.op != "placeholder" and source not in found]
+    return found
+
+
+def _clone(graph: fx.Graph, first: dict[fx.Node, fx.Node]) -> None:
+    """Clone the nodes ``first``, which are in order, each before the backward node given for it, for backward alone."""
     clones: dict[fx.Node, fx.Node] = {}
-    with graph.inserting_before(readers[0]):
-        for node in chain:
+    for node, reader in first.items():
+        with graph.inserting_before(reader):
             clone = graph.node_copy(node, lambda source: clones.get(source, source))
-            clone.meta = {key: value for key, value in node.meta.items() if key != "nn_module_stack"}
-            clone.meta["fwd_nn_module_stack"] = node.meta.get("nn_module_stack", {})
-            clone.meta["autograd_backward"] = True
-            clones[node] = clone
-    for reader in readers:
-        for source in list(reader.all_input_nodes):
-            if source in clones:
-                reader.replace_input_with(source, clones[source])
+        clone.meta = {key: value for key, value in node.meta.items() if key != "nn_module_stack"}
+        clone.meta["fwd_nn_module_stack"] = node.meta.get("nn_module_stack", {})
+        clone.meta["autograd_backward"] = True
+        clones[node] = clone
+    for node, clone in clones.items():
+        for user in list(node.users):
+            if _is_backward(user):
+                user.replace_input_with(node, clone)

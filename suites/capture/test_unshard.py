@@ -12,6 +12,7 @@ from torch import fx
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.collectives import argument, waits_of
 from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.graph.reading import read_graph
 
 LAYERS = ["layers.0", "layers.1", "layers.2", "head"]
 WEIGHTS = [f"{layer}.weight" for layer in LAYERS]
@@ -60,6 +61,14 @@ def test_resharding_gathers_again_exactly_what_backward_reads() -> None:
     for node in launches(step, "all_gather"):
         directions = {is_backward(reader) for reader in readers(node)}
         assert directions == {is_backward(node)}, f"{node.name} serves both directions"
+
+
+def test_what_is_cast_or_taken_apart_in_forward_is_gathered_and_cast_again_in_backward() -> None:
+    step = captured("ordinary_models:casts")
+    (reading,) = (read_graph(g.graph, step.inputs[p], step.outputs[p]) for p, g in step.graphs.items())
+    kept = [bucket.fqns for bucket in reading.buckets if bucket.direction == "forward" and bucket.backward_use is not None]
+    assert kept == []
+    assert gathered(step, "backward") == ["rows", "second.weight"]
 
 
 def test_a_parameter_gathered_again_is_gathered_just_before_its_first_reader() -> None:
