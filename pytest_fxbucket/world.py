@@ -209,7 +209,9 @@ class World:
                 phase: Bucketed(module.graph, module, None, (*modules, *stages.modules))
                 for phase, module in final_step.graphs.items()
             }
-            final = {phase: self._look(phase, final_step, one, final=True) for phase, one in made.items()}
+            known = next(iter(passed.values())).reading
+            last = {phase: passed[phase].reading if phase in passed else known for phase in made}
+            final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
         reference = _with_first_state(rounding[-1], captured, state) if rounding else captured
         return Way(reference, tuple(before), step, passed, tuple(after), final_step, final)
 
@@ -227,7 +229,7 @@ class World:
             }
         if self.stages.modules:
             made = {p: replace(one, modules=(*one.modules, *self.stages.modules)) for p, one in made.items()}
-        return {phase: self._look(phase, step, bucketed) for phase, bucketed in made.items()}
+        return {phase: self._look(phase, step, bucketed, readings[phase]) for phase, bucketed in made.items()}
 
     def unbucketed(self, rank: int, phase: Phase) -> PortableGraph:
         """The graph that bitwise compares with, as plain data."""
@@ -289,14 +291,14 @@ class World:
     def _read(self) -> dict[int, Mapping[Phase, Reading]]:
         return {}
 
-    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed, final: bool = False) -> Passed:
-        """Read ``bucketed``, unless a rank before had the same graph."""
+    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: Reading | None, final: bool = False) -> Passed:
+        """Read ``bucketed``, unless a rank before had the same graph; ``before`` is what it was made of, read."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
         name, groups = digest(portable), members_of_groups(bucketed.graph)
         key = (final, phase, name, tuple(sorted(groups.items())))
         if key not in self._known:
             graph = without_kept_order(bucketed.graph)
-            reading = read_graph(graph, step.inputs[phase], step.outputs[phase])
+            reading = read_graph(graph, step.inputs[phase], step.outputs[phase], before)
             calls, problems = calls_of(graph, reading, groups)
             self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)
         return self._known[key]

@@ -90,7 +90,7 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
         yield f"the graph has {counts[0]} inputs and {counts[1]} outputs, {was} before the pass"
         return
     try:
-        after = read_graph(new, inputs, outputs)
+        after = read_graph(new, inputs, outputs, before)
     except PassError as error:
         yield str(error)
         return

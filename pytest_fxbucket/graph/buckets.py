@@ -116,6 +116,8 @@ class Reading:
     """Who reads what of inputs that are written in place."""
     late: frozenset[int] = frozenset()
     """Positions of what is done for the call before: its reductions and updates, in steady and clean-up graphs."""
+    begun: frozenset[str] = frozenset()
+    """Names of nodes at which gradients begin though they only move data (:mod:`pytest_fxbucket.graph.begun`)."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""
 

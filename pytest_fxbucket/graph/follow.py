@@ -18,10 +18,10 @@ from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import Runs
+from pytest_fxbucket.graph.contents import Run, Runs
 from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.memory import Memory, NotFollowedError, precision_of
-from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data
+from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.sending import Sent, Source, Sources
 
@@ -110,18 +110,26 @@ class _Walk:
         """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
         if not any(source in self.values for source in inputs_of(node)):
             return False
-        return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes))
+        return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes)) and not self._reorders(node)
+
+    def _reorders(self, node: fx.Node) -> bool:
+        """Whether ``node`` copies a gathered parameter, or a part of one, into an order that is the model's own."""
+        given = self.values.get(node.all_input_nodes[0])
+        return isinstance(given, torch.Tensor) and reorders(node, given) and self._ascending(given) is not None
 
     def _is_whole(self, node: fx.Node) -> bool:
         """Whether ``node`` is one gathered parameter from its beginning, as far as it was gathered at all."""
         for tensor in _tensors(self.values.get(node)):
-            runs = self.memory.read(contents.in_memory_order(tensor))
-            source = self.found.sources[runs[0].source] if runs else None
-            if source is None or runs[0].start or runs[0].rank:
-                return False
-            if not contents.ascends(runs, source.numel, source.ranks):
+            first = self._ascending(tensor)
+            if first is None or first.start or first.rank:
                 return False
         return True
+
+    def _ascending(self, tensor: torch.Tensor) -> Run | None:
+        """The first run of ``tensor``, as it lies in memory, if it is of one gathered source, in its order; else None."""
+        runs = self.memory.read(contents.in_memory_order(tensor))
+        source = self.found.sources[runs[0].source] if runs else None
+        return runs[0] if source is not None and contents.ascends(runs, source.numel, source.ranks) else None
 
     def _move(self, node: fx.Node) -> None:
         args = map_arg(node.args, self._known)

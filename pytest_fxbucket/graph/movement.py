@@ -53,6 +53,19 @@ def joins(node: fx.Node) -> bool:
     return operator_name(node) in ("aten::cat", _PAD)
 
 
+def reorders(node: fx.Node, source: torch.Tensor) -> bool:
+    """Whether ``node`` copies the elements of ``source``, its meta tensor, in another order than they lie in memory, or often.
+
+    No unpacking does: a model makes such copies, of a weight that it permutes or expands.
+    """
+    if operator_name(node) not in ("aten::clone", "aten::_to_copy"):
+        return False
+    if any(stride == 0 and size > 1 for size, stride in zip(source.shape, source.stride(), strict=True)):
+        return True
+    in_order = contents.in_memory_order(source).stride() == source.stride()
+    return node.kwargs.get("memory_format") is torch.contiguous_format and not in_order
+
+
 def execute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], memory: Memory) -> Any:
     """Result of ``node`` on meta tensors ``args`` and ``kwargs``, whose storages ``memory`` holds.
 

@@ -13,6 +13,7 @@ from pytest_fxbucket import collector
 from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
+from pytest_fxbucket.graph.begun import begun_in, named_in
 from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
 from pytest_fxbucket.graph.contributions import contributions
@@ -35,18 +36,25 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "Direction", "Member", "Reading", "read_graph"]
 
 
-def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Reading:
-    """Read a joint graph (or one of its phases) whose inputs and outputs have the given roles, in graph order."""
+def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], before: Reading | None = None) -> Reading:
+    """Read a joint graph (or one of its phases) whose inputs and outputs have the given roles, in graph order.
+
+    ``before`` is the reading of the graph that a pass made it of.
+    """
     with collector.paused():
-        return _Reader(graph, inputs, outputs).reading()
+        return _Reader(graph, inputs, outputs, before.begun if before is not None else frozenset()).reading()
 
 
 class _Reader:
-    def __init__(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    def __init__(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], begun: Collection[str]) -> None:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.output = graph.output_node()
         self.late, new = of_call_before(graph, inputs, outputs)
-        self.found: Followed = follow(graph, new)
+        self.begun = named_in(graph, begun)
+        self.found: Followed = follow(graph, {*new, *self.begun})
+        if more := begun_in(self.found):
+            self.begun |= more
+            self.found = follow(graph, {*new, *self.begun})
         self.forward = _forward_nodes(graph, inputs, outputs, new)
         self.update = update_nodes(graph, inputs, outputs)
         self.graph, self.inputs, self.outputs = graph, inputs, outputs
@@ -92,6 +100,7 @@ class _Reader:
             overwritten=tuple(reads_of_written(self.order, self.inputs, buckets)),
             order=self.order,
             late=frozenset(self.position[node] for node in self.late),
+            begun=frozenset(node.name for node in self.begun),
         )
 
     def _given_to_updates(self) -> dict[tuple[fx.Node, fx.Node], list[str]]:

@@ -32,12 +32,16 @@ class Looked:
     """Launches and waits that are not in order, and bytes that cannot be followed."""
 
 
-def look(step: StepGraph) -> dict[Phase, Looked]:
-    """Read every graph of ``step``, with its rank's process groups in place. Raises PassError for one that cannot be read."""
+def look(step: StepGraph, before: Mapping[Phase, Looked] | None = None) -> dict[Phase, Looked]:
+    """Read every graph of ``step``, with its rank's process groups in place; ``before`` is what was read of an earlier one.
+
+    Raises PassError for one that cannot be read.
+    """
+    known = {phase: one.reading for phase, one in (before or {}).items()}
     found: dict[Phase, Looked] = {}
     for phase, graph_module in step.graphs.items():
         graph = without_kept_order(graph_module.graph)
-        reading = read_graph(graph, step.inputs[phase], step.outputs[phase])
+        reading = read_graph(graph, step.inputs[phase], step.outputs[phase], known.get(phase))
         calls, problems = calls_of(graph, reading, members_of_groups(graph))
         found[phase] = Looked(graph, reading, calls, (*problems, *reading.problems))
     return found

@@ -66,7 +66,7 @@ def run_stages(stages: Sequence[Stage], step: StepGraph, state: State) -> list[S
     for stage in stages:
         step = _run(stage, step, state)
         with _naming(stage):
-            after = look(step)
+            after = look(step, looked)
         refuse_broken(stage.where, looked, after, traits_of(stage.function).keeps_collectives)
         found.append(Staged(stage.name, step, after))
         looked = after

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from capture_models import WIDTH, batch, loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH = 8
+__all__ = ["batch", "loss"]
 
 
 class Casts(nn.Module):

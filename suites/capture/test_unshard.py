@@ -64,7 +64,7 @@ def test_resharding_gathers_again_exactly_what_backward_reads() -> None:
 
 
 def test_what_is_cast_or_taken_apart_in_forward_is_gathered_and_cast_again_in_backward() -> None:
-    step = captured("ordinary_models:casts")
+    step = captured("casts", of="ordinary_models")
     (reading,) = (read_graph(g.graph, step.inputs[p], step.outputs[p]) for p, g in step.graphs.items())
     kept = [bucket.fqns for bucket in reading.buckets if bucket.direction == "forward" and bucket.backward_use is not None]
     assert kept == []

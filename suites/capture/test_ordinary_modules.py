@@ -1,0 +1,39 @@
+"""Modules as people write them: each with the gradients of eager mode, bit for bit, and with a plan that is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity import ROOT, assert_same, by_hand, payload_of
+from steps import plan_of
+
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Bucket, Plan
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
+
+MODULES: dict[str, dict[str, Any]] = {
+    "by_own_orders": {},
+    "casts": {"entries": ["first", "second", "rows"]},
+}
+
+
+def plan_for(name: str, entries: list[str] | None = None, **rest: Any) -> Plan:
+    """The plan of ``ordinary_models``' model on two ranks, one bucket for each of ``entries``, by default its children."""
+    plan = plan_of(name, of="ordinary_models", dp_shard=2, **rest)
+    return replace(plan, bucket=Bucket(plan=tuple(parse_entries(entries or ["*"], "[bucket] plan"))))
+
+
+@pytest.mark.parametrize(("name", "rest"), MODULES.items(), ids=MODULES)
+def test_its_plan_is_kept_and_its_gradients_are_those_of_eager(
+    name: str, rest: dict[str, Any], pools: Pools, tmp_path: Path
+) -> None:
+    plan = plan_for(name, **rest)
+    run = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools)
+    verdict = run.check("audit")
+    assert verdict.outcome == "passed", verdict.lines
+    payload = payload_of(plan, run.step, **by_hand(plan, "dp_shard", share=(0, 2, range(2))))
+    assert_same(pools, payload | {"units": []}, "by_hand:by_hand_steps")
