@@ -20,7 +20,7 @@ from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
-from pytest_fxbucket.graph.reading import Reading, read_graph
+from pytest_fxbucket.graph.reading import Reading, read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.resolved import entries_of
@@ -282,7 +282,7 @@ class World:
         key = id(step)  # steps live as long as the world
         if key not in self._read:
             self._read[key] = {
-                phase: read_graph(without_kept_order(graph.graph), step.inputs[phase], step.outputs[phase])
+                phase: read_given(without_kept_order(graph.graph), step.inputs[phase], step.outputs[phase])
                 for phase, graph in step.graphs.items()
             }
         return self._read[key]

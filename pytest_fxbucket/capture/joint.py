@@ -22,8 +22,9 @@ from pytest_fxbucket.capture.override.asked import NONE, Overrides
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
+from pytest_fxbucket.capture.parallel.reads import own_parameters, read_by
 from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
-from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, read_by
+from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of
 from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, shapes_of
 from pytest_fxbucket.capture.recomputing import checkpoints_traced
 from pytest_fxbucket.capture.refusals import refuse_constants, refuse_lost, refuse_written_parameters
@@ -130,7 +131,7 @@ class _JointStep:
         self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
         self.split = split_of(model, batch, inputs)
         refuse_unread(loss, self.split, batch)
-        self.namer, self.fake_mode = NodeNamer(model), fake_mode
+        self.namer, self.fake_mode, self.own = NodeNamer(model), fake_mode, own_parameters(model)
         self.param_dtype = dtype_named(parts.parallel.param_dtype)
         self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
         states = {fqn: fake_mode.from_tensor(tensor) for fqn, tensor in overrides.first_state.items()}
@@ -194,7 +195,7 @@ class _JointStep:
             reader = Reader(shards, self.travels, self.namer, before, last, self.hooks)
             with ExitStack() as inside:
                 inside.enter_context(checkpoints_traced(reader.apart))
-                inside.enter_context(read_by(self.model, reader))
+                inside.enter_context(read_by(self.model, self.own, reader.read))
                 inside.enter_context(self.anchors.in_place())
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
                 inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))

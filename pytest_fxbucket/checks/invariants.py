@@ -25,7 +25,7 @@ from pytest_fxbucket.compat.groups import group_ranks, untwinned
 from pytest_fxbucket.errors import PassError, UsageError
 from pytest_fxbucket.graph.collectives import argument, read_launch
 from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[
     # For a pass an input without a name is still that input: two that look alike are not the same.
     inputs = [replace(one, role="param", fqn=f"input {at}") if one.role == "value" else one for at, one in enumerate(inputs)]
     outputs = [one if one.role == "grad" else replace(one, role="grad", fqn=f"output {at}") for at, one in enumerate(outputs)]
-    before = read_graph(old, inputs, outputs)
+    before = read_given(old, inputs, outputs)
     counts = (len(new.find_nodes(op="placeholder")), len(returned(new.output_node())))
     if counts != (len(inputs), len(outputs)):
         was = f"{len(inputs)} inputs and {len(outputs)} outputs"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.roles import Value
 
-__all__ = ["Bucket", "Direction", "Member", "Reading", "read_graph"]
+__all__ = ["Bucket", "Direction", "Member", "Reading", "read_given", "read_graph"]
 
 
 def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], before: Reading | None = None) -> Reading:
@@ -42,19 +42,27 @@ def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value
     ``before`` is the reading of the graph that a pass made it of.
     """
     with collector.paused():
-        return _Reader(graph, inputs, outputs, before.begun if before is not None else frozenset()).reading()
+        return _Reader(graph, inputs, outputs, before.begun if before is not None else ()).reading()
+
+
+def read_given(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Reading:
+    """As :func:`read_graph`, for a graph that a pass is given: how its model moves data on the way to a launch is its own."""
+    with collector.paused():
+        return _Reader(graph, inputs, outputs, None).reading()
 
 
 class _Reader:
-    def __init__(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], begun: Collection[str]) -> None:
+    def __init__(
+        self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], begun: Collection[str] | None
+    ) -> None:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.output = graph.output_node()
         self.late, new = of_call_before(graph, inputs, outputs)
-        self.begun = named_in(graph, begun)
+        self.begun = named_in(graph, begun or ())
         self.found: Followed = follow(graph, {*new, *self.begun})
-        if more := begun_in(self.found):
-            self.begun |= more
-            self.found = follow(graph, {*new, *self.begun})
+        if begun is None and (own := begun_in(self.found)):
+            self.begun = own
+            self.found = follow(graph, {*new, *own})
         self.forward = _forward_nodes(graph, inputs, outputs, new)
         self.update = update_nodes(graph, inputs, outputs)
         self.graph, self.inputs, self.outputs = graph, inputs, outputs

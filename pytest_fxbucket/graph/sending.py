@@ -16,6 +16,8 @@ from pytest_fxbucket.graph.contents import OWN_RANK, UNDEFINED, ZERO, Run, Runs
 if TYPE_CHECKING:
     from torch import fx
 
+UNEVEN = "it does not send each rank the same piece of every gradient"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -109,7 +111,7 @@ class Sources:
         if other := _seen_as(content, tensor.dtype):
             return other
         if not self._scattered_evenly(first, content, own, ranks):
-            return "it does not send each rank the same piece of every gradient"
+            return UNEVEN
         runs: list[Run] = []
         for one in first:
             if one.source > ZERO:

@@ -12,7 +12,7 @@ from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.checks.invariants import carried, lost, other_bytes, other_readers
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.groups import members_of_groups
-from pytest_fxbucket.graph.reading import Reading, read_graph
+from pytest_fxbucket.graph.reading import Reading, read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def look(step: StepGraph, before: Mapping[Phase, Looked] | None = None) -> dict[
     found: dict[Phase, Looked] = {}
     for phase, graph_module in step.graphs.items():
         graph = without_kept_order(graph_module.graph)
-        reading = read_graph(graph, step.inputs[phase], step.outputs[phase], known.get(phase))
+        values = step.inputs[phase], step.outputs[phase]
+        reading = read_given(graph, *values) if before is None else read_graph(graph, *values, known.get(phase))
         calls, problems = calls_of(graph, reading, members_of_groups(graph))
         found[phase] = Looked(graph, reading, calls, (*problems, *reading.problems))
     return found

@@ -225,15 +225,6 @@ def replaces_a_buffer() -> nn.Module:
     return nn.Sequential(NewBuffer())
 
 
-class PastTheAttribute(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + sum(p.sum() for p in self.parameters())
-
-
-def reads_past_attributes() -> nn.Module:
-    return nn.Sequential(PastTheAttribute(WIDTH, WIDTH))
-
-
 class Literal(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * torch.tensor([0.5] * WIDTH)

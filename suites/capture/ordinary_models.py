@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from capture_models import WIDTH, batch, loss
 from torch import Tensor, nn
@@ -97,3 +99,44 @@ class Penalised(nn.Module):
 
 def by_own_orders() -> nn.Module:
     return nn.Sequential(Heads(), Summed(), Joined(), Cross(), Penalised())
+
+
+class Scaled(torch.autograd.Function):
+    """Multiplies by a weight, with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).sum(0)
+
+
+class Reads(nn.Module):
+    """Reads its parameters in every way but as attributes of the module that has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.other, self.penalised = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.scale, self.shift = nn.Parameter(torch.rand(WIDTH) + 1), nn.Parameter(torch.rand(WIDTH))
+        self.listed = nn.ParameterList([nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.rand(WIDTH))])
+        self.named = nn.ParameterDict({"a": nn.Parameter(torch.rand(WIDTH))})
+        self.recurrent = nn.LSTM(WIDTH, WIDTH)
+        self.kept = [self.scale, self.shift]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.inner.weight, self.inner.bias)
+        halved = {name: parameter / 2 for name, parameter in self.other.named_parameters()}
+        x = torch.tanh(torch.func.functional_call(self.other, halved, (x,)))
+        x = torch.func.functional_call(self.other, dict(self.other.named_parameters()), (x,))
+        x = Scaled.apply(x, self.kept[0]) + self.kept[1]
+        x = x * sum(self.listed) * sum(self.named.values())
+        x = self.recurrent(x[None])[0][0]
+        return x + sum(parameter.square().sum() for parameter in self.penalised.parameters()) / 100
+
+
+def reads() -> nn.Module:
+    return Reads()

@@ -117,12 +117,6 @@ def test_a_global_tensor_is_told_with_what_to_do() -> None:
     )
 
 
-def test_a_parameter_read_past_its_attribute_is_told_and_not_left_ungathered() -> None:
-    assert sentence("reads_past_attributes") == (
-        "module 0 reads parameter 0.weight past its module's attribute, so it would not be gathered"
-    )
-
-
 def test_a_buffer_that_is_replaced_is_told_and_not_left_with_its_old_value() -> None:
     assert sentence("replaces_a_buffer") == "buffer 0.calls is replaced in forward; write it in place, as with copy_"
 

@@ -18,6 +18,7 @@ from pytest_fxbucket.run import PlanRun, RunSettings
 MODULES: dict[str, dict[str, Any]] = {
     "by_own_orders": {},
     "casts": {"entries": ["first", "second", "rows"]},
+    "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named", "recurrent"]},
 }
 
 

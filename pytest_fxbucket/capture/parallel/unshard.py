@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,28 +161,3 @@ def hooks_of(model: nn.Module) -> dict[str, list[Hook]]:
         if parameter._backward_hooks:
             found[fqn] = list(parameter._backward_hooks.values())
     return found
-
-
-@contextmanager
-def read_by(model: nn.Module, reader: Reader) -> Iterator[None]:
-    """While inside, reading a parameter of ``model`` gives what ``reader`` has of it, and ``model.parameters()`` is untouched.
-
-    A tied parameter is gathered once and has one gradient. Each module gets a class of its own for the time being, so nothing
-    leaks into other models of the process.
-    """
-    canonical = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
-    classes = [(module, type(module)) for module in model.modules()]
-    try:
-        for module, cls in classes:
-            names = {name: canonical[id(p)] for name, p in module.named_parameters(recurse=False, remove_duplicate=False)}
-            if names:
-                readers = {name: property(partial(_read_for, reader.read, fqn)) for name, fqn in names.items()}
-                module.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **readers})
-        yield
-    finally:
-        for module, cls in classes:
-            module.__class__ = cls
-
-
-def _read_for(read: Callable[[str], torch.Tensor], fqn: str, module: nn.Module) -> torch.Tensor:
-    return read(fqn)
