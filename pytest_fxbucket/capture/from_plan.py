@@ -86,6 +86,7 @@ def _trace(
         rank=rank,
         optimizing=optimizing,
         reused=joint.reused,
+        notes=joint.notes,
         told=(Told("override", tuple(overrides.told())),) if overrides else (),
         first_state=overrides.first_state,
     )

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.blame import blamed
+from pytest_fxbucket.capture.buffers import keep_buffers, refuse_other_buffers
+from pytest_fxbucket.capture.dense import DenseGradients
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
 from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.notes import notes_of
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.asked import NONE, Overrides
 from pytest_fxbucket.capture.override.expand import expand
@@ -34,7 +37,7 @@ from pytest_fxbucket.capture.settled import trace_settled
 from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.capture.units import inputs_cast
 from pytest_fxbucket.compat import pytree, trace
-from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.compat.compiled import uncompiled
 from pytest_fxbucket.plan.dtypes import dtype_named
 from pytest_fxbucket.plan.inputs import Path
 
@@ -59,6 +62,8 @@ class Joint:
     """In registration order."""
     reused: str = ""
     """Which layers were repeated instead of traced, or why none; empty if nobody asked for it."""
+    notes: tuple[str, ...] = ()
+    """What was traced otherwise than the model has it, one clause each."""
 
 
 def trace_joint(
@@ -99,7 +104,13 @@ def trace_joint(
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in step.input_values if v.role == "state"))
-    return Joint(graph_module, tuple(step.input_values), outputs, tuple(step.parameters))
+    return Joint(
+        graph_module,
+        tuple(step.input_values),
+        outputs,
+        tuple(step.parameters),
+        notes=tuple(notes_of(model, step.parameters, step.dense)),
+    )
 
 
 def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:
@@ -132,6 +143,7 @@ class _JointStep:
         self.split = split_of(model, batch, inputs)
         refuse_unread(loss, self.split, batch)
         self.namer, self.fake_mode, self.own = NodeNamer(model), fake_mode, own_parameters(model)
+        self.dense = DenseGradients(lambda: self.namer.running)
         self.param_dtype = dtype_named(parts.parallel.param_dtype)
         self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
         states = {fqn: fake_mode.from_tensor(tensor) for fqn, tensor in overrides.first_state.items()}
@@ -196,6 +208,8 @@ class _JointStep:
             with ExitStack() as inside:
                 inside.enter_context(checkpoints_traced(reader.apart))
                 inside.enter_context(read_by(self.model, self.own, reader.read))
+                inside.enter_context(self.dense)
+                inside.enter_context(uncompiled())
                 inside.enter_context(self.anchors.in_place())
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
                 inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
@@ -207,6 +221,7 @@ class _JointStep:
                 else:
                     self._add(before, reader.whole, loss)
                 self.namer.end_backward()
+                keep_buffers(self.model, self.buffers, self.namer)
             losses.append(loss)
         return losses, grads
 
@@ -225,7 +240,7 @@ class _JointStep:
             colwise = [fqn for fqn, one in self.forwards.parted.items() if one.style == "colwise"]
             refuse_parts(self.whole, output, colwise, self.parts.mesh.degree("tp"))
         loss: torch.Tensor = self.split.loss(self.loss, output, batch)
-        self._refuse_new_buffers()
+        refuse_other_buffers(self.model, self.buffers)
         refuse_other_loss(self.loss, output, loss)
         return loss / self.count if self.count > 1 else loss
 
@@ -247,7 +262,7 @@ class _JointStep:
         leaves = list(self.leaves)
         for i, fake in zip(self.tensors, self.inputs[len(self.inputs) - len(self.tensors) :], strict=True):
             leaves[i] = fake
-        with self.fake_mode, self.anchors.in_place(), torch.autograd.set_multithreading_enabled(False):
+        with self.fake_mode, self.anchors.in_place(), uncompiled(), torch.autograd.set_multithreading_enabled(False):
             batch = pytree.tree_unflatten(next(microbatches(leaves, self.count)), self.spec)
             output = self.split.call(self.model, batch)
             self.split.loss(self.loss, output, batch).backward()
@@ -260,14 +275,6 @@ class _JointStep:
         with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"), self.anchors.in_place():
             part = next(microbatches(leaves, self.count))
             return shapes_of(self.split.call(self.model, pytree.tree_unflatten(part, self.spec)))
-
-    def _refuse_new_buffers(self) -> None:
-        """A buffer that forward replaces would keep its old value in the graph."""
-        for fqn, buffer in self.model.named_buffers():
-            if fqn not in self.buffers:
-                raise CaptureError(f"buffer {fqn} is new in forward, so it is no input of the step; register it in __init__")
-            if buffer is not self.buffers[fqn]:
-                raise CaptureError(f"buffer {fqn} is replaced in forward; write it in place, as with copy_")
 
     def _travel(self, parameter: Parameter) -> Travel:
         parallel = self.parts.parallel

@@ -44,6 +44,11 @@ class NodeNamer:
             return "the loss" if self._called else "the model"
         return f"module {fqn}" if fqn else "the root module"
 
+    @property
+    def running(self) -> str:
+        """FQN of the module that runs."""
+        return self._stack[-1]
+
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Name what ``model`` and its children do in their forward."""

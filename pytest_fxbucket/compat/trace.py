@@ -113,6 +113,13 @@ def refused_eagerly(error: BaseException) -> str | None:
     return None
 
 
+def is_tracing() -> bool:
+    """Whether what is called now is traced."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
 def current_graph() -> fx.Graph:
     """The graph that is being traced just now."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode

@@ -209,22 +209,6 @@ def numbered_batch(rank: int, step: int) -> dict[str, Any]:
     return {"x": batch(rank, step)[0], "step": step}
 
 
-class NewBuffer(nn.Linear):
-    """Replaces its buffer instead of writing it."""
-
-    def __init__(self) -> None:
-        super().__init__(WIDTH, WIDTH)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls = self.calls + 1
-        return super().forward(x)
-
-
-def replaces_a_buffer() -> nn.Module:
-    return nn.Sequential(NewBuffer())
-
-
 class Literal(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * torch.tensor([0.5] * WIDTH)

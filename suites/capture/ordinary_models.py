@@ -140,3 +140,85 @@ class Reads(nn.Module):
 
 def reads() -> nn.Module:
     return Reads()
+
+
+class Averages(nn.Module):
+    """Replaces its buffer by a new average of what it was given."""
+
+    def __init__(self, rows: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.rows = rows
+        self.register_buffer("average", torch.zeros(1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.average = (0.9 * self.average + 0.1 * x.detach().mean(0)).expand(self.rows, WIDTH)
+        return x - self.average
+
+
+def averages(rows: int = 1) -> nn.Module:
+    return nn.Sequential(Averages(rows), nn.Linear(WIDTH, WIDTH))
+
+
+class LogitScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.logit_scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.logit_scale.exp()
+
+
+def logit_scale() -> nn.Module:
+    return LogitScale()
+
+
+class Looks(nn.Module):
+    """Looks rows up with sparse gradients, by a module and by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(4, WIDTH, sparse=True)
+        self.bag = nn.Parameter(torch.randn(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = (x > 0).long().sum(-1) % 4
+        return x + self.tokens(index) + F.embedding_bag(index[:, None], self.bag, mode="sum", sparse=True)
+
+
+def looks() -> nn.Module:
+    return nn.Sequential(Looks(), nn.Linear(WIDTH, WIDTH))
+
+
+@torch.compile(backend="eager")
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Doubles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.inner.compile(backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(doubled(self.inner(x)))
+
+
+def compiled() -> nn.Module:
+    return nn.Sequential(Doubles(), torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager"))
+
+
+class Filter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(x.float()) * self.filter).real
+
+
+def complex_filter() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Filter())

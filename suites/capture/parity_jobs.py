@@ -64,7 +64,8 @@ def own_rows(rank: int, payload: Mapping[str, Any], padded: Mapping[str, Tensor]
 def rows_of(rank: int, mesh: Mesh, parameter: Parameter) -> int:
     """How many rows of ``parameter`` torch.chunk deals to ``rank``."""
     along = "dp_shard_mod_ep" if parameter.is_expert else "dp_shard"
-    chunks = torch.empty(parameter.local_shape[0], 0).chunk(mesh.degree(along))
+    rows = parameter.local_shape[0] if parameter.local_shape else 1
+    chunks = torch.empty(rows, 0).chunk(mesh.degree(along))
     at = mesh.at(rank, along)
     return len(chunks[at]) if at < len(chunks) else 0
 

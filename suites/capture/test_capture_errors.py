@@ -117,18 +117,16 @@ def test_a_global_tensor_is_told_with_what_to_do() -> None:
     )
 
 
-def test_a_buffer_that_is_replaced_is_told_and_not_left_with_its_old_value() -> None:
-    assert sentence("replaces_a_buffer") == "buffer 0.calls is replaced in forward; write it in place, as with copy_"
-
-
 def test_a_buffer_that_is_new_in_forward_is_told_with_where_it_belongs() -> None:
     assert sentence("adds_a_buffer") == (
         "buffer 1.late is new in forward, so it is no input of the step; register it in __init__"
     )
 
 
-def test_a_parameter_without_dimensions_is_told_by_name() -> None:
-    assert sentence("has_a_scalar") == "parameter scale has no dimension to shard; give it the shape (1,)"
+def test_a_parameter_without_dimensions_is_told_to_whom_has_a_mode_of_his_own() -> None:
+    assert sentence("has_a_scalar", mode="capture_models:last_dimension") == (
+        "parameter scale has no dimension, and mode capture_models:last_dimension may not expect that; give it the shape (1,)"
+    )
 
 
 def test_a_batch_that_is_no_batch_is_told() -> None:

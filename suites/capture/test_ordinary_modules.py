@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from parity import ROOT, assert_same, by_hand, payload_of
-from steps import plan_of
+from steps import captured, plan_of
 
+from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Plan
 from pytest_fxbucket.ranks.pools import Pools
@@ -19,6 +20,14 @@ MODULES: dict[str, dict[str, Any]] = {
     "by_own_orders": {},
     "casts": {"entries": ["first", "second", "rows"]},
     "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named", "recurrent"]},
+    "averages": {},
+    "logit_scale": {
+        "entries": ["linear+logit_scale"],
+        "notes": " (logit_scale without dimension, sharded as one element, where FSDP2 asks for the shape (1,))",
+    },
+    "looks": {"notes": " (0.tokens, 0 with dense gradients in place of sparse ones)"},
+    "compiled": {"notes": " (0.inner, 1 run as what torch.compile wraps)"},
+    "complex_filter": {},
 }
 
 
@@ -32,9 +41,33 @@ def plan_for(name: str, entries: list[str] | None = None, **rest: Any) -> Plan:
 def test_its_plan_is_kept_and_its_gradients_are_those_of_eager(
     name: str, rest: dict[str, Any], pools: Pools, tmp_path: Path
 ) -> None:
-    plan = plan_for(name, **rest)
+    plan = plan_for(name, rest.get("entries"))
     run = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools)
     verdict = run.check("audit")
     assert verdict.outcome == "passed", verdict.lines
+    assert verdict.summary.partition("2 ranks")[2] == rest.get("notes", "")
     payload = payload_of(plan, run.step, **by_hand(plan, "dp_shard", share=(0, 2, range(2))))
     assert_same(pools, payload | {"units": []}, "by_hand:by_hand_steps")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        (
+            "complex_filter",
+            {"param_dtype": "bfloat16"},
+            'parameter 1.filter is torch.complex64, of which param_dtype = "bfloat16" would drop the imaginary part, as FSDP2 '
+            "does; leave param_dtype out, or hold real and imaginary parts as two parameters",
+        ),
+        (
+            "averages",
+            {"args": {"rows": 4}},
+            "buffer 0.average, [1, 8] in torch.float32, is replaced in forward by one of [4, 8] in torch.float32; only its "
+            "values may change, since one graph serves all steps",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_named_with_the_way_out(name: str, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        captured(name, of="ordinary_models", **asked)
+    assert str(caught.value) == said

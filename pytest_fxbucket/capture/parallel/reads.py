@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.compat.parameters import TorchFunctionMode, functions_given, with_parameters
+from pytest_fxbucket.compat.trace import is_tracing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,14 +29,15 @@ def own_parameters(model: nn.Module) -> dict[int, str]:
 
 @contextmanager
 def read_by(model: nn.Module, own: Mapping[int, str], read: Callable[[str], torch.Tensor]) -> Iterator[None]:
-    """While inside, whoever reads a parameter of ``model`` gets what ``read`` gives for its FQN, asked at each read.
+    """While inside, whoever reads a parameter of ``model`` gets what ``read`` gives for its FQN, asked at each read
+    that is traced.
 
     ``own`` are FQNs by identity of the parameters, and of what else may stand for one.
     """
 
     def gathered(value: Any) -> Any:
         fqn = own.get(id(value))
-        return value if fqn is None else read(fqn)
+        return read(fqn) if fqn is not None and is_tracing() else value
 
     exchanged = _Exchanged(gathered)
     with with_parameters(model, lambda parameters: _Places(parameters, gathered)), functions_given(exchanged.of), exchanged:

@@ -27,19 +27,22 @@ class Sharded:
     """Gradients are divided by it: how many ranks' batches each of them is already the sum of."""
 
     def part(self, whole: torch.Tensor, mesh: Mesh, rank: int) -> torch.Tensor:
-        """Rank's shard, padded with zeros."""
-        return local_shard(whole, mesh.at(rank, self.along), self.shard.size)
+        """Rank's shard, padded with zeros; what has no dimension is sharded as one element."""
+        return local_shard(whole if whole.dim() else whole.view(1), mesh.at(rank, self.along), self.shard.size)
 
     def gather(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """All shards in order of ranks, without the padding."""
         if self.shard.size == 1:  # as of experts, where each has one rank
-            return part
+            return part if shape else part.view(shape)
         c10d = c10d_functional()
         whole: torch.Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.shard.size, self.shard.name))
-        return whole if whole.shape[0] == shape[0] else whole.narrow(0, 0, shape[0])
+        rows = shape[0] if shape else 1
+        whole = whole if whole.shape[0] == rows else whole.narrow(0, 0, rows)
+        return whole if shape else whole.view(shape)
 
     def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
         """Rank's shard of the average."""
+        gradient = gradient if gradient.dim() else gradient.view(1)
         padding = shard_rows(gradient.shape[0], self.shard.size) * self.shard.size - gradient.shape[0]
         if padding:
             gradient = torch.nn.functional.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, padding])
