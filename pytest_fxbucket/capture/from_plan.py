@@ -48,7 +48,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     torch.manual_seed(plan.run.seed)
     built = build(factory, model.args, model.factory)
     data = first_batch(batch, model.batch, mesh, rank)
-    fake_mode = FakeTensorMode()
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # tensors that the model holds elsewhere
     with in_modules(built, fake_twins(built, fake_mode)):
         return _trace(plan, built, data, loss, mesh, rank, fake_mode)
 

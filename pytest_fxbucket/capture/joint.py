@@ -15,6 +15,7 @@ from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.buffers import keep_buffers, refuse_other_buffers
 from pytest_fxbucket.capture.dense import DenseGradients
 from pytest_fxbucket.capture.draws import draws_on_tape
+from pytest_fxbucket.capture.held import held_constants, held_tensors
 from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
@@ -94,6 +95,7 @@ def trace_joint(
     step, graph_module = trace_settled(model, traced)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_written_parameters(graph_module)
+    constants = held_constants(graph_module, held_tensors(model))
     refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)
     refuse_lost(step.lost_gradients())
     placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), step.input_values, strict=True))
@@ -109,7 +111,7 @@ def trace_joint(
         tuple(step.input_values),
         outputs,
         tuple(step.parameters),
-        notes=tuple(notes_of(model, step.parameters, step.dense)),
+        notes=tuple(notes_of(model, step.parameters, step.dense, constants)),
     )
 
 

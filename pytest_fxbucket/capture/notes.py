@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Parameter
 
 
-def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGradients) -> Iterator[str]:
-    """A clause for each such thing in ``model``, once it was traced."""
+def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGradients, held: Sequence[str]) -> Iterator[str]:
+    """A clause for each such thing in ``model``, once it was traced; ``held`` are tensors that the graph has as constants."""
     compiled = [fqn or "the model" for fqn, module in model.named_modules() if is_compiled(module)]
     if compiled:
         yield f"{some(compiled)} run as what torch.compile wraps"
@@ -24,3 +24,5 @@ def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGrad
         yield f"{some(list(dense.modules))} with dense gradients in place of sparse ones"
     if scalars := [parameter.fqn for parameter in parameters if parameter.shard_shape and not parameter.shape]:
         yield f"{some(scalars)} without dimension, sharded as one element, where FSDP2 asks for the shape (1,)"
+    if held:
+        yield f"{some(held)} held in no parameter or buffer, so constant"

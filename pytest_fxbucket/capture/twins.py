@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    """A tensor without data like ``real``: a parameter for a parameter, with its attributes and hooks. On meta: on the CPU."""
+    """A tensor without data like ``real``: a parameter for a parameter, with its attributes and hooks,
+    and ``stands_for``, the real one. On meta: on the CPU."""
     device = torch.device("cpu") if real.is_meta else real.device
     with mode, torch.no_grad():
         fake = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device=device)
     if not isinstance(real, torch.nn.Parameter):
         return fake.requires_grad_(real.requires_grad)
     twin = torch.nn.Parameter(fake, requires_grad=real.requires_grad)
+    twin.stands_for = real  # type: ignore[attr-defined]
     for name, value in vars(real).items():
         if not hasattr(twin, name):
             setattr(twin, name, value)

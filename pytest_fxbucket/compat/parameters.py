@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchFunctionMode", "functions_given", "with_parameters"]
 
+_OF_RNNS = ("_flat_weights", "_flat_weight_refs")
+
 
 @contextmanager
 def with_parameters(model: nn.Module, places: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Iterator[None]:
-    """In the block each module of ``model`` has ``places`` of its parameters instead of them."""
+    """In the block each module of ``model`` has ``places`` of its parameters instead of them.
+
+    An RNN keeps lists of them, which it makes anew when it finds others in their places.
+    """
     before = [(module, module._parameters) for module in model.modules()]
+    kept = [(module, {name: vars(module)[name] for name in _OF_RNNS if name in vars(module)}) for module, _ in before]
     try:
         for module, parameters in before:
             module._parameters = places(parameters)
@@ -29,6 +35,8 @@ def with_parameters(model: nn.Module, places: Callable[[Mapping[str, Any]], dict
     finally:
         for module, parameters in before:
             module._parameters = parameters
+        for module, lists in kept:
+            vars(module).update(lists)
 
 
 @contextmanager

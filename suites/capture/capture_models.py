@@ -115,35 +115,6 @@ def asks_a_value() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), Item())
 
 
-class PlainTensor(nn.Module):
-    """Holds a tensor that is no buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.ones(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.table
-
-
-def holds_a_tensor() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), PlainTensor())
-
-
-MADE_AT_IMPORT = torch.ones(WIDTH)
-
-
-class Global(nn.Module):
-    """Reads a tensor of its Python module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * MADE_AT_IMPORT
-
-
-def reads_a_global() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Global())
-
-
 class Scalar(nn.Linear):
     """A parameter without dimensions."""
 

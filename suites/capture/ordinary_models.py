@@ -222,3 +222,26 @@ class Filter(nn.Module):
 
 def complex_filter() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), Filter())
+
+
+TABLE = torch.linspace(0, 1, WIDTH)
+
+
+class Holds(nn.Module):
+    """Reads tensors that are neither parameter nor buffer."""
+
+    def __init__(self, trained: bool = False, written: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.table = torch.linspace(1, 2, WIDTH)
+        self.tables = {"a": [torch.linspace(2, 3, WIDTH, requires_grad=trained)]}
+        self.written = written
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.written:
+            self.table.add_(1)
+        return self.linear(x) * self.table * self.tables["a"][0] + TABLE
+
+
+def holds(trained: bool = False, written: bool = False) -> nn.Module:
+    return nn.Sequential(Holds(trained, written), nn.Linear(WIDTH, WIDTH))

@@ -101,22 +101,6 @@ def test_a_shape_that_depends_on_values_is_told() -> None:
     assert said.endswith("; keep it a tensor (torch.where instead of if), or leave it out of the step")
 
 
-def test_a_tensor_that_is_no_buffer_is_told_with_what_to_do() -> None:
-    at = line_of(capture_models.PlainTensor.forward, "return")
-    assert sentence("holds_a_tensor") == (
-        f"tracing module 1 failed at {at}: it uses a tensor that is neither parameter, buffer nor input of the step; "
-        "register it with register_buffer"
-    )
-
-
-def test_a_global_tensor_is_told_with_what_to_do() -> None:
-    at = line_of(capture_models.Global.forward, "return")
-    assert sentence("reads_a_global") == (
-        f"tracing module 1 failed at {at}: it uses a tensor that is neither parameter, buffer nor input of the step; "
-        "register it with register_buffer"
-    )
-
-
 def test_a_buffer_that_is_new_in_forward_is_told_with_where_it_belongs() -> None:
     assert sentence("adds_a_buffer") == (
         "buffer 1.late is new in forward, so it is no input of the step; register it in __init__"

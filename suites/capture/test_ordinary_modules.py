@@ -28,6 +28,9 @@ MODULES: dict[str, dict[str, Any]] = {
     "looks": {"notes": " (0.tokens, 0 with dense gradients in place of sparse ones)"},
     "compiled": {"notes": " (0.inner, 1 run as what torch.compile wraps)"},
     "complex_filter": {},
+    "holds": {
+        "notes": " (0.table, 0.tables['a'][0], ordinary_models.TABLE held in no parameter or buffer, so constant)",
+    },
 }
 
 
@@ -64,6 +67,18 @@ def test_its_plan_is_kept_and_its_gradients_are_those_of_eager(
             {"args": {"rows": 4}},
             "buffer 0.average, [1, 8] in torch.float32, is replaced in forward by one of [4, 8] in torch.float32; only its "
             "values may change, since one graph serves all steps",
+        ),
+        (
+            "holds",
+            {"args": {"trained": True}},
+            "0.tables['a'][0] requires grad and is used in forward, but is no parameter of the model; make it one "
+            "(torch.nn.Parameter, in an attribute of its module), or detach it",
+        ),
+        (
+            "holds",
+            {"args": {"written": True}},
+            "0.table is written in place in forward (aten.add_.Tensor), so the next step would need it, but it is no buffer; "
+            "register it with register_buffer",
         ),
     ],
 )

@@ -23,8 +23,13 @@ Gathered = Callable[[Any], Any]
 
 
 def own_parameters(model: nn.Module) -> dict[int, str]:
-    """FQN of each parameter of ``model`` by its identity; a tied one has one FQN."""
-    return {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    """FQN of each parameter of ``model`` by its identity, and by that of the real one if it stands for one.
+
+    A tied one has one FQN.
+    """
+    named = dict(model.named_parameters())
+    reals = {id(parameter.stands_for): fqn for fqn, parameter in named.items() if hasattr(parameter, "stands_for")}
+    return {id(parameter): fqn for fqn, parameter in named.items()} | reals
 
 
 @contextmanager
@@ -32,7 +37,7 @@ def read_by(model: nn.Module, own: Mapping[int, str], read: Callable[[str], torc
     """While inside, whoever reads a parameter of ``model`` gets what ``read`` gives for its FQN, asked at each read
     that is traced.
 
-    ``own`` are FQNs by identity of the parameters, and of what else may stand for one.
+    ``own`` is of :func:`own_parameters`.
     """
 
     def gathered(value: Any) -> Any:
