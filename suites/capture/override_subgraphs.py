@@ -77,11 +77,6 @@ def reads_module(module: Chooses) -> Any:
     return lambda tensors, x: x @ module.low.weight
 
 
-def reads_tensor(module: Chooses) -> Any:
-    table = torch.ones(WIDTH)
-    return lambda tensors, x: x * table
-
-
 def writes_state(module: Chooses) -> Any:
     def forward(tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return x, {"rows": tensors["rows"].add_(1)}

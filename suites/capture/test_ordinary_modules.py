@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from parity import ROOT, assert_same, by_hand, payload_of
-from steps import captured, plan_of
+from steps import captured, made_by, plan_of, sent_by
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
@@ -19,7 +19,7 @@ from pytest_fxbucket.run import PlanRun, RunSettings
 MODULES: dict[str, dict[str, Any]] = {
     "by_own_orders": {},
     "casts": {"entries": ["first", "second", "rows"]},
-    "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named", "recurrent"]},
+    "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named"]},
     "averages": {},
     "logit_scale": {
         "entries": ["linear+logit_scale"],
@@ -51,6 +51,12 @@ def test_its_plan_is_kept_and_its_gradients_are_those_of_eager(
     assert verdict.summary.partition("2 ranks")[2] == rest.get("notes", "")
     payload = payload_of(plan, run.step, **by_hand(plan, "dp_shard", share=(0, 2, range(2))))
     assert_same(pools, payload | {"units": []}, "by_hand:by_hand_steps")
+
+
+def test_weights_that_an_rnn_keeps_a_list_of_are_gathered_and_get_gradients() -> None:
+    step = captured("recurrent", of="ordinary_models")
+    weights = [parameter.fqn for parameter in step.parameters]
+    assert sorted(set(sent_by(step).values())) == sorted(made_by(step).values()) == sorted(weights)
 
 
 @pytest.mark.parametrize(

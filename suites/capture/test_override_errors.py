@@ -69,7 +69,6 @@ SUBGRAPHS = {
     "reads_unknown": "the sub-graph of module held reads 'low.weigth', which is neither parameter, buffer nor state of it; "
     "did you",
     "reads_module": "the sub-graph reads_module of module held uses a tensor that is neither given to it nor state",
-    "reads_tensor": "the sub-graph reads_tensor of module held failed",
     "writes_state": "the sub-graph writes_state of module held writes rows in place; keep what changes in state",
     "asks_values": "the sub-graph asks_values of module held failed at suites/capture/override_subgraphs.py",
     "raises_in_subgraph": "the sub-graph raises_in_subgraph of module held failed at suites/capture/override_subgraphs.py",
