@@ -18,7 +18,7 @@ _OURS = Path(__file__).resolve().parents[1]
 def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _: "") -> Iterator[None]:
     """Turn any exception of the block into a :class:`CaptureError` that names what was being done, and the user's frame.
 
-    ``hint`` ends the sentence, for an exception that is not about tracing itself.
+    ``hint`` ends the sentence.
     """
     try:
         yield
@@ -28,13 +28,8 @@ def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _
         frame = user_frame(error)
         where = f" at {frame}" if frame else ""
         more = hint(error) if isinstance(error, Exception) else ""
-        text = untraceable(error) or refused_eagerly(error) or f"{type(error).__name__}: {_said(error, more)}"
-        raise CaptureError(f"{doing()} failed{where}: {text}") from error
-
-
-def _said(error: BaseException, hint: str) -> str:
-    text = text_of(error)[:400]
-    return f"{text.rstrip('.')}; {hint}" if hint else text
+        text = untraceable(error) or refused_eagerly(error) or f"{type(error).__name__}: {text_of(error)[:400]}"
+        raise CaptureError(f"{doing()} failed{where}: {text.rstrip('.') + '; ' + more if more else text}") from error
 
 
 def user_frame(error: BaseException) -> str:

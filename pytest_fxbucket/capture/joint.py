@@ -174,7 +174,10 @@ class _JointStep:
         ]
 
     def hint(self, error: Exception) -> str:
-        """What may have been meant instead, where ``error`` was raised."""
+        """What may have been meant instead, or be done, where ``error`` was raised."""
+        if trace.looks_at_values(error):
+            failed = self.namer.failed
+            return f'[[override]] module = ["{failed}"] calls it as it is when the step runs' if failed else ""
         of_batch = self.split.hint if isinstance(error, (TypeError, AttributeError)) else ""
         return of_batch or blame_tp(self.forwards.parted, self.parts.mesh.degree("tp"), error)
 

@@ -39,10 +39,16 @@ class NodeNamer:
         """What was being traced when the exception that is being handled was raised."""
         if self._backward is not None:
             return f"the backward of {self._backward or 'the loss'}"
-        error, fqn = self._raised
-        if error is None or error is not sys.exc_info()[1]:
+        fqn = self.failed
+        if fqn is None:
             return "the loss" if self._called else "the model"
         return f"module {fqn}" if fqn else "the root module"
+
+    @property
+    def failed(self) -> str | None:
+        """FQN of the module whose forward raised the exception that is being handled; None if none did."""
+        error, fqn = self._raised
+        return None if error is None or error is not sys.exc_info()[1] else fqn
 
     @property
     def running(self) -> str:

@@ -79,6 +79,14 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def looks_at_values(error: BaseException) -> bool:
+    """Whether ``error`` was raised since code asked for values, which fake tensors have not."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    asked = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return asked or ".numpy() is not supported" in text_of(error)
+
+
 def untraceable(error: BaseException) -> str | None:
     """What tracing cannot do about ``error``, in words; None for an error of the user's own."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException

@@ -209,19 +209,6 @@ def compiled() -> nn.Module:
     return nn.Sequential(Doubles(), torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager"))
 
 
-class Filter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.ifft(torch.fft.fft(x.float()) * self.filter).real
-
-
-def complex_filter() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Filter())
-
-
 TABLE = torch.linspace(0, 1, WIDTH)
 
 

@@ -84,7 +84,8 @@ def test_a_forward_that_asks_for_a_value_is_told_with_module_and_line() -> None:
     at = line_of(capture_models.Item.forward, "return")
     assert sentence("asks_a_value") == (
         f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist(), numpy()), "
-        "which does not exist while tracing; keep it a tensor (torch.where instead of if), or leave it out of the step"
+        "which does not exist while tracing; keep it a tensor (torch.where instead of if), or leave it out of the step; "
+        '[[override]] module = ["1"] calls it as it is when the step runs'
     )
 
 
@@ -98,7 +99,7 @@ def test_numpy_is_told_as_what_asks_for_a_value() -> None:
 
 def test_a_shape_that_depends_on_values_is_told() -> None:
     assert "the shape that aten.nonzero.default gives depends on values" in (said := sentence("selects_by_value"))
-    assert said.endswith("; keep it a tensor (torch.where instead of if), or leave it out of the step")
+    assert said.endswith('or leave it out of the step; [[override]] module = ["1"] calls it as it is when the step runs')
 
 
 def test_a_buffer_that_is_new_in_forward_is_told_with_where_it_belongs() -> None:

@@ -27,7 +27,6 @@ MODULES: dict[str, dict[str, Any]] = {
     },
     "looks": {"notes": " (0.tokens, 0 with dense gradients in place of sparse ones)"},
     "compiled": {"notes": " (0.inner, 1 run as what torch.compile wraps)"},
-    "complex_filter": {},
     "holds": {
         "notes": " (0.table, 0.tables['a'][0], ordinary_models.TABLE held in no parameter or buffer, so constant)",
     },
@@ -62,12 +61,6 @@ def test_weights_that_an_rnn_keeps_a_list_of_are_gathered_and_get_gradients() ->
 @pytest.mark.parametrize(
     ("name", "asked", "said"),
     [
-        (
-            "complex_filter",
-            {"param_dtype": "bfloat16"},
-            'parameter 1.filter is torch.complex64, of which param_dtype = "bfloat16" would drop the imaginary part, as FSDP2 '
-            "does; leave param_dtype out, or hold real and imaginary parts as two parameters",
-        ),
         (
             "averages",
             {"args": {"rows": 4}},

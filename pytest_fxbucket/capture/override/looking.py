@@ -14,6 +14,7 @@ from pytest_fxbucket.capture.override.live import names_of
 from pytest_fxbucket.capture.override.promise import promise_text
 from pytest_fxbucket.capture.override.structure import rebuilt, written
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.trace import looks_at_values
 from pytest_fxbucket.compat.untraced import untraced
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.rules import nearest
@@ -109,7 +110,7 @@ def run_subgraph(
     """(output, new state by name) of the sub-graph's forward. Raises :class:`CaptureError` for state that does not fit."""
     args, kwargs = rebuilt(given, inputs)
     hint = "it is to read the module's tensors by name from its first argument"
-    with blamed(lambda: f"the sub-graph {one.by} of module {one.fqn}", lambda _: hint):
+    with blamed(lambda: f"the sub-graph {one.by} of module {one.fqn}", lambda error: "" if looks_at_values(error) else hint):
         made = subgraph.forward(tensors, *args, **kwargs)
     if not subgraph.state:
         return made, {}
