@@ -211,3 +211,10 @@ def annotated(gm: fx.GraphModule) -> fx.GraphModule:
 def merged(gm: fx.GraphModule) -> list[fx.Node]:
     """Launches that say of several nodes what they were."""
     return [node for node in gm.graph.nodes if launch_kind(node) and len(node.meta.get("from_node", ())) > 1]
+
+
+def test_merged_nodes_are_named_as_those_who_look_for_them_in_traced_graphs_expect() -> None:
+    gm = chain(["a", "b"], backward=True)
+    manual_overlap_bucketing(gm, ["a", "b"])
+    names = [node.name for node in gm.graph.nodes if launch_kind(node)]
+    assert names == ["all_gather_into_tensor", "all_gather_into_tensor_1", "reduce_scatter_tensor", "reduce_scatter_tensor_1"]
