@@ -63,6 +63,7 @@ def plan_of(case: str, *, entries: Sequence[Any] | None = None, unplanned: str =
     bucket = Bucket(
         plan=parse_entries(list(names if entries is None else entries), ""), unplanned=unplanned, **_taken(Bucket, rest)
     )
+    rest.setdefault("reshard_after_forward", True)  # backward then has a gather of every entry
     overlap, parallel = Overlap(**_taken(Overlap, rest)), Parallel(dp_shard=4, **_taken(Parallel, rest))
     assert not rest, f"options of no table: {rest}"
     return Plan(Path("plan.toml"), model=model, parallel=parallel, bucket=bucket, overlap=overlap)
