@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Run on torch 2.13 only. Work and ProcessGroup may be subclassed in Python; other classes here may not.
+# Run on torch 2.13 and 2.15. Work and ProcessGroup may be subclassed in Python; other classes here may not.
 from torch._C import _DisableTorchDispatch as without_dispatch_modes
 from torch._C._distributed_c10d import (
     AllgatherOptions,

@@ -1,4 +1,4 @@
-"""What torch keeps for one rank in a process that plays several (private names of torch 2.11 to 2.15; run on 2.13 only).
+"""What torch keeps for one rank in a process that plays several (private names of torch 2.13 and 2.15).
 
 Torch has a thread isolation mode for its registry of process groups, for tests of its own. It is not used here: a rank may run
 on several threads (autograd's, its own), and sees its groups on all of them.
