@@ -24,7 +24,13 @@ def table_lines(models: Sequence[ZooModel], outcomes: Sequence[Outcome]) -> Iter
     """The page docs/zoo.md."""
     found = {(one.library, one.model, one.row): one for one in outcomes}
     yield from HEAD.splitlines()
-    yield from ("", *_counts(outcomes), "", "| library | model | fp32 | bf16 | what was found |", "|---|---|---|---|---|")
+    yield from (
+        "",
+        *_counts(outcomes, len(models)),
+        "",
+        "| library | model | fp32 | bf16 | what was found |",
+        "|---|---|---|---|---|",
+    )
     for model in models:
         rows = [found[key] for row in ROWS if (key := (model.library, model.name, row)) in found]
         if rows:
@@ -33,13 +39,15 @@ def table_lines(models: Sequence[ZooModel], outcomes: Sequence[Outcome]) -> Iter
             yield f"| {' | '.join(cells)} |"
 
 
-def _counts(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _counts(outcomes: Sequence[Outcome], models: int) -> Iterator[str]:
     libraries: dict[str, dict[str, bool]] = {}
     for one in outcomes:
         known = libraries.setdefault(one.library, {})
         known[one.model] = known.get(one.model, True) and one.kind in ("green", "near")
     parts = [f"{sum(known.values())} of {len(known)} of {library}" for library, known in libraries.items()]
-    yield f"Green in both rows: {', '.join(parts)}."
+    visited = sum(map(len, libraries.values()))
+    rest = f" {models - visited} of {models} models were not visited, and are not in the table." if visited < models else ""
+    yield f"Green in both rows: {', '.join(parts)}.{rest}"
 
 
 def _word(one: Outcome) -> str:
