@@ -76,7 +76,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _draws(func, args, kwargs):
+        if not draws(func, args, kwargs):
             return func(*args, **kwargs)
         place, self._place = self._place, self._place + 1
         if place == len(self._drawn):
@@ -96,7 +96,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return args[0].copy_(drawn) if in_place else _copied(drawn)
 
 
-def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether ``func`` draws from the default generator; attention says so by its dropout, not by its tag."""
     if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
         return False

@@ -31,7 +31,7 @@ from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of
 from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, shapes_of
 from pytest_fxbucket.capture.recomputing import checkpoints_traced
-from pytest_fxbucket.capture.refusals import refuse_constants, refuse_lost, refuse_written_parameters
+from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again, refuse_lost, refuse_written_parameters
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Parameter, Value
 from pytest_fxbucket.capture.settled import trace_settled
@@ -93,7 +93,9 @@ def trace_joint(
         return step, graph_module
 
     step, graph_module = trace_settled(model, traced)
+    traced_nodes = set(graph_module.graph.nodes)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
+    refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
     refuse_written_parameters(graph_module)
     constants = held_constants(graph_module, held_tensors(model))
     refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.compat import trace
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.hazards import base
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.ops import overload, written_arguments
 
 if TYPE_CHECKING:
     from torch import fx, nn
@@ -37,6 +38,17 @@ def refuse_written_parameters(graph_module: fx.GraphModule) -> None:
             raise CaptureError(
                 f"{_where(node)} writes a parameter in place ({node.target}) in forward, which would be lost with what was "
                 "gathered, as under FSDP2; compute a new tensor of it, or write the parameter between steps"
+            )
+
+
+def refuse_drawing_again(expanded: Iterable[fx.Node]) -> None:
+    """A sub-graph is put in behind the trace, so what it draws again in backward would be other numbers than forward's."""
+    for node in expanded:
+        op = overload(node)
+        if op is not None and node.meta.get("autograd_backward") and draws(op, node.args, node.kwargs):
+            raise CaptureError(
+                f"{_where(node)} draws random numbers ({op}) in a sub-graph that is computed again in backward, where they "
+                "would be others; leave the module out of what is checkpointed, or draw outside of the sub-graph"
             )
 
 

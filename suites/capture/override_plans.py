@@ -28,7 +28,7 @@ def plan_of(factory: str, *overrides: Override, checkpoint: str = "", microbatch
     return Plan(
         Path("plan.toml"),
         model=model,
-        parallel=Parallel(**{"dp_shard": 2, **parallel}),
+        parallel=Parallel(**{"dp_shard": 2, "reshard_after_forward": True, **parallel}),
         step=step,
         override=overrides,
         bucket=Bucket(unplanned="root"),
