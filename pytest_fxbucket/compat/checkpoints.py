@@ -10,11 +10,20 @@ from unittest.mock import patch
 
 @contextmanager
 def caches_unversioned() -> Iterator[None]:
-    """While inside, what a selective checkpoint keeps may be of another version, since tracing counts versions on."""
+    """While inside, what a selective checkpoint keeps may be of another version, since tracing counts versions on.
+
+    What it leaves for the nodes of later graphs of the process is taken back.
+    """
+    from torch.fx import traceback
     from torch.utils import checkpoint
 
-    with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: _value(kept)):
-        yield
+    before = dict(traceback.current_meta)
+    try:
+        with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: _value(kept)):
+            yield
+    finally:
+        traceback.current_meta.clear()
+        traceback.current_meta.update(before)
 
 
 def _value(kept: Any) -> Any:

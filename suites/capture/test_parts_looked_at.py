@@ -84,11 +84,6 @@ def test_attention_without_dropout_draws_nothing_and_may_be_computed_again() -> 
     step = captured("test_parts_looked_at:attention", again)
     targets = [str(node.target) for node in step.graphs["joint"].graph.nodes]
     assert sum("scaled_dot_product" in target and "backward" not in target for target in targets) == 2
-    assert "draws random numbers" in refusal("test_parts_looked_at:dropping", again)
-
-
-def dropping() -> nn.Module:
-    return attention(0.5)
 
 
 def test_a_module_without_parameters_may_be_computed_again() -> None:

@@ -206,13 +206,13 @@ def seen(plan: Plan, what: str, pools: Pools, folder: Path) -> str:
         return " ".join(item_names(plan)).replace(f"[{plan.matrix_id}]", "")
     run = PlanRun(plan, RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts"), pools)
     if what == "unbucketed":
-        with run._paths():
+        with run._its_code():
             return digest(run._mesh_world.unbucketed(0, "joint"))
     if what == "passed":
-        with run._paths():
+        with run._its_code():
             return run._mesh_world.passed(0)["joint"].digest
     if what == "schedule":
-        with run._paths():
+        with run._its_code():
             world = run._mesh_world
             return "\n".join(text_of(world, 0, "").splitlines()[1:])
     try:

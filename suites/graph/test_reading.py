@@ -140,12 +140,13 @@ def _swap(values: list[fx.Node], i: int, j: int) -> list[fx.Node]:
 
 
 def swap_in_pack(graph: fx.Graph) -> None:
-    node = next(n for n in graph.nodes if n.target is aten.flatten_dense_tensors.default)
-    node.args = (_swap(list(node.args[0]), 1, 2),)
+    gathers = [n for n in graph.nodes if launch_kind(n) == "all_gather"]
+    node = next(source for n in gathers for source in n.all_input_nodes if source.target is aten.cat.default)
+    node.args = (_swap(list(node.args[0]), 1, 2), *node.args[1:])
 
 
 def swap_in_unpack(graph: fx.Graph) -> None:
-    node = next(n for n in graph.nodes if n.target is aten.split_with_sizes_copy.default)
+    node = next(n for n in graph.nodes if n.target is aten.split_with_sizes.default)
     first, second = (next(u for u in node.users if u.args[1] == i) for i in (1, 2))
     first.args, second.args = (node, 2), (node, 1)
 

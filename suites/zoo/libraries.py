@@ -9,6 +9,11 @@ from types import ModuleType
 FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "zoo"
 
 
+def on_path() -> bool:
+    """Whether this process was given the libraries, as ranks are with the path of who starts them."""
+    return str(FOLDER) in sys.path
+
+
 def provide() -> None:
     """Make the libraries of ``requirements.txt`` importable, as far as they are installed."""
     if not FOLDER.is_dir():

@@ -19,9 +19,13 @@ from pathlib import Path
 import torch
 
 from pytest_fxbucket.ranks.pools import Pools
-from suites.zoo.shelf import ZooModel
-from suites.zoo.table import missing_lines, table_lines, wrong
-from suites.zoo.visit import ROOT, ROWS, Outcome, visit
+from suites.zoo.libraries import provide
+
+provide()
+
+from suites.zoo.shelf import ZooModel  # noqa: E402 - the libraries are on the path first
+from suites.zoo.table import missing_lines, table_lines, wrong  # noqa: E402
+from suites.zoo.visit import ROOT, ROWS, Outcome, visit  # noqa: E402
 
 SHELVES = (
     "odd_parameters",

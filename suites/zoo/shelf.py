@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suites.zoo.libraries import provide
+from suites.zoo.libraries import on_path, provide
 
-provide()
+if on_path():  # of whoever runs the zoo, and of its ranks; not of every process that imports a shelf
+    provide()
 
 Draw = Callable[[torch.Generator], Any]
 """Draws one batch: a tuple of positional or a dict of keyword inputs, of one shape each time."""
