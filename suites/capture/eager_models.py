@@ -104,6 +104,15 @@ def selective() -> nn.Module:
     return Layers(lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=contexts), 0.5)
 
 
+def logs_first_in_reentrant() -> nn.Module:
+    def logged(layer: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            assert isinstance(layer[0].weight.norm(), Tensor)
+        return layer(x)
+
+    return Layers(lambda layer, x: checkpoint(logged, layer, x, use_reentrant=True))
+
+
 def reentrant_in_embedding() -> nn.Module:
     """What a reentrant checkpoint is given needs no gradient, so what is in it gets none."""
     model = Layers(lambda layer, x: layer(x))

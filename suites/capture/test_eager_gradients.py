@@ -30,6 +30,7 @@ def captured(plan: Plan) -> StepGraph:
 EAGER = {
     "a weight whose norm is logged before it is used": plan_of("logs_first"),
     "a weight that is read in inference mode first": plan_of("infers_first"),
+    "a weight that is logged first in a reentrant checkpoint": plan_of("logs_first_in_reentrant"),
     "reentrant checkpoints": plan_of("reentrant"),
     "reentrant checkpoints with dropout": plan_of("reentrant", dropout=0.5),
     "a reentrant checkpoint of the batch, which stops gradients": plan_of("reentrant_in_embedding"),

@@ -126,7 +126,8 @@ class Reader:
         if self._edges is None:
             return self.whole[fqn]
         if fqn not in self._edges:
-            self._edges[fqn] = Edge.apply(self.whole[fqn])  # type: ignore[no-untyped-call]
+            with torch.inference_mode(False), torch.enable_grad():
+                self._edges[fqn] = Edge.apply(self.whole[fqn])  # type: ignore[no-untyped-call]
         return self._edges[fqn]
 
     @contextmanager
