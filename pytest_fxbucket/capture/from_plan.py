@@ -42,13 +42,13 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     from pytest_fxbucket.capture.batches import first_batch
     from pytest_fxbucket.capture.building import build
     from pytest_fxbucket.capture.twins import fake_twins, in_modules
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+    from pytest_fxbucket.compat.fake_strides import KernelFakeMode
 
     factory, batch, loss = import_model(model, str(plan.path))
     torch.manual_seed(plan.run.seed)
     built = build(factory, model.args, model.factory)
     data = first_batch(batch, model.batch, mesh, rank)
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # tensors that the model holds elsewhere
+    fake_mode = KernelFakeMode(allow_non_fake_inputs=True)  # tensors that the model holds elsewhere
     with in_modules(built, fake_twins(built, fake_mode)):
         return _trace(plan, built, data, loss, mesh, rank, fake_mode)
 

@@ -85,6 +85,8 @@ class _Walk:
         self.values: dict[fx.Node, Any] = {}
         self.moving = {node for node in graph.nodes if moves_data(node) and node not in anew}
         """Nodes that only move data."""
+        self.several: set[fx.Node] = set()
+        """Computed tuples of which a launch takes some."""
         self.packed = _leads_to_launch(graph, self.moving)
         self.buffers = {base(target) for node in self.moving for target in written_arguments(node)}
 
@@ -108,7 +110,7 @@ class _Walk:
 
     def _continues(self, node: fx.Node) -> bool:
         """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
-        if not any(source in self.values for source in inputs_of(node)):
+        if not any(source in self.values and source not in self.several for source in inputs_of(node)):
             return False
         return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes)) and not self._reorders(node)
 
@@ -152,6 +154,8 @@ class _Walk:
         if value is None:
             raise ValueError(f"{node.name} carries no fake value (meta['val']) to tell its shape by")
         one = isinstance(value, torch.Tensor)
+        if not one:
+            self.several.add(node)
         self.values[node] = self._new(node, value) if one else tree_map(lambda part: self._new(node, part), value)
 
     def _new(self, node: fx.Node, value: Any) -> Any:

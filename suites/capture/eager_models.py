@@ -293,6 +293,18 @@ class Recurs(OneDnnRecurs):
             torch._C._set_mkldnn_enabled(before)
 
 
+class Turned(nn.Module):
+    """Gradients that come turned into softplus, and are then looked at in two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 4), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.stack([x, 2 * x])
+        return self.outer(F.softplus(self.inner(x)).transpose(1, 2))
+
+
 def between(name: str) -> nn.Module:
     """A module of this file between two layers."""
     return nn.Sequential(nn.Linear(8, 8), globals()[name](), nn.Linear(8, 2))

@@ -47,6 +47,7 @@ EAGER = {
     "results written into zeros": plan_of("Recurrent"),
     "a recurrent layer": plan_of("Recurs"),
     "a parameter whose result is detached": plan_of("Detached"),
+    "gradients that come turned": plan_of("Turned"),
     "attributes that change nothing": plan_of("between", name="Caches"),
 }
 

@@ -25,7 +25,7 @@ from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.fake_strides import KernelFakeMode
 from pytest_fxbucket.compat.foreach import takes_fake_tensors
 from pytest_fxbucket.compat.trace import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
@@ -72,7 +72,7 @@ class _Tracing:
         overrides: Overrides,
     ) -> None:
         self.function, self.arguments, self.live, self.removed = function, arguments, live, removed
-        self.mode = FakeTensorMode()
+        self.mode = KernelFakeMode()
         self.recorder = StepRecorder(self.mode)
         self.inputs = Inputs(arguments, live, self.mode, self.recorder)
         self.parameters = self.inputs.parameters
