@@ -66,7 +66,8 @@ def _is_special(path: Path) -> bool:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
         return False
-    return not is_file or os.path.abspath(path).startswith(("/dev/", "/proc/"))  # /dev/stdout may be a file that is open
+    places = (os.path.abspath(path), os.path.realpath(path))  # /dev/stdout may be a file that is open
+    return not is_file or any(place.startswith(("/dev/", "/proc/")) for place in places)
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ class _Walk:
         self.several: set[fx.Node] = set()
         """Computed tuples of which a launch takes some."""
         self.packed = _leads_to_launch(graph, self.moving)
+        self.changed = _changed(graph, self.moving)
         self.buffers = {base(target) for node in self.moving for target in written_arguments(node)}
 
     def visit(self, node: fx.Node) -> None:
@@ -110,7 +111,7 @@ class _Walk:
 
     def _continues(self, node: fx.Node) -> bool:
         """Whether ``node`` moves data that came out of a launch, and is no use that the model makes of it."""
-        if not any(source in self.values and source not in self.several for source in inputs_of(node)):
+        if node in self.changed or not any(source in self.values and source not in self.several for source in inputs_of(node)):
             return False
         return not (joins(node) and all(self._is_whole(source) for source in node.all_input_nodes)) and not self._reorders(node)
 
@@ -136,12 +137,20 @@ class _Walk:
     def _move(self, node: fx.Node) -> None:
         args = map_arg(node.args, self._known)
         kwargs = map_arg(node.kwargs, self._known) if node.kwargs else {}
+        replaced = [written for written in written_arguments(node) if self._is_computed(written)]
         try:
             self.values[node] = execute(node, args, kwargs, self.memory)
         except NotFollowedError as error:
             self.found.problems.append(f"{node.target} ({node.name}) is not followed: {error}")
             self._start(node)
             self._read(node)
+        for written in replaced:
+            self._computed(node, written)
+
+    def _is_computed(self, buffer: fx.Node) -> bool:
+        """Whether ``buffer``, made in the graph, holds something: no packing writes where it has written."""
+        tensors = _tensors(self.values.get(buffer)) if base(buffer).op == "call_function" else ()
+        return any(one.source > contents.ZERO and one.rank == contents.OWN_RANK for t in tensors for one in self.memory.read(t))
 
     def _known(self, node: fx.Node) -> Any:
         if node not in self.values:
@@ -178,9 +187,15 @@ class _Walk:
                 content = self.memory.read(contents.in_memory_order(tensor))
                 self.found.uses.append(Use(node, source, tensor.dtype, content))
         for written in written_arguments(node):
-            for tensor in _tensors(self.values.get(written)):
-                number = self.found.table.add(Source(node, tensor.numel(), tensor.dtype))
-                self.memory.write(tensor, contents.run(number, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype))
+            self._computed(node, written)
+
+    def _computed(self, node: fx.Node, written: fx.Node) -> None:
+        """``node`` computed what is in ``written``; if that is a part of what was computed, all of it is new."""
+        whole = base(written)
+        own = whole.op == "call_function" and not collectives.is_wait(whole) and collectives.launch_kind(whole) is None
+        for tensor in _tensors(self.values.get(whole if own else written)):
+            number = self.found.table.add(Source(node, tensor.numel(), tensor.dtype))
+            self.memory.write(tensor, contents.run(number, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype))
 
     def _launch(self, launch: Launch) -> None:
         given = collectives.sent_by(launch.node)
@@ -264,6 +279,12 @@ def _leads_to_launch(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
             found.update(inputs_of(node))
             storages.update(map(base, inputs_of(node)))
     return found
+
+
+def _changed(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
+    """Storages that compute writes into: a copy of a gathered parameter among them is the model's own."""
+    computing = (node for node in graph.nodes if node not in moving and collectives.launch_kind(node) is None)
+    return {base(target) for node in computing for target in written_arguments(node)}
 
 
 def _is_node(value: Any) -> bool:

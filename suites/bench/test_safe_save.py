@@ -129,18 +129,20 @@ def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, monkeypatch
         raise AssertionError("a device of this machine would be lost")
 
     monkeypatch.setattr(os, "replace", refuse)
-    pipe, null = tmp_path / "pipe", tmp_path / "null"
+    pipe, terminal = tmp_path / "pipe", tmp_path / "terminal"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    shown, device = os.openpty()
+    terminal.symlink_to(os.ttyname(device))
     try:
-        replace_whole(pipe, b"all")
-        assert os.read(reader, 10) == b"all"
+        for path, end in ((pipe, reader), (terminal, shown)):
+            replace_whole(path, b"all")
+            assert os.read(end, 10) == b"all"
+        assert (pipe.is_fifo(), terminal.is_symlink(), terminal.is_char_device()) == (True, True, True)
     finally:
-        os.close(reader)
-    null.symlink_to(os.devnull)
-    replace_whole(null, b"x")
-    assert (pipe.is_fifo(), null.is_char_device()) == (True, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["null", "pipe"]
+        for end in (reader, shown, device):
+            os.close(end)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "terminal"]
 
 
 def test_a_folder_is_not_written_to(tmp_path: Path) -> None:

@@ -232,6 +232,37 @@ def holds(trained: bool = False, written: bool = False) -> nn.Module:
     return nn.Sequential(Holds(trained, written), nn.Linear(WIDTH, WIDTH))
 
 
+class Zeroed(nn.Linear):
+    """Without the middle of its bias, as attention without a bias for keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias.clone()
+        bias[2:4].zero_()
+        return F.linear(x, self.weight, bias)
+
+
+def zeroed() -> nn.Module:
+    return nn.Sequential(Zeroed(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+class Depthwise(nn.Module):
+    """A convolution between layers of rows: gradients of rows are looked at, those of its weights are launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.before(torch.stack([x * number for number in range(6)], 1))
+        rows = self.conv(rows.transpose(1, 2).view(-1, 4, 2, 3)).flatten(2).transpose(1, 2)
+        return self.after(F.gelu(rows)).sum(1)
+
+
+def depthwise() -> nn.Module:
+    return nn.Sequential(Depthwise(), nn.Linear(WIDTH, WIDTH))
+
+
 class Recurrent(nn.LSTM):
     """Its parameters lie in a list of its own besides."""
 

@@ -21,6 +21,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "casts": {"entries": ["first", "second", "rows"]},
     "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named"]},
     "averages": {},
+    "zeroed": {},
+    "depthwise": {},
     "logit_scale": {
         "entries": ["linear+logit_scale"],
         "notes": " (logit_scale without dimension, sharded as one element, where FSDP2 asks for the shape (1,))",
