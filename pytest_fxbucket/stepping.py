@@ -10,6 +10,7 @@ import torch
 
 from pytest_fxbucket.capture.batches import Followed
 from pytest_fxbucket.capture.from_plan import import_model
+from pytest_fxbucket.capture.held import held_tensors
 from pytest_fxbucket.capture.mesh import Mesh
 from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 LEARNING_RATE = 0.03125
 """Of the fixed SGD update between steps: a power of two, so that the update itself rounds as little as can be."""
 
-KEPT = ("param", "buffer", "state", "hyper")
+KEPT = ("param", "buffer", "held", "state", "hyper")
 """Roles of what lives on from step to step."""
 
 
@@ -90,6 +91,7 @@ def state_and_batches(
     own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in step.parameters}
     kept = {("param", fqn): part for fqn, part in own.items()}
     kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
+    kept |= {("held", name): tensor for name, tensor in held_tensors(model).items()}
     if step.optimizing is not None:
         kept |= step.optimizing.state(own, {value.fqn for value in step.outputs if value.role == "grad"})
     kept |= {("state", fqn): tensor.clone() for fqn, tensor in step.first_state.items()}

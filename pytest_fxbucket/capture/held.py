@@ -1,13 +1,14 @@
-"""Tensors that a model holds in plain attributes, or its code in global variables: constants of the graph, and said to be."""
+"""Tensors that a model holds in plain attributes, or its code in global variables: inputs of the graph, and said to be."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.compat import trace
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.hazards import base
@@ -16,10 +17,12 @@ from pytest_fxbucket.graph.ops import written_arguments
 if TYPE_CHECKING:
     from torch import fx, nn
 
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
-def held_tensors(model: nn.Module) -> dict[int, str]:
-    """Names of tensors that are no parameter or buffer, by identity: ``0.table``, ``0.tables[1]``, ``mytrainer.rope.TABLE``."""
-    found: dict[int, str] = {}
+
+def held_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors that are no parameter or buffer, by name: ``0.table``, ``0.tables[1]``, ``mytrainer.rope.TABLE``."""
+    found: dict[str, torch.Tensor] = {}
     for fqn, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):
@@ -27,38 +30,55 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
     for code in dict.fromkeys(type(module).__module__ for module in model.modules()):
         for name, value in vars(sys.modules[code]).items() if code in sys.modules else ():
             if isinstance(value, torch.Tensor):
-                found.setdefault(id(value), f"{code}.{name}")
+                found[f"{code}.{name}"] = value
     return found
 
 
-def held_constants(graph_module: fx.GraphModule, held: Mapping[int, str]) -> list[str]:
-    """Names of the ``held`` tensors that the graph has as constants, in order of use.
+def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTensorMode, place: int) -> list[Value]:
+    """Make the tensors that ``model`` holds, and that were traced as constants, inputs from number ``place`` on.
 
-    Raises :class:`CaptureError` for one that is written, or that a gradient is asked of.
+    Raises :class:`CaptureError` for one that is written, or for a constant that a gradient is asked of.
     """
-    found: dict[fx.Node, str] = {}
-    for node in graph_module.graph.nodes:
-        value = getattr(graph_module, node.target, None) if node.op == "get_attr" else None
-        if isinstance(value, torch.Tensor) and not trace.is_fake(value):
-            if value.requires_grad:
-                raise CaptureError(
-                    f"{held.get(id(value), 'a tensor that the model holds')} requires grad and is used in forward, but is no "
-                    "parameter of the model; make it one (torch.nn.Parameter, in an attribute of its module), or detach it"
-                )
-            if id(value) in held:
-                found[node] = held[id(value)]
+    names = {id(tensor): name for name, tensor in reversed(held_tensors(model).items())}
+    found: dict[str, fx.Node] = {}
+    values: list[Value] = []
+    behind = list(graph_module.graph.nodes)[place]
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        tensor = getattr(graph_module, node.target, None)
+        if not isinstance(tensor, torch.Tensor) or trace.is_fake(tensor):
+            continue
+        name = names.get(id(tensor), "")
+        if tensor.requires_grad:
+            raise CaptureError(
+                f"{name or 'a tensor that the model holds'} requires grad and is used in forward, but is no "
+                "parameter of the model; make it one (torch.nn.Parameter, in an attribute of its module), or detach it"
+            )
+        if not name:
+            continue
+        if name not in found:
+            with graph_module.graph.inserting_before(behind):
+                found[name] = graph_module.graph.placeholder(f"held_{len(found)}")
+            found[name].meta["val"] = mode.from_tensor(tensor)
+            values.append(Value("held", name, tuple(tensor.shape), tensor.dtype))
+        node.replace_all_uses_with(found[name])
+        graph_module.graph.erase_node(node)
+    _refuse_written(graph_module.graph, {node: name for name, node in found.items()})
+    return values
+
+
+def _refuse_written(graph: fx.Graph, held: dict[fx.Node, str]) -> None:
+    for node in graph.nodes:
         for target in written_arguments(node):
-            if (name := found.get(base(target))) is not None:
+            if (name := held.get(base(target))) is not None:
                 raise CaptureError(
                     f"{name} is written in place in forward ({node.target}), so the next step would need it, but it is no "
                     "buffer; register it with register_buffer"
                 )
-    return list(dict.fromkeys(found.values()))
 
 
-def _tensors(value: Any, name: str) -> Iterator[tuple[int, str]]:
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        yield id(value), name
+        yield name, value
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from _tensors(item, f"{name}[{number}]")

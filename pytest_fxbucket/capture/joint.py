@@ -15,7 +15,7 @@ from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.buffers import keep_buffers, refuse_other_buffers
 from pytest_fxbucket.capture.dense import DenseGradients
 from pytest_fxbucket.capture.draws import draws_on_tape
-from pytest_fxbucket.capture.held import held_constants, held_tensors
+from pytest_fxbucket.capture.held import take_as_inputs
 from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
@@ -97,23 +97,25 @@ def trace_joint(
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
     refuse_written_parameters(graph_module)
-    constants = held_constants(graph_module, held_tensors(model))
+    values = step.input_values
+    before_batch = len(values) - len(step.tensors)
+    values[before_batch:before_batch] = take_as_inputs(graph_module, model, fake_mode, before_batch)
     refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)
     refuse_lost(step.lost_gradients())
-    placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), step.input_values, strict=True))
+    placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
     parameters = {node: value.fqn for node, value in placed.items() if value.role == "param"}
     kept = forwards.resharding.kept(graph_module.graph, parameters)
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
     gather_again_in_backward(graph_module.graph, stay)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
-    outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in step.input_values if v.role == "state"))
+    outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
     return Joint(
         graph_module,
-        tuple(step.input_values),
+        tuple(values),
         outputs,
         tuple(step.parameters),
-        notes=tuple(notes_of(model, step.parameters, step.dense, constants)),
+        notes=tuple(notes_of(model, step.parameters, step.dense, [v.fqn for v in values if v.role == "held"])),
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGradients, held: Sequence[str]) -> Iterator[str]:
-    """A clause for each such thing in ``model``, once it was traced; ``held`` are tensors that the graph has as constants."""
+    """A clause for each such thing in ``model``, once it was traced; ``held`` are inputs that no module registers."""
     compiled = [fqn or "the model" for fqn, module in model.named_modules() if is_compiled(module)]
     if compiled:
         yield f"{some(compiled)} run as what torch.compile wraps"
@@ -25,4 +25,4 @@ def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGrad
     if scalars := [parameter.fqn for parameter in parameters if parameter.shard_shape and not parameter.shape]:
         yield f"{some(scalars)} without dimension, sharded as one element, where FSDP2 asks for the shape (1,)"
     if held:
-        yield f"{some(held)} held in no parameter or buffer, so constant"
+        yield f"{some(held)} held in no parameter or buffer, and inputs all the same"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
     from pytest_fxbucket.transforms.traits import Told
 
-Role = Literal["param", "buffer", "state", "hyper", "batch", "loss", "grad", "carried", "value"]
+Role = Literal["param", "buffer", "held", "state", "hyper", "batch", "loss", "grad", "carried", "value"]
 Phase = Literal["joint", "forward", "backward", "setup", "steady", "cleanup"]
 """The last three are of a step whose work crosses iterations: its first call, each later one, and what finishes the last."""
 
@@ -23,10 +23,10 @@ class Value:
     """One input or output of a graph."""
 
     role: Role
-    """param, buffer, state (of an optimizer), hyper (a learning rate), batch, loss, grad, carried (from one call to the next);
-    value if nothing is known of it."""
+    """param, buffer, held (in an attribute or a global variable), state (of an optimizer), hyper (a learning rate), batch,
+    loss, grad, carried (from one call to the next); value if nothing is known of it."""
     fqn: str
-    """FQN of the parameter or buffer, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a plain number."""
+    """FQN of the parameter, buffer or attribute, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a number."""
     shape: tuple[int, ...]
     """Shape as the graph sees it: for parameters and their gradients the padded local shard."""
     dtype: torch.dtype | None

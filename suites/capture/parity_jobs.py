@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fixtures.reference.stepping import built, imported
+from pytest_fxbucket.capture.held import held_tensors
 from pytest_fxbucket.capture.mesh import Mesh, make_groups
 from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
@@ -31,12 +32,13 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     state = {p.fqn: parts.of_rank(whole[p.fqn].detach(), p, rank) for p in payload["parameters"]}
     state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
     buffers = [name for name, _ in model.named_buffers()]
+    state |= held_tensors(model)
     state |= {name: first.clone() for name, first in payload["first_state"].items()}
     keep_for_calls(model, modules_called_by(graph.graph))
     steps = []
     for step in range(payload["steps"]):
         leaves = [leaf for leaf in pytree.tree_leaves(batch(payload["data_rank"][rank], step)) if isinstance(leaf, Tensor)]
-        inputs = [state[v.fqn] for v in payload["inputs"] if v.role in ("param", "buffer", "state")]
+        inputs = [state[v.fqn] for v in payload["inputs"] if v.role in ("param", "buffer", "held", "state")]
         loss, *rest = graph(*inputs, *leaves)
         new = {v.fqn: value for v, value in zip(payload["outputs"][1:], rest, strict=True) if v.role == "state"}
         state |= new

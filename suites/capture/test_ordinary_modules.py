@@ -30,7 +30,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "looks": {"notes": " (0.tokens, 0 with dense gradients in place of sparse ones)"},
     "compiled": {"notes": " (0.inner, 1 run as what torch.compile wraps)"},
     "holds": {
-        "notes": " (0.table, 0.tables['a'][0], ordinary_models.TABLE held in no parameter or buffer, so constant)",
+        "notes": " (0.table, 0.tables['a'][0], ordinary_models.TABLE held in no parameter or buffer, and inputs all the same)",
     },
 }
 
