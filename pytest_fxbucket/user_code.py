@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,30 @@ def user_code(folders: Sequence[Path]) -> Iterator[None]:
     Raises :class:`FxbucketError` where the code would have ended the process or skipped a test.
     """
     try:
-        with first_on_path(folders), fresh_state(), quiet_structured_log():
+        with first_on_path(folders), fresh_state(), quiet_structured_log(), _not_left():
             yield
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         raise FxbucketError(f"a callable of the plan raised {named(error)}; it must return, or raise an error") from error
+
+
+class Left(BaseException):
+    """What ``os._exit`` raises here: no handler of the code's own takes it for an error."""
+
+
+@contextmanager
+def _not_left() -> Iterator[None]:
+    """No ``os._exit``: pytest would end at once, with the code's own status. Processes that the code forks may."""
+    process, leave = os.getpid(), os._exit
+
+    def refuse(status: int) -> None:
+        if os.getpid() != process:
+            leave(status)
+        raise Left(f"os._exit({status})")
+
+    os._exit = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave

@@ -100,10 +100,10 @@ def trace_joint(
     values = step.input_values
     before_batch = len(values) - len(step.tensors)
     values[before_batch:before_batch] = take_as_inputs(graph_module, model, fake_mode, before_batch)
-    refuse_mixed_dtypes(graph_module.graph, parts.parallel.param_dtype)
-    refuse_lost(step.lost_gradients())
     placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
     parameters = {node: value.fqn for node, value in placed.items() if value.role == "param"}
+    refuse_mixed_dtypes(graph_module.graph, parameters, parts.parallel.param_dtype)
+    refuse_lost(step.lost_gradients())
     kept = forwards.resharding.kept(graph_module.graph, parameters)
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
     gather_again_in_backward(graph_module.graph, stay)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,13 +42,16 @@ _NORMS: dict[torch._ops.OpOverload, tuple[int, Sequence[int]]] = {
 """What is normalised, and what it is scaled, shifted and measured by: those have its dtype, or all float32 if it is shorter."""
 
 
-def refuse_mixed_dtypes(graph: fx.Graph, param_dtype: str | None) -> None:
-    """Raise :class:`CaptureError`, which names the module, for the first operator of ``graph`` that could not run."""
+def refuse_mixed_dtypes(graph: fx.Graph, parameters: Mapping[fx.Node, str], param_dtype: str | None) -> None:
+    """Raise :class:`CaptureError`, which names the module, for the first operator of ``graph`` that could not run.
+
+    ``parameters`` are its inputs that are, with their FQNs.
+    """
     for node in graph.nodes:
         dtypes = _mixed(node)
         if dtypes:
             what = " and ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
-            where = module_of(node)
+            where = module_of(node) or _owner(node, parameters)
             use = "cast one to the dtype of the other, as with x.to(weight.dtype)"
             if param_dtype:
                 use += f", or give the module an entry of its own: its inputs are cast to param_dtype = {param_dtype} then"
@@ -56,6 +59,18 @@ def refuse_mixed_dtypes(graph: fx.Graph, param_dtype: str | None) -> None:
                 f"{f'module {where}' if where else 'the step'} gives {node.target} tensors of {what}, which torch refuses to "
                 f"run, eagerly too; {use}"
             )
+
+
+def _owner(node: fx.Node, parameters: Mapping[fx.Node, str]) -> str:
+    """The module whose parameter ``node`` is made of, the fewest operators back: a hook runs before its module does."""
+    found = dict.fromkeys(node.all_input_nodes)
+    for one in (queue := list(found)):
+        if one in parameters:
+            return parameters[one].rpartition(".")[0]
+        new = [source for source in one.all_input_nodes if source not in found]
+        found.update(dict.fromkeys(new))
+        queue += new
+    return ""
 
 
 def _mixed(node: fx.Node) -> list[torch.dtype]:

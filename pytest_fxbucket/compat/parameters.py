@@ -45,7 +45,7 @@ def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
     before = vars(Function)["apply"]
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        return before.__func__(cls, *exchange(args), **exchange(kwargs))
+        return before.__get__(None, cls)(*exchange(args), **exchange(kwargs))
 
     Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:

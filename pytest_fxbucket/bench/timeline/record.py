@@ -10,10 +10,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import distributed, fx
 
 from pytest_fxbucket.bench.timeline.inserted import opened
@@ -97,22 +99,23 @@ def since(begin_ns: int, spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(replace(span, start_ns=span.start_ns - begin_ns, end_ns=span.end_ns - begin_ns) for span in spans)
 
 
-Firsts = tuple[str, tuple[int, ...]]
-"""A rank's machine, and on its clock the begin of each step."""
+Firsts = Sequence[int]
+"""A number for a rank's machine, and on its clock the begin of each step."""
 
 
 def begins_of(mine: Firsts, everybody: Sequence[Firsts]) -> list[int]:
     """When each step began: when the first rank of my machine did. All processes of one machine share its monotonic clock."""
-    return [min(column) for column in zip(*(firsts for machine, firsts in everybody if machine == mine[0]), strict=True)]
+    return [min(column) for column in zip(*(firsts for machine, *firsts in everybody if machine == mine[0]), strict=True)]
 
 
 def _begins(firsts: Sequence[int]) -> list[int]:
-    mine = (_boot_id(), tuple(firsts))
-    everybody: list[Firsts] = [mine]
-    if distributed.is_initialized():
-        everybody *= distributed.get_world_size()
-        distributed.all_gather_object(everybody, mine)
-    return begins_of(mine, everybody)
+    mine = [int.from_bytes(sha256(_boot_id().encode()).digest()[:7], "big"), *firsts]
+    if not distributed.is_initialized():
+        return begins_of(mine, [mine])
+    own = torch.tensor(mine, dtype=torch.int64, device=device())
+    every = own.new_empty(distributed.get_world_size() * len(mine))
+    distributed.all_gather_into_tensor(every, own)
+    return begins_of(mine, every.view(-1, len(mine)).tolist())
 
 
 def _boot_id() -> str:

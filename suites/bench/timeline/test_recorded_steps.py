@@ -100,7 +100,7 @@ def test_a_step_begins_when_its_first_rank_does(outcomes: list[tuple[dict[str, S
 
 
 def test_only_ranks_of_one_machine_share_a_clock() -> None:
-    everybody = [("here", (50, 90)), ("there", (7, 8)), ("here", (40, 95)), ("there", (6, 9))]
+    everybody = [(1, 50, 90), (2, 7, 8), (1, 40, 95), (2, 6, 9)]
     assert begins_of(everybody[0], everybody) == [40, 90]
     assert begins_of(everybody[3], everybody) == [6, 8]
 
