@@ -80,8 +80,8 @@ class _Round:
     """Bytes of the entry in use at a position, of the ``prefetch`` entries after it, and of those placed by hand."""
 
     def __init__(self, promise: Promise, buckets: Sequence[Bucket], direction: Direction) -> None:
-        stages = stages_of(promise, buckets, lambda b: b.first_use or 0)
-        self.begins = [min(bucket.first_use or 0 for bucket in stage) for stage in stages.values()]
+        stages = stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
+        self.begins = [min(bucket.wait or 0 for bucket in stage) for stage in stages.values()]
         self.stages = list(stages.values())
         self.last = max((member.last_use or 0 for bucket in buckets for member in bucket.members), default=0)
         """Where the last of what it gathers is read."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
 
 Stages = dict[str, list["Bucket"]]
-"""Buckets by entry, in order of first use."""
+"""Buckets by entry, in order of their first waits: a parameter may be read long before anything is computed of it."""
 
 
 def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _gather(name: str, direction: Direction, number: int) -> str:
 
 
 def _stages(promise: Promise, buckets: Sequence[Bucket]) -> Stages:
-    return stages_of(promise, buckets, lambda bucket: bucket.first_use or 0)
+    return stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
 
 
 def _first_wait(stage: Sequence[Bucket]) -> int:

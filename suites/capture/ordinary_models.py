@@ -232,6 +232,39 @@ def holds(trained: bool = False, written: bool = False) -> nn.Module:
     return nn.Sequential(Holds(trained, written), nn.Linear(WIDTH, WIDTH))
 
 
+class Filter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(x.float()) * self.filter).real
+
+
+def complex_filter() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Filter())
+
+
+class ReadsEarly(nn.Module):
+    """Reads a weight long before it computes anything of it, as DeBERTa its relative positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.table.weight
+        for layer in self.layers:
+            x = layer(x)
+            x = x + x @ table
+        return x
+
+
+def reads_early() -> nn.Module:
+    return ReadsEarly()
+
+
 class Zeroed(nn.Linear):
     """Without the middle of its bias, as attention without a bias for keys."""
 

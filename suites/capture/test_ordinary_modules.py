@@ -21,6 +21,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "casts": {"entries": ["first", "second", "rows"]},
     "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named"]},
     "averages": {},
+    "complex_filter": {},
+    "reads_early": {"entries": ["layers.*", "table"]},
     "zeroed": {},
     "depthwise": {},
     "logit_scale": {
@@ -63,6 +65,12 @@ def test_weights_that_an_rnn_keeps_a_list_of_are_gathered_and_get_gradients() ->
 @pytest.mark.parametrize(
     ("name", "asked", "said"),
     [
+        (
+            "complex_filter",
+            {"param_dtype": "bfloat16"},
+            'parameter 1.filter is torch.complex64, of which param_dtype = "bfloat16" would drop the imaginary part, as FSDP2 '
+            "does; leave param_dtype out, or hold real and imaginary parts as two parameters",
+        ),
         (
             "averages",
             {"args": {"rows": 4}},

@@ -87,6 +87,11 @@ def describe_parameters(
             raise CaptureError(
                 f"parameter {fqn} has no dimension, and mode {parts.parallel.mode} may not expect that; give it the shape (1,)"
             )
+        if parameter.is_complex() and parts.parallel.param_dtype is not None:
+            raise CaptureError(
+                f'parameter {fqn} is {parameter.dtype}, of which param_dtype = "{parts.parallel.param_dtype}" would drop the '
+                "imaginary part, as FSDP2 does; leave param_dtype out, or hold real and imaginary parts as two parameters"
+            )
         aliases = tuple(name for name in names[id(parameter)] if name != fqn)
         dims = {alias: _tp_dim(alias, parted) for alias in (fqn, *aliases)}
         _refuse_unequal(dims)
