@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,19 +15,24 @@ RUNS = ("unbucketed", "bucketed")
 """The first word of what a rank's mark says in a step."""
 
 
-def unusable_data(outcomes: Sequence[Outcome]) -> list[str]:
-    """Why the data could not tell right from wrong, one sentence each; empty if it can."""
+def unusable_data(outcomes: Sequence[Outcome], stated: Collection[str] = ()) -> list[str]:
+    """Why the data could not tell right from wrong, one sentence each; empty if it can.
+
+    ``stated`` are parameters whose gradients the plan says to be zero by design.
+    """
     found = []
     zero = set.intersection(*(set(outcome.zero) for outcome in outcomes))
-    if zero:
+    if unasked := zero.difference(stated):
         found.append(
-            f"the gradient of {_some(sorted(zero))} is zero on every rank in every step, so nothing about it was checked; "
-            "give the batch or the loss values that reach it"
+            f"the gradient of {_some(sorted(unasked))} is zero on every rank in every step, so nothing about it was checked; "
+            "give the batch or the loss values that reach it, or name it in [run] zero_gradients if nothing can"
         )
+    if reached := sorted(set(stated) - zero):
+        found.append(f"[run] zero_gradients names {_some(reached)}, but its gradient is not zero; take it out")
     infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
     if infinite:
         found.append(f"the values of {_some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
-    still = set.intersection(*(set(outcome.still) for outcome in outcomes))
+    still = set.intersection(*(set(outcome.still) for outcome in outcomes)).difference(stated)
     if still:
         found.append(
             f"the optimizer leaves {_some(sorted(still))} as it was on every rank in every step, so nothing about its update "

@@ -15,6 +15,7 @@ from pytest_fxbucket.checks.final_values import added_state, final_values, remov
 from pytest_fxbucket.checks.too_large import refuse_too_large
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.graph.portable import digest
+from pytest_fxbucket.plan.selector import resolve
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.stepping import fields_of
 
@@ -49,12 +50,13 @@ class Bitwise:
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
         refuse_too_large(world.step(0).parameters, world.size, self.name)
+        stated = self._zero_gradients()
         try:
             for phase in world.step(0).graphs:
                 outcomes = self._outcomes(phase)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += bitwise.wrong_graphs(outcomes, self._digests(phase))
-                lines += bitwise.unusable_data(outcomes)
+                lines += bitwise.unusable_data(outcomes, stated)
                 lines += bitwise.differing_copies(outcomes, self._copies())
                 lines += bitwise.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
                 lines += bitwise.never_clipped(outcomes, plan.step.clip_norm, self._copies())
@@ -69,6 +71,15 @@ class Bitwise:
         if lines:
             return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
         return replace(passed("bitwise", f"{self._equal()}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on)
+
+    def _zero_gradients(self) -> set[str]:
+        """The parameters that the plan says to have none."""
+        plan, step = self.world.plan, self.world.step(0)
+        trainable = {name: one.fqn for one in step.parameters if one.trainable for name in (one.fqn, *one.aliases)}
+        fqns, where = list(dict.fromkeys(trainable.values())), f"{plan.path}: [run] zero_gradients"
+        what = {"unplanned": "allow", "where": where, "what": "trainable parameters"}
+        named = resolve(plan.run.zero_gradients, fqns, step.modules, aliases=trainable, **what)
+        return {fqn for entry in named.entries for fqn in entry.parameters}
 
     def task(self, phase: Phase, rank: int, localise: int | None = None) -> Task:
         """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""

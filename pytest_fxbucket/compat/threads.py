@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, cast
 
 # Module globals behind torch.distributed.distributed_c10d._world, which has no more than properties for them.
@@ -107,6 +108,25 @@ def let_python_groups_gather_into_given_tensors() -> None:
         for device in ("CPU", "CUDA"):
             library.impl("all_gather_into_tensor_out", all_gather, device)
             library.impl("reduce_scatter_tensor_out", reduce_scatter, device)
+
+
+def leave_python_groups_unrecorded() -> None:
+    """Keep the flight recorder of torch 2.15 from Python groups: it asks for the name that a C++ back end of theirs would have.
+
+    For all of this process, and for good. Idempotent.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    attach: Any = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is None or hasattr(attach, "__wrapped__"):
+        return
+
+    @wraps(attach)
+    def attach_to_others(group: Any, *rest: Any) -> None:
+        if vars(c10d.ProcessGroup)["_device_types"].__get__(group):  # not what a class in Python says instead
+            attach(group, *rest)
+
+    c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]
 
 
 # Kept alive: what a library registers goes with it.

@@ -344,6 +344,13 @@ class Run:
         default=0, metadata=whole("seed of the weights and of random operators in the step", least=0, limit=2**63 - 1)
     )
     timeout_s: float = field(default=120.0, metadata=seconds("longest that ranks may take"))
+    zero_gradients: tuple[Entry, ...] = field(
+        default=(),
+        metadata=entry_list(
+            "parameters whose gradients are zero by the model's design, so that bitwise can check nothing about them; "
+            "it fails where another's is zero, or one of these is not"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

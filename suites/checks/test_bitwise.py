@@ -108,6 +108,12 @@ class TestJudging:
         (line,) = unusable_data([outcome(zero=["a", "b"], batches=["x"]), outcome(zero=["b"], batches=["y"])])
         assert line.startswith("the gradient of b is zero on every rank in every step")
 
+    def test_a_gradient_that_the_plan_says_to_be_zero_must_be(self) -> None:
+        outcomes = [outcome(zero=["a", "b"], still=["a"]), outcome(zero=["a", "b"], still=["a"], batches=["y"])]
+        assert unusable_data(outcomes, {"a", "b"}) == []
+        (line,) = unusable_data(outcomes, {"a", "b", "c"})
+        assert line == "[run] zero_gradients names c, but its gradient is not zero; take it out"
+
     def test_values_that_are_not_finite_on_one_rank_are_named(self) -> None:
         (line,) = unusable_data([outcome(), outcome(not_finite=["the loss"], batches=["y"])])
         assert line.startswith("the values of the loss are not finite")

@@ -162,6 +162,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("run", "steps"): Case("3", "bitwise", "in 3 steps"),
     ("run", "seed"): Case("7", "bitwise", "is zero on every rank", also='model.factory = "bitwise_models:build_by_seed"'),
     ("run", "timeout_s"): Case("0.001", "bitwise", "0.001"),
+    ("run", "zero_gradients"): Case('["scale"]', "bitwise", "passed", also="model.args = { used = 0.0 }"),
     ("checks", "audit"): Case("false", "items"),
     ("checks", "golden"): Case("false", "items"),
     ("checks", "collectives"): Case("false", "items"),

@@ -70,8 +70,8 @@ def test_a_parameter_of_the_root_module_is_refused_by_its_name() -> None:
         module_plans([ResolvedEntry("scale", ("scale",))], [root, *step.parameters])
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="triton is installed: nothing to do without it")
 def test_torch_s_pass_runs_without_triton() -> None:
-    assert importlib.util.find_spec("triton") is None, "this test says something only where triton is not installed"
     theirs = run("torch")
     ours = passed("late")
     assert theirs.report is None

@@ -50,6 +50,7 @@ SECOND: dict[tuple[str, str], str] = {
     ("run", "steps"): "2",
     ("run", "seed"): "1",
     ("run", "timeout_s"): "7",
+    ("run", "zero_gradients"): '["a"]',
 }
 HYBRID = {"parallel.mode": '"hybrid_shard"', "parallel.dp_replicate": "2"}
 SGD = {"optimizer.factory": '"torch.optim:SGD"'}
@@ -134,6 +135,6 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
         *[("transform", key) for key in ("name", "args")],
-        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s")],
+        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "benchmark")],
     }

@@ -15,7 +15,13 @@ _BESIDE = ("suites/passes/test_dropin.py", "suites/passes/test_beside_torch.py")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "plans": ("--fxbucket-plans=fixtures/plans",),
     "drop-in": ("suites/compiled", *_BESIDE),
-    "pass": ("suites/passes", "suites/golden", "suites/schedule", *(f"--ignore={path}" for path in _BESIDE)),
+    "pass": (
+        "suites/passes",
+        "suites/golden",
+        "suites/schedule",
+        "suites/ranks/test_local.py",
+        *(f"--ignore={path}" for path in _BESIDE),
+    ),
 }
 """Arguments of pytest by the column that they fill: goldens are checked with the plans, and read and written by the pass's."""
 _ENDED = (0, 1)
