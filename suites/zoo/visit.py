@@ -119,8 +119,9 @@ def _beside_eager(model: ZooModel, run: PlanRun, plan: Plan, outcome: Callable[.
     worst = max(nearness for _, nearness in found)
     if model.as_traced is not None:
         with model.as_traced():
-            if not beside()[0]:
-                return outcome("green", f"{same} that goes the traced way", worst)
+            if not beside()[0]:  # how near is told by the first step: by the second a router may choose another expert
+                first = max((nearness for text, nearness in found if text.startswith("step 0")), default=0.0)
+                return outcome("green", f"{same} that goes the traced way", first or worst)
     if model.near and worst <= MOST_ULPS:
         return outcome(
             "near", f"{gradients} gradients of {STEPS} steps within {worst:.1f} ULPs of eager's: {model.rounds}", worst
