@@ -9,7 +9,8 @@ COMPAT ?= .compat
 .PHONY: plans test lint suites reference bench soak compat zoo clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
-	$(BIN)/pytest --fxbucket-plans=fixtures/plans
+	$(BIN)/pytest --fxbucket-plans=fixtures/plans -n 2
+	$(BIN)/pytest --fxbucket-plans=fixtures/plans/timed.toml  # step time, which workers beside it would change
 
 test: lint suites  ## lint, types and all suites
 

@@ -22,7 +22,7 @@ from pytest_fxbucket.graph.contents import Run, Runs
 from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.memory import Memory, NotFollowedError, precision_of
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.ops import operator_name, written_arguments
 from pytest_fxbucket.graph.sending import Sent, Source, Sources
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class _Walk:
             self._computed(node, written)
 
     def _is_computed(self, buffer: fx.Node) -> bool:
-        """Whether ``buffer``, made in the graph, holds something: no packing writes where it has written."""
-        tensors = _tensors(self.values.get(buffer)) if base(buffer).op == "call_function" else ()
+        """Whether ``buffer`` holds a gradient that autograd puts together: nobody else makes storages in this way."""
+        tensors = _tensors(self.values.get(buffer)) if operator_name(base(buffer)) == "aten::new_empty_strided" else ()
         return any(one.source > contents.ZERO and one.rank == contents.OWN_RANK for t in tensors for one in self.memory.read(t))
 
     def _known(self, node: fx.Node) -> Any:
