@@ -27,8 +27,12 @@ def torch_manual_overlap_bucketing(
     """torch's ``manual_overlap_bucketing(gm, module_bucket_plans, bucket_mode=bucket_mode)``."""
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
-    # torch logs its own structured trace, thousands of empty lines of it
-    with quiet("torch.__trace"), mock.patch("torch.utils._runtime_estimation.get_transfer_time", return_value=0.0):
+    estimate = "torch.utils._runtime_estimation.get_{}_time"
+    with (
+        quiet("torch.__trace"),  # its own structured trace, thousands of empty lines of it
+        mock.patch(estimate.format("transfer"), return_value=0.0),
+        mock.patch(estimate.format("compute"), return_value=0.0),  # torch 2.12's asks for a GPU
+    ):
         passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans), bucket_mode=cast(Any, bucket_mode))
     return passed
 

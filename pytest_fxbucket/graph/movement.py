@@ -206,7 +206,8 @@ def _foreach_copy_(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 def _pre_bucket_all_gather(memory: Memory, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """torch's pack: the members, cast, in this rank's part of a new buffer for the whole gather."""
-    parts, ranks, dtype, numbers, rank = args[:5]
+    parts, ranks, *rest = args
+    dtype, numbers, rank = [one for one in rest if not isinstance(one, str)][:3]  # torch 2.12 gives the group's name too
     dtypes = [numbered_dtypes()[number] for number in numbers]
     sizes = [part.numel() * cast.itemsize // dtype.itemsize for part, cast in zip(parts, dtypes, strict=True)]
     whole = memory.allocate(torch.empty(sum(sizes) * ranks, dtype=dtype, device="meta"))
