@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from pytest_fxbucket.compat.trace import quiet
@@ -33,7 +33,8 @@ def torch_manual_overlap_bucketing(
         mock.patch(estimate.format("transfer"), return_value=0.0),
         mock.patch(estimate.format("compute"), return_value=0.0),  # torch 2.12's asks for a GPU
     ):
-        passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans), bucket_mode=cast(Any, bucket_mode))
+        mode: Any = {} if bucket_mode is None else {"bucket_mode": bucket_mode}  # torch 2.11's has one alone
+        passed: fx.GraphModule = manual_overlap_bucketing(gm, list(module_bucket_plans), **mode)
     return passed
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.compat.compilers import mark_backward
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_path, module_stack
@@ -62,6 +63,7 @@ class SeveralGraphs:
         Raises :class:`PlanError` and :class:`PassError` as the pass does; then throw ``graph`` away.
         """
         self._compiled.add(of)
+        mark_backward(graph)
         self._modules |= dict.fromkeys(self._names(graph))
         launches = [node for node in graph.nodes if collectives.launch_kind(node)]
         if not launches:

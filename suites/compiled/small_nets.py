@@ -75,7 +75,10 @@ def net_of_dtensors(ranks: int = 2, width: int = WIDTH) -> nn.Module:
     for module in list(made.modules()):
         own = {name: p for name, p in module._parameters.items() if p is not None}
         for name, parameter in own.items():
-            module._parameters[name] = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
+            own_rows = distribute_tensor(
+                parameter.detach(), mesh, [Shard(0)], src_data_rank=None
+            )  # nothing travels: all have it
+            module._parameters[name] = nn.Parameter(own_rows)
         if own:
             readers = {name: property(partial(_replicated, name)) for name in own}
             module.__class__ = type(type(module).__name__, (type(module),), readers)

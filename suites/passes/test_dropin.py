@@ -42,7 +42,9 @@ def test_it_is_called_as_torch_s_is() -> None:
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing as of_torch
 
     ours, theirs = (inspect.signature(f).parameters.values() for f in (manual_overlap_bucketing, of_torch))
-    assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
+    known = len(theirs)  # torch 2.11's has no bucket_mode yet, which comes last
+    assert [(p.name, p.default, p.kind) for p in ours][:known] == [(p.name, p.default, p.kind) for p in theirs]
+    assert known == 5 or torch.__version__ < "2.12"
 
 
 def test_it_changes_the_graph_module_that_it_is_given_and_returns_it() -> None:

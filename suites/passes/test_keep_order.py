@@ -115,10 +115,9 @@ def through_inductor(graph_module: fx.GraphModule) -> list[str]:
     return [{"mm": "mm", "wait_tensor": "wait"}.get(name, "launch") for name in _CALLS.findall(code[0])]
 
 
-def test_aot_autograd_keeps_the_order_and_raises_nothing_for_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._functorch.config, "error_on_custom_op_aliasing", True)  # as CI=1 sets it
-
-    assert through_aot(a_step().kept()) == SCHEDULE
+def test_aot_autograd_keeps_the_order_and_raises_nothing_for_the_alias() -> None:
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=True):  # as CI=1 sets it
+        assert through_aot(a_step().kept()) == SCHEDULE
 
 
 @pytest.fixture

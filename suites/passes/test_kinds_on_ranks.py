@@ -165,6 +165,9 @@ def test_zero_dimensional_members_are_reduced(pools: Pools, world: int) -> None:
     assert len(equal_with(pools, Program(world), build).launches()) == 1
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="torch 2.11 gathers and scatters nothing strided, without a pass neither"
+)
 @WORLDS
 @pytest.mark.parametrize("form", ["gather", "reduce", "all_reduce"])
 def test_strided_members_come_out_as_they_would_alone(pools: Pools, world: int, form: str) -> None:

@@ -91,6 +91,9 @@ def test_a_symbolic_size_is_computed_once() -> None:
     assert {node.args[0] for node in graph.nodes if node.target == aten.sym_numel.default} == {p, q}
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="torch 2.11 gathers and scatters nothing strided, without a pass neither"
+)
 @pytest.mark.parametrize("launch", [gather, reduce, all_reduce])
 def test_a_graph_traced_with_real_tensors_has_a_fake_mode_a_node(launch: Callable[[torch.Tensor], torch.Tensor]) -> None:
     gm = traced(of_all(launch), torch.ones(4, 5), torch.ones(3, 6).t(), torch.ones(2, 0), mode="real")
