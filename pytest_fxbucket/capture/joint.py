@@ -39,6 +39,7 @@ from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.capture.units import inputs_cast
 from pytest_fxbucket.compat import pytree, trace
 from pytest_fxbucket.compat.compiled import uncompiled
+from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
 from pytest_fxbucket.plan.dtypes import dtype_named
 from pytest_fxbucket.plan.inputs import Path
 
@@ -107,7 +108,7 @@ def trace_joint(
     kept = forwards.resharding.kept(graph_module.graph, parameters)
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
     gather_again_in_backward(graph_module.graph, stay)
-    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.eliminate_dead_code(_has_effect)
     graph_module.recompile()
     outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
     return Joint(
@@ -117,6 +118,12 @@ def trace_joint(
         tuple(step.parameters),
         notes=tuple(notes_of(model, step.parameters, step.dense, [v.fqn for v in values if v.role == "held"])),
     )
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether ``node`` is more than its result: a gather is not, as of a pooler whose output no loss reads."""
+    gather = sent_by(node) if is_wait(node) else node
+    return node.is_impure() and not (isinstance(gather, torch.fx.Node) and is_all_gather(gather))
 
 
 def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:

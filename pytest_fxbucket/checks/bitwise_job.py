@@ -118,7 +118,8 @@ def run(rank: int, world: int, task: Task) -> Outcome:
         OneGraph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
         _final_run(graphs, _copies(_final_start(task, start)), _final(task)),
     ]
-    zero = {value.fqn for value in task.outputs if value.role == "grad"}
+    empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
+    zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
     before: dict[Key, torch.Tensor] = {}
     for step in range(task.steps):
         batch = [tensor.to(device()) for tensor in batches(step)]

@@ -124,7 +124,7 @@ class _Walk:
         """Whether ``node`` is one gathered parameter from its beginning, as far as it was gathered at all."""
         for tensor in _tensors(self.values.get(node)):
             first = self._ascending(tensor)
-            if first is None or first.start or first.rank:
+            if tensor.numel() and (first is None or first.start or first.rank):
                 return False
         return True
 

@@ -265,6 +265,24 @@ def reads_early() -> nn.Module:
     return ReadsEarly()
 
 
+class Pooled(nn.Module):
+    """Computes what its loss does not read, as BERT's pooler in a language model; joins a weight to an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pooler = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.more = nn.Parameter(torch.empty(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ torch.cat([self.layer.weight.t(), self.more]) + self.layer.bias
+        assert self.pooler(x).shape == x.shape
+        return x
+
+
+def pooled() -> nn.Module:
+    return Pooled()
+
+
 class Zeroed(nn.Linear):
     """Without the middle of its bias, as attention without a bias for keys."""
 

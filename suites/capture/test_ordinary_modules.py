@@ -22,6 +22,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "reads": {"entries": ["inner", "other+penalised", "scale+shift+listed+named"]},
     "averages": {},
     "complex_filter": {},
+    "pooled": {"entries": ["layer+pooler+more"]},
     "reads_early": {"entries": ["layers.*", "table"]},
     "zeroed": {},
     "depthwise": {},

@@ -161,7 +161,10 @@ def test_roles_and_names_of_another_length_are_refused(step: TracedStep) -> None
 
 def test_an_unknown_role_is_refused_with_the_known_ones(step: TracedStep) -> None:
     said = refused(with_roles(step, "inputs", lambda roles: ["parm", *roles[1:]]))
-    assert said == "joint inputs have the unknown role 'parm'; known are param, buffer, state, hyper, batch, loss, grad, value"
+    assert (
+        said
+        == "joint inputs have the unknown role 'parm'; known are param, buffer, held, state, hyper, batch, loss, grad, value"
+    )
 
 
 def test_a_parameter_given_twice_is_refused(step: TracedStep) -> None:

@@ -95,7 +95,7 @@ class TestEnd:
 
     def test_a_worker_that_dies_fails_its_item_once_and_the_rest_still_runs(self, project: pytest.Pytester) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
-        Path("dies.py").write_text("import os\nfrom tiny import batch, loss\ndef build(): os._exit(3)\n")
+        Path("dies.py").write_text("import os\nfrom tiny import batch, loss\ndef build(): os.kill(os.getpid(), 9)\n")
         Path("plans/dies.toml").write_text(
             Path("plans/plain.toml").read_text().replace("tiny:", "dies:") + "[checks]\ngolden = false\nbitwise = false\n"
         )

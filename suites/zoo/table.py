@@ -59,7 +59,7 @@ def _said(model: ZooModel, one: Outcome) -> str:
         return f"the same bits as eager that goes the traced way, near those of plain eager: {model.rounds}"
     if one.kind == "green":
         return ""
-    return f"{one.row}: {re.sub(r'/[^ ]*/', '', one.said)[:300]}".replace("|", "\\|").replace("\n", " ")
+    return f"{one.row}: {re.sub(r'[^ ]+/', '', one.said)[:300]}".replace("|", "\\|").replace("\n", " ")
 
 
 def wrong(model: ZooModel, outcomes: Sequence[Outcome]) -> Iterator[str]:
