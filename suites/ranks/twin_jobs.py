@@ -16,7 +16,7 @@ from pytest_fxbucket.ranks.messages import Reply
 
 def fork_and(rank, world, how):
     """Both processes go on from here as one job; the first waits for the other, as long as that has an end."""
-    child = ctypes.PyDLL(None).fork() if how == "return, forked in C" else os.fork()
+    child = forked_in_c() if how == "return, forked in C" else os.fork()
     if child == 0:
         if how == "raise":
             raise ValueError("on the twin alone")
@@ -29,6 +29,21 @@ def fork_and(rank, world, how):
     if how == "stay":
         return child
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked_in_c():
+    """As os.fork, but Python hears nothing of it.
+
+    Where another thread has asked for the interpreter's lock, the child would hand it over, and wait for that thread, which it
+    does not have: no thread asks while this runs.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        time.sleep(0.05)  # who has asked already gets it
+        return ctypes.PyDLL(None).fork()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def child_of_a_child(rank, world, payload):
