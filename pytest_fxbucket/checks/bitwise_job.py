@@ -17,7 +17,7 @@ from pytest_fxbucket.checks.bits import bits, bits_digest, ulps_apart
 from pytest_fxbucket.checks.bitwise_localise import first_difference
 from pytest_fxbucket.checks.bitwise_runs import Key, OneGraph, PhaseGraph, Run, ThreeGraphs, Took, decay
 from pytest_fxbucket.checks.placing import place
-from pytest_fxbucket.graph.portable import PortableGraph, decode, digest
+from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module
 from pytest_fxbucket.passes.own_group import ensure_twins
 from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.gpus.nccl import record
@@ -101,11 +101,10 @@ def run(rank: int, world: int, task: Task) -> Outcome:
     rates shrink from step to step, each by a factor of its own, since an update must use that of its own step and group.
     """
     with collector.paused():
-        sent = {"unbucketed": task.unbucketed}
-        sent |= {"bucketed": task.bucketed} if task.bucketed is not None else {}
-        sent |= {one.phase: one.graph for one in task.crossing}
-        graphs = {name: decode(graph) for name, graph in sent.items()}
-        outcome = Outcome(tuple(map(digest, sent.values())))
+        graphs = {"unbucketed": decode(task.unbucketed)}
+        graphs |= {"bucketed": decode(task.bucketed)} if task.bucketed is not None else {}
+        graphs |= {one.phase: decode(one.graph) for one in task.crossing}
+        outcome = Outcome(tuple(digest(encode_module(graph)) for graph in graphs.values()))
     make_groups(task.mesh, rank)
     for graph in graphs.values():
         ensure_twins(graph.graph)
