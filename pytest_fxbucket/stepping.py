@@ -91,14 +91,22 @@ def state_and_batches(
     own = {parameter.fqn: parts.of_rank(whole[parameter.fqn], parameter, rank) for parameter in step.parameters}
     kept = {("param", fqn): part for fqn, part in own.items()}
     kept |= {("buffer", fqn): buffer for fqn, buffer in model.named_buffers()}
-    kept |= {("held", name): tensor for name, tensor in held_tensors(model).items()}
+    here = step.mesh.data_rank(rank)
+    if held := [value.fqn for value in step.inputs if value.role == "held"]:
+        batch(here, 0)  # which was called before the step was traced, too, and may have made them
+        there = held_tensors(model)
+        if missing := [name for name in held if name not in there]:
+            raise CaptureError(
+                f"{step.where}: {missing[0]}, a tensor that forward uses and that is no buffer, is not there in the ranks once "
+                "factory and batch have run; make it in one of them, or register it with register_buffer"
+            )
+        kept |= {("held", name): tensor for name, tensor in there.items()}
     if step.optimizing is not None:
         kept |= step.optimizing.state(own, {value.fqn for value in step.outputs if value.role == "grad"})
     kept |= {("state", fqn): tensor.clone() for fqn, tensor in step.first_state.items()}
     state = [kept[value.role, value.fqn] for value in step.inputs if value.role in KEPT]
     keep_for_calls(model, step.called)
 
-    here = step.mesh.data_rank(rank)
     followed = Followed(step.model.batch, here, step.inputs)
     return state, lambda number: followed.tensors(batch(here, number), number)
 

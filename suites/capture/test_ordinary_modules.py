@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capture_models import WIDTH
 from parity import ROOT, assert_same, by_hand, payload_of
 from steps import captured, made_by, plan_of, sent_by
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Bucket, Plan
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
@@ -96,3 +98,32 @@ def test_what_cannot_be_right_is_named_with_the_way_out(name: str, asked: dict[s
     with pytest.raises(CaptureError) as caught:
         captured(name, of="ordinary_models", **asked)
     assert str(caught.value) == said
+
+
+LATE = """
+import torch
+from torch import nn
+from ordinary_models import batch as drawn, loss
+
+class Late(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * TABLE
+
+def build():
+    return nn.Sequential(nn.Linear({width}, {width}), Late({width}, {width}))
+
+def batch(rank, step):
+    global TABLE
+    TABLE = torch.full(({width},), 2.0)
+    return drawn(rank, step)
+"""
+
+
+def test_a_tensor_that_the_batch_makes_is_there_in_the_ranks_too(tmp_path: Path, pools: Pools) -> None:
+    (tmp_path / "late_table.py").write_text(LATE.format(width=WIDTH))
+    lines = ("build", "factory"), ("batch", "batch"), ("loss", "loss")
+    model = "".join(f'{key} = "late_table:{name}"\n' for name, key in lines)
+    (tmp_path / "late.toml").write_text(f'[model]\n{model}[parallel]\ndp_shard = 2\n[bucket]\nplan = ["[0-1]"]\n')
+    (plan,) = load_plans(tmp_path / "late.toml")
+    verdict = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools).check("bitwise")
+    assert verdict.outcome == "passed", verdict.lines
