@@ -72,18 +72,31 @@ def inductor(gm: fx.GraphModule, inputs: Sequence[Any], post_grad_pass: object, 
     return cast(Compiled, compiled)
 
 
-def moves_launches() -> bool | None:
-    """Whether inductor, as it is set now, moves launches up and waits down behind its passes; None: it cannot, before 2.15."""
+_MOVERS = (  # settings with which inductor moves launches and waits behind its post-grad passes
+    "aten_distributed_optimizations.enable_simple_overlap",  # 2.15: up and down, on by default
+    "aten_distributed_optimizations.enable_overlap_scheduling",
+    "reorder_for_compute_comm_overlap",  # with the passes that another setting lists
+)
+
+
+def moving_launches() -> list[str]:
+    """The settings with which inductor, as it is set now, moves launches and waits behind its passes."""
     from torch._inductor import config
 
-    distributed = getattr(config, "aten_distributed_optimizations", None)
-    moves: bool | None = getattr(distributed, "enable_simple_overlap", None)
-    return moves
+    on = [name for name in _movers() if getattr(config, name)]
+    return [name for name in on if name != _MOVERS[-1] or config.reorder_for_compute_comm_overlap_passes]
 
 
 def moving_nothing() -> dict[str, Any]:
-    """Inductor's options with which it does not."""
-    return {} if moves_launches() is None else {"aten_distributed_optimizations.enable_simple_overlap": False}
+    """Inductor's options with which it moves none."""
+    return dict.fromkeys(_movers(), False)
+
+
+def _movers() -> list[str]:
+    """Those that this torch has."""
+    from torch._inductor import config
+
+    return [name for name in _MOVERS if hasattr(config, name)]
 
 
 def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:

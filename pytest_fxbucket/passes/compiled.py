@@ -162,12 +162,14 @@ class BucketingPostGradPass(CustomGraphPass):
             warnings.warn(f"{self._graphs.missing()}; so far: call check() after the first step", stacklevel=1)
 
     def _warn_of_order(self) -> None:
-        if self._graphs.keeps_order and compilers.moves_launches() and not self._has_warned_of_order:
+        if self._has_warned_of_order or not self._graphs.keeps_order:
+            return
+        if moving := compilers.moving_launches():
             self._has_warned_of_order = True
             warnings.warn(
-                "bucketing_post_grad_pass: inductor of this torch moves launches up and waits down behind the pass; to keep "
-                "their order, give torch.compile the pass's own options, or set "
-                "torch._inductor.config.aten_distributed_optimizations.enable_simple_overlap = False",
+                "bucketing_post_grad_pass: inductor moves launches and waits once more behind the pass; to keep their order, "
+                "give torch.compile the pass's own options, or set "
+                + " and ".join(f"torch._inductor.config.{name} = False" for name in moving),
                 stacklevel=1,
             )
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._inductor.utils import get_code
 
-from pytest_fxbucket.compat.compilers import moves_launches
+from pytest_fxbucket.compat.compilers import moving_nothing
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes import bucketing_backend, bucketing_post_grad_pass
 from suites.compiled.rank_jobs_of_compiled import WITHOUT_CODE
@@ -65,12 +66,40 @@ def test_inductor_keeps_the_prefetch_and_what_is_sent_until_it_has_arrived() -> 
     assert "# reuse" in code[launches[1].end() :]  # there is memory to give away
 
 
-@pytest.mark.skipif(
-    moves_launches() is None, reason="inductor of this torch moves no launch behind its post-grad passes, as 2.15's does"
-)
-def test_where_inductor_moves_launches_once_more_the_pass_says_what_keeps_them() -> None:
+_PASSES = {
+    "reorder_for_compute_comm_overlap_passes": [
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ]
+}
+
+
+@needs_compiler
+def test_inductor_keeps_the_order_where_the_user_has_it_reorder_launches() -> None:
+    with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **_PASSES}):
+        assert schedule(code_of_forward()) == "LLwLwmLwmwm"
+
+
+@pytest.mark.parametrize("setting", moving_nothing())  # what there is in this torch
+def test_where_inductor_moves_launches_once_more_the_pass_says_what_keeps_them(setting: str) -> None:
+    others = dict.fromkeys(moving_nothing(), False)
+    torch._dynamo.reset()
     forward = torch.compile(net(), options={"post_grad_custom_post_pass": bucketing_post_grad_pass(PLAN)})
-    with pytest.warns(UserWarning, match=r"moves launches up and waits down behind the pass; .*enable_simple_overlap = False"):
+    with torch._inductor.config.patch({**others, setting: True, **_PASSES}):
+        moving = pytest.warns(UserWarning, match="moves launches and waits once more behind the pass")
+        with moving as warned, suppress(torch._inductor.exc.InductorError):  # its overlap scheduling asks a GPU for estimates
+            forward(words(batch=1))
+    (said,) = [str(one.message) for one in warned if "behind the pass" in str(one.message)]
+    assert said.endswith(f", or set torch._inductor.config.{setting} = False")
+
+
+def test_where_no_pass_is_listed_that_moves_launches_nothing_is_said() -> None:
+    torch._dynamo.reset()
+    forward = torch.compile(net(), options={"post_grad_custom_post_pass": bucketing_post_grad_pass(PLAN)})
+    settings = torch._inductor.config.patch({**moving_nothing(), "reorder_for_compute_comm_overlap": True})
+    with settings, warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*behind the pass")
         forward(words(batch=1))
 
 
