@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kind, of_round, some, stages_of
-from pytest_fxbucket.checks.promised_places import placing_problems
+from pytest_fxbucket.checks.promised_places import placing_problems, starts_of
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 
 if TYPE_CHECKING:
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 Stages = dict[str, list["Bucket"]]
 """Buckets by entry, in order of their first waits: a parameter may be read long before anything is computed of it."""
+
+
+class Mark(NamedTuple):
+    """Where a stage begins, and how that is called."""
+
+    words: str
+    place: int
+
+
+Marks = dict[str, Mark]
+"""By entry, in order."""
 
 
 def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
@@ -31,31 +42,56 @@ def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> It
         before = by_round(of_kind(captured, direction, "all_gather"))
         for number, buckets in by_round(of_kind(passed, direction, "all_gather")).items():
             stages, old = _stages(promise, buckets), _stages(promise, before.get(number, []))
-            yield from _prefetching(promise, old, stages, direction, number)
+            marks, were = (_marks(promise, of, here, direction, number) for of, here in ((passed, stages), (captured, old)))
+            yield from _prefetching(promise, (old, were), (stages, marks), direction, number)
             yield from _over_other_direction(promise, hidden, old, stages, direction, number)
     yield from _exposed(promise, captured, passed, hidden)
     yield from _deferring(promise, captured, passed)
     yield from placing_problems(promise, passed)
 
 
-def _prefetching(promise: Promise, before: Stages, stages: Stages, direction: Direction, number: int) -> Iterator[str]:
-    """Of the gathers of one direction and round, ``before`` the pass and after it."""
-    names = list(stages)
-    waits = {name: _first_wait(stage) for name, stage in stages.items()}
+def _prefetching(
+    promise: Promise, before: tuple[Stages, Marks], now: tuple[Stages, Marks], direction: Direction, number: int
+) -> Iterator[str]:
+    """Of the gathers of one direction and round, ``before`` the pass and ``now``."""
+    (old, were), (stages, marks) = before, now
+    names = list(marks)
     for index, name in enumerate(names[1:], 1):
+        if name not in stages:
+            continue
         free = _free(promise, stages, name, direction)
-        was_bound = any(bucket.blocked >= 0 for bucket in before.get(name, []))
+        was_bound = any(bucket.blocked >= 0 for bucket in old.get(name, []))
         what = _gather(name, direction, number)
-        ahead = names[max(0, index - promise.prefetch)]
+        ahead = marks[names[max(0, index - promise.prefetch)]]
         if promise.prefetch and any(
-            waits[ahead] < bucket.launch and not (was_bound and bucket.blocked >= waits[ahead]) for bucket in free
+            ahead.place < bucket.launch and not (was_bound and bucket.blocked >= ahead.place) for bucket in free
         ):
-            yield f"{what} is launched after the wait for {ahead}: prefetch = {promise.prefetch} is not reached"
+            yield f"{what} is launched after {ahead.words}: prefetch = {promise.prefetch} is not reached"
         early = names[max(0, index - promise.prefetch - 1)]
-        if index > promise.prefetch and any(bucket.launch < waits[early] for bucket in free):
-            was = [bucket.launch for bucket in before.get(name, [])]
-            if not was or early not in before or min(was) > _first_wait(before[early]):
-                yield f"{what} is launched before the wait for {early}: earlier than prefetch = {promise.prefetch}"
+        if index > promise.prefetch and any(bucket.launch < marks[early].place for bucket in free):
+            was = [bucket.launch for bucket in old.get(name, [])]
+            if not was or early not in were or min(was) > were[early].place:
+                yield f"{what} is launched before {marks[early].words}: earlier than prefetch = {promise.prefetch}"
+
+
+def _marks(promise: Promise, reading: Reading, stages: Stages, direction: Direction, number: int) -> Marks:
+    """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
+    waits = {name: Mark(f"the wait for {name}", _first_wait(stage)) for name, stage in stages.items()}
+    if direction == "forward" or not waits or promise.by == "size":
+        return waits
+    first = min(mark.place for mark in waits.values())
+    entries = {of: dict.fromkeys(_entries_in(promise, of_kind(reading, of, "all_gather"))) for of in DIRECTIONS}
+    starts = {
+        entry: min(starts_of(promise, reading, direction, entry, number), default=first)
+        for entry in entries["forward"]
+        if entry not in entries["backward"]
+    }
+    in_order = sorted((place, entry) for entry, place in starts.items() if place < first)
+    return {entry: Mark(f"the start of {entry}'s compute", place) for place, entry in in_order} | waits
+
+
+def _entries_in(promise: Promise, buckets: Sequence[Bucket]) -> list[str]:
+    return [promise.entry_of[fqn] for bucket in buckets for fqn in bucket.fqns if fqn in promise.entry_of]
 
 
 def _over_other_direction(

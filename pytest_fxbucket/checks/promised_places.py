@@ -22,14 +22,14 @@ def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
             gathers = [b for b in here if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
             for number, buckets in by_round(gathers).items() or {0: gathers}.items():
                 what = f"entry {entry}, {direction} all_gather{of_round(number)} is not launched"
-                starts = _starts(promise, passed, direction, other, number)
+                starts = starts_of(promise, passed, direction, other, number)
                 yield from _misplaced(promise, passed, starts, (direction, other), [b.launch for b in buckets], what)
         for entry, other in sorted(promise.wait_before.get(direction, {}).items()):
             reductions = [b for b in here if b.kind in REDUCTIONS and _is_of(promise, b.fqns, entry)]
             last = max((bucket.level for bucket in reductions), default=0)
             waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]
             what = f"entry {entry}, {direction} reduction is not waited for"
-            starts = _starts(promise, passed, direction, other, None)
+            starts = starts_of(promise, passed, direction, other, None)
             yield from _misplaced(promise, passed, starts, (direction, other), waits, what)
 
 
@@ -37,11 +37,11 @@ def _is_of(promise: Promise, fqns: tuple[str, ...], entry: str) -> bool:
     return any(promise.entry_of.get(fqn) == entry for fqn in fqns)
 
 
-def _starts(promise: Promise, passed: Reading, direction: Direction, entry: str, number: int | None) -> list[int]:
-    """Where ``entry`` computes in ``direction``, in the round ``number``; None: the last."""
-    own = [where for where, of, fqn in passed.computes if of == direction and promise.entry_of.get(fqn) == entry]
+def starts_of(promise: Promise, reading: Reading, direction: Direction, entry: str, number: int | None) -> list[int]:
+    """Where ``entry`` computes in ``direction``, ascending, in the round ``number``; None: the last."""
+    own = [where for where, of, fqn in reading.computes if of == direction and promise.entry_of.get(fqn) == entry]
     opposite = "backward" if direction == "forward" else "forward"
-    return places_of(in_rounds(own, [where for where, of, _ in passed.computes if of == opposite]), number)
+    return places_of(in_rounds(own, [where for where, of, _ in reading.computes if of == opposite]), number)
 
 
 def _misplaced(

@@ -116,6 +116,14 @@ def early_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return gm
 
 
+def late_first_launch_of_backward(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+    """What stayed gathered computes first, and could hide it."""
+    gm = good(gm, plans)
+    launch = _gathers(gm)[4]
+    _wait(launch).prepend(launch)
+    return gm
+
+
 def early_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
     launch = _gathers(gm)[2]
@@ -391,7 +399,7 @@ def _calls(gm: fx.GraphModule, target: object) -> list[fx.Node]:
 
 
 def _gathers(gm: fx.GraphModule) -> list[fx.Node]:
-    """Forward: tok_embeddings, layers.0, layers.1, norm+output; backward: norm+output, layers.1, layers.0."""
+    """Forward: tok_embeddings, layers.0, layers.1, norm+output; backward: layers.1, layers.0."""
     return _calls(gm, c10d.all_gather_into_tensor.default)
 
 

@@ -73,6 +73,9 @@ STATIC = {
     ("late_launch", "audit"): [
         "entry layers.1, forward all_gather is launched after the wait for layers.0: prefetch = 1 is not reached"
     ],
+    ("late_first_launch_of_backward", "audit"): [
+        "entry layers.1, backward all_gather is launched after the start of norm+output's compute: prefetch = 1 is not reached"
+    ],
     ("late_launch", "golden"): ["forward: launch all_gather layers.1 moved later past wait all_gather layers.0"],
     ("early_launch", "audit"): [
         "entry norm+output, forward all_gather is launched before the wait for layers.0: earlier than prefetch = 1",
