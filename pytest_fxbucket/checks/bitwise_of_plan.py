@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.world import World
 
+_JOB = "pytest_fxbucket.checks.bitwise_job:run"
 _CROSSING_STEPS = 3
 """Steady behind what set-up left, and behind what steady left."""
 
@@ -111,7 +112,7 @@ class Bitwise:
         tasks = [self.task(phase, rank, localise) for rank in range(self.world.size)]
         self.say(f"waiting for {self.world.size} ranks to run {self._steps} steps twice")
         results = self.pools.get(self.world.size, self.backend).run(
-            "pytest_fxbucket.checks.bitwise_job:run",
+            _JOB,
             tasks,
             timeout_s=run.timeout_s,
             paths=[str(path) for path in self.paths],

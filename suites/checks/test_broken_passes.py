@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from small_llama import SmallLlama, make_project
 
+from pytest_fxbucket.checks import bitwise_of_plan
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.ranks.pools import Pools
@@ -254,3 +255,14 @@ class TestFromTheCommandLine:
         assert {check for check in CHECKS if re.search(rf"^FAILED .*::{check}\b", result.stdout.str(), re.M)} == red
         assert golden.read_bytes() == text
         assert [path.name for path in golden.parent.iterdir()] == ["small.txt"]
+
+
+def test_ranks_that_read_both_graphs_wrongly_ran_others_than_those_checked(
+    llama: SmallLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bitwise_of_plan, "_JOB", "suites.checks.wrong_decode:run")
+    verdict = llama.run("manual").check("bitwise")
+    assert verdict.outcome == "failed"
+    said = "\n".join([verdict.summary, *verdict.lines])
+    assert all(f"rank {rank} ran another graph than the one that was checked" in said for rank in range(4))
+    assert "differ" not in said

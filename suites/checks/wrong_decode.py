@@ -1,0 +1,26 @@
+"""The job of ``bitwise``, in ranks that read each sent graph wrongly: an add becomes a difference in both runs alike."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.checks import bitwise_job
+from pytest_fxbucket.graph.portable import PortableGraph, decode
+
+aten = torch.ops.aten
+
+
+def run(rank: int, world: int, task: bitwise_job.Task) -> bitwise_job.Outcome:
+    with mock.patch.object(bitwise_job, "decode", _wrongly):
+        return bitwise_job.run(rank, world, task)
+
+
+def _wrongly(portable: PortableGraph) -> fx.GraphModule:
+    gm = decode(portable)
+    for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        node.target = aten.sub.Tensor
+    gm.recompile()
+    return gm
