@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.load import BrokenRow
     from pytest_fxbucket.plan.schema import Plan
 
-CHECKS_WITH_RANKS = frozenset({"bitwise", "benchmark"})
 FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
 
 
@@ -188,7 +187,9 @@ def row_of(one: Plan | BrokenRow) -> str | None:
 def needs_ranks(item: pytest.Item) -> bool:
     """Say whether an item will run functions on ranks."""
     if isinstance(item, OfPlan):
-        return item.check in CHECKS_WITH_RANKS
+        from pytest_fxbucket.run import ON_RANKS
+
+        return item.check in ON_RANKS
     return is_marked(item) or not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))
 
 

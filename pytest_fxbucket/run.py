@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.world import World
 
 _MOST_LINES = 30
-CHECKS = ("audit", "golden", "collectives", "bitwise", "benchmark")
-ON_RANKS = frozenset({"bitwise", "benchmark"})
+CHECKS = ("audit", "golden", "collectives", "bitwise", "eager", "benchmark")
+ON_RANKS = frozenset({"bitwise", "eager", "benchmark"})
 """Checks that run the step, on `[run] world`."""
 
 
@@ -99,6 +99,7 @@ class PlanRun:
             "golden": self._golden,
             "collectives": self._collectives,
             "bitwise": self._bitwise,
+            "eager": self._eager,
             "benchmark": self._benchmark,
         }
         if name not in checks:
@@ -253,19 +254,35 @@ class PlanRun:
         return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
 
     def _bitwise(self, folder: Folder) -> Verdict:
+        choice = self._choice("bitwise")
+        if isinstance(choice, Verdict):
+            return choice
+        from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
+
+        return Bitwise(self._run_world, self.name, choice, self._pools, self._paths, folder, self._say).verdict()
+
+    def _eager(self, folder: Folder) -> Verdict:
+        choice = self._choice("eager")
+        if isinstance(choice, Verdict):
+            return choice
+        from pytest_fxbucket.eager.of_plan import Eager
+
+        return Eager(self._run_world, self.name, choice, self._pools, self._paths, folder, self._say).verdict()
+
+    @property
+    def _paths(self) -> list[Path]:
+        return [self.plan.path.parent, self._settings.rootdir]
+
+    def _choice(self, check: str) -> Choice | Verdict:
+        """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
         from pytest_fxbucket.ranks.messages import MAX_RANKS
 
         if (self._settings.backend or self.plan.run.backend) != "fake":
             refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
         choice = self._backend()
         if choice.backend is None:
-            return skipped("bitwise", choice.lacking)
-        if (hanging := self._hanging("bitwise")) is not None:
-            return hanging
-        from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
-
-        paths = [self.plan.path.parent, self._settings.rootdir]
-        return Bitwise(self._run_world, self.name, choice.backend, choice, self._pools, paths, folder, self._say).verdict()
+            return skipped(check, choice.lacking)
+        return self._hanging(check) or choice
 
     def _benchmark(self, folder: Folder) -> Verdict:
         choice = self._timing.choice(self.plan)

@@ -76,7 +76,7 @@ class FxSession:
         if self._pools is None:
             from pytest_fxbucket.ranks.pools import Pools
 
-            warm = ["pytest_fxbucket.body.job"]
+            warm = ["pytest_fxbucket.body.job", *(["pytest_fxbucket.eager.job"] if self.options.plans else [])]
             self._pools = Pools(warm=warm) if self.torchrun is None else self.torchrun.pools(warm)
             self._pools.say = self.progress.say
         return self._pools

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise_job import Difference, Outcome
     from pytest_fxbucket.graph.reading import Bucket, Reading
     from pytest_fxbucket.ranks.failure import RankFailure
+
+
+class Compared(Protocol):
+    """What one rank saw that compared tensors."""
+
+    differences: list[Difference]
+
 
 _SHOWN = 12
 RUNS = ("unbucketed", "bucketed")
@@ -136,12 +143,12 @@ def _named(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
     return f"bucket {' and '.join(entries) or 'of no parameter'}, {bucket.direction}"
 
 
-def first_step(outcomes: Sequence[Outcome]) -> int | None:
+def first_step(outcomes: Sequence[Compared]) -> int | None:
     """First step in which any rank saw a difference; None if all bits are equal."""
     return min((d.step for outcome in outcomes for d in outcome.differences), default=None)
 
 
-def difference_lines(outcomes: Sequence[Outcome], bucket_of: Mapping[str, str]) -> list[str]:
+def difference_lines(outcomes: Sequence[Compared], bucket_of: Mapping[str, str]) -> list[str]:
     """The first step's differences, a line each: what, where, how much."""
     step = first_step(outcomes)
     found = [d for outcome in outcomes for d in outcome.differences if d.step == step]

@@ -100,22 +100,15 @@ def run(rank: int, world: int, task: Task) -> Outcome:
     Work that crosses iterations is finished after each step, on copies of the state: as if that step was the last. Learning
     rates shrink from step to step, each by a factor of its own, since an update must use that of its own step and group.
     """
-    with collector.paused():
-        graphs = {"unbucketed": decode(task.unbucketed)}
-        graphs |= {"bucketed": decode(task.bucketed)} if task.bucketed is not None else {}
-        graphs |= {one.phase: decode(one.graph) for one in task.crossing}
-        outcome = Outcome(tuple(digest(encode_module(graph)) for graph in graphs.values()))
-    make_groups(task.mesh, rank)
-    for graph in graphs.values():
-        ensure_twins(graph.graph)
-        place(graph, device())
+    graphs, digests = graphs_of(rank, task, {"unbucketed": task.unbucketed})
+    outcome = Outcome(digests)
     outcome.ran_on = record(task.backend)
     start, batches = state_and_batches(
         rank, task, on_built=lambda whole: outcome.built.update({fqn: bits_digest([one]) for fqn, one in whole.items()})
     )
     runs = [
         OneGraph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
-        _final_run(graphs, _copies(_final_start(task, start)), _final(task)),
+        final_run(graphs, start, task),
     ]
     empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
     zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
@@ -147,8 +140,30 @@ def run(rank: int, world: int, task: Task) -> Outcome:
     outcome.zero = sorted(zero)
     outcome.held = _held(task, runs[0].state, results)
     outcome.still = _still(task, start, runs[0].state)
-    outcome.peak_bytes = _peak_bytes()
+    outcome.peak_bytes = peak_bytes()
     return outcome
+
+
+def graphs_of(rank: int, task: Task, others: Mapping[str, PortableGraph]) -> tuple[dict[str, fx.GraphModule], tuple[str, ...]]:
+    """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups; and a digest of each."""
+    sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
+    sent |= {one.phase: one.graph for one in task.crossing}
+    with collector.paused():
+        graphs = {name: decode(one) for name, one in sent.items()}
+        digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
+    make_groups(task.mesh, rank)
+    for graph in graphs.values():
+        ensure_twins(graph.graph)
+        place(graph, device())
+    return graphs, digests
+
+
+def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: Task) -> Run:
+    """The step that is checked, on copies of ``start``."""
+    state, final = _copies(_final_start(task, start)), _final(task)
+    if "bucketed" in graphs:
+        return OneGraph(graphs["bucketed"], state, final, "bucketed")
+    return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, final)
 
 
 def _final(task: Task) -> Task:
@@ -170,13 +185,8 @@ def _key(value: Value) -> Key:
     return value.role, value.fqn
 
 
-def _final_run(graphs: Mapping[str, fx.GraphModule], state: list[torch.Tensor], task: Task) -> Run:
-    if "bucketed" in graphs:
-        return OneGraph(graphs["bucketed"], state, task, "bucketed")
-    return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, task)
-
-
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Largest resident size of this process so far; on a GPU, most memory of it that its tensors took."""
     if device() == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.cuda.max_memory_allocated()
@@ -221,7 +231,7 @@ def _compare_step(step: int, rank: int, took: Sequence[tuple[Stepping, Took]]) -
     for otherwise, (ours, theirs) in (("output", results), ("input", given)):
         for key, a in ours.items():
             if key in theirs:
-                yield from _compare(step, rank, _what(key[0], otherwise), key[1], a, theirs[key])
+                yield from compare(step, rank, _what(key[0], otherwise), key[1], a, theirs[key])
 
 
 def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, str, int], Any]:
@@ -238,14 +248,15 @@ def _compare_late(
 ) -> Iterator[Difference]:
     """What a call gave of the step before, against what that step gave."""
     for (role, fqn), result in sorted(late.items()):
-        yield from _compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
+        yield from compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
 
 
 def _what(role: str, otherwise: str) -> str:
     return {"grad": "gradient", "param": "parameter", "value": otherwise}.get(role, role)
 
 
-def _compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:
+def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:
+    """How ``b`` differs from ``a``, if it does."""
     if not isinstance(a, torch.Tensor):
         if a != b:
             yield Difference(step, rank, what, fqn, 1, 1, -1)

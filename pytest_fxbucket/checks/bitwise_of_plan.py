@@ -38,9 +38,8 @@ class Bitwise:
     world: World
     name: str
     """Of the plan, for people."""
-    backend: str
     choice: Choice
-    """How it came to that."""
+    """What its ranks run on, and how it came to that."""
     pools: Pools
     paths: Sequence[Path]
     """Folders that are first on the path in the ranks."""
@@ -82,36 +81,11 @@ class Bitwise:
         named = resolve(plan.run.zero_gradients, fqns, step.modules, aliases=trainable, **what)
         return {fqn for entry in named.entries for fqn in entry.parameters}
 
-    def task(self, phase: Phase, rank: int, localise: int | None = None) -> Task:
-        """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
-        world = self.world
-        crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
-        stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
-        return Task(
-            unbucketed=world.unbucketed(rank, phase),
-            bucketed=None if crossing else world.final(rank)[phase].portable,
-            crossing=crossing,
-            steps=self._steps,
-            backend=self.backend,
-            localise_step=localise,
-            final_inputs=inputs,
-            final_outputs=outputs,
-            **{**stepping, "first_state": world.final_step(rank).first_state},
-        )
-
-    @property
-    def _steps(self) -> int:
-        """As the plan says; where work crosses iterations, or state is gone, as many as it takes to see it."""
-        asked = self.world.plan.run.steps
-        if crosses(self.world):
-            return max(asked, _CROSSING_STEPS)
-        return max(asked, 2) if removed_state(self.world) else asked
-
     def _outcomes(self, phase: Phase, localise: int | None = None) -> list[Outcome]:
-        run = self.world.plan.run
-        tasks = [self.task(phase, rank, localise) for rank in range(self.world.size)]
-        self.say(f"waiting for {self.world.size} ranks to run {self._steps} steps twice")
-        results = self.pools.get(self.world.size, self.backend).run(
+        run, backend = self.world.plan.run, self.choice.backend or ""
+        tasks = [task_of(self.world, phase, rank, backend, localise) for rank in range(self.world.size)]
+        self.say(f"waiting for {self.world.size} ranks to run {steps_of(self.world)} steps twice")
+        results = self.pools.get(self.world.size, backend).run(
             _JOB,
             tasks,
             timeout_s=run.timeout_s,
@@ -146,8 +120,33 @@ class Bitwise:
         what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
         over = f"{self.choice.backend} ({self.choice.lacking})" if self.choice.lacking else self.choice.backend
         behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
-        steps = f"in {self._steps} steps over {over}"
+        steps = f"in {steps_of(self.world)} steps over {over}"
         return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}"
+
+
+def task_of(world: World, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:
+    """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
+    crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
+    stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
+    return Task(
+        unbucketed=world.unbucketed(rank, phase),
+        bucketed=None if crossing else world.final(rank)[phase].portable,
+        crossing=crossing,
+        steps=steps_of(world),
+        backend=backend,
+        localise_step=localise,
+        final_inputs=inputs,
+        final_outputs=outputs,
+        **{**stepping, "first_state": world.final_step(rank).first_state},
+    )
+
+
+def steps_of(world: World) -> int:
+    """As the plan says; where work crosses iterations, or state is gone, as many as it takes to see it."""
+    asked = world.plan.run.steps
+    if crosses(world):
+        return max(asked, _CROSSING_STEPS)
+    return max(asked, 2) if removed_state(world) else asked
 
 
 def _not_compared(names: Sequence[str], how: str) -> str:

@@ -150,11 +150,16 @@ def _by_key(results: Results) -> dict[Key, Any]:
 
 
 def decay(runs: Sequence[Run]) -> None:
-    """Shrink the learning rates of ``runs``, each by a factor of its own: one of another step or group would show."""
-    rates = [value.fqn for value in runs[0].task.inputs if value.role == "hyper"]
-    factors = {fqn: 1 - 0.5 / (2 + number) for number, fqn in enumerate(rates)}
+    """Shrink the learning rates of ``runs`` by :func:`factors`."""
+    by = factors(runs[0].task)
     for one in runs:
         kept = [value for value in one.task.inputs if value.role in KEPT]
         for value, tensor in zip(kept, one.state, strict=True):
             if value.role == "hyper":
-                tensor.mul_(factors[value.fqn])
+                tensor.mul_(by[value.fqn])
+
+
+def factors(task: Stepping) -> dict[str, float]:
+    """What each learning rate shrinks by between steps, each by its own: one of another step or group would show."""
+    rates = [value.fqn for value in task.inputs if value.role == "hyper"]
+    return {fqn: 1 - 0.5 / (2 + number) for number, fqn in enumerate(rates)}

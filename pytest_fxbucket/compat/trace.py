@@ -29,7 +29,7 @@ def trace(
     from pytest_fxbucket.compat.grouped_products import of_any_dtype
 
     quietly = quiet("torch._subclasses.fake_tensor")
-    with torch.autograd.set_multithreading_enabled(False), quietly, quiet_structured_log(), of_any_dtype(), _without_onednn():
+    with torch.autograd.set_multithreading_enabled(False), quietly, quiet_structured_log(), of_any_dtype(), without_onednn():
         return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
 
 
@@ -52,8 +52,8 @@ def quiet(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Recurrent layers are traced as what they compute: oneDNN's have a workspace that a traced backward does not get.
+def without_onednn() -> Iterator[None]:
+    """Recurrent layers run, and are traced, as what they compute: oneDNN's have a workspace that a traced backward lacks.
 
     ``torch.backends.mkldnn.flags`` would warn of other settings that it sets besides.
     """

@@ -89,6 +89,20 @@ def one_of(doc: str, *built: str, unbuilt: tuple[str, ...] = (), omit: bool = Fa
     return {"rule": Rule(doc, expects, read, (*built, *unbuilt), unbuilt, built=len(built) > 1 or omit)}
 
 
+def some_of(doc: str, *known: str) -> Metadata:
+    """Take a list of several strings, each once, as a tuple in the order of ``known``."""
+    expects = f"a list of {one_or_other([show(one) for one in known])}"
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise wrong(where, expects, value)
+        if other := next((one for one in value if one not in known), None):
+            raise PlanError(f"{where} must be {expects}, not {show(other)}{nearest(other, list(known))}")
+        return tuple(one for one in known if one in value)
+
+    return {"rule": Rule(doc, expects, read)}
+
+
 def switch(doc: str, *, unbuilt: tuple[bool, ...] = ()) -> Metadata:
     """Take true or false."""
 

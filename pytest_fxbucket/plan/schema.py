@@ -31,6 +31,7 @@ from pytest_fxbucket.plan.rules import (
     number,
     one_of,
     seconds,
+    some_of,
     switch,
     whole,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Benchmark",
     "Bucket",
     "Checks",
+    "Eager",
     "Entry",
     "Graph",
     "Key",
@@ -354,6 +356,22 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Eager:
+    """``[eager]``: torch's own step, which the check of that name holds the bucketed graph against."""
+
+    rounds_otherwise: tuple[str, ...] = field(
+        default=(),
+        metadata=some_of(
+            "why torch's own step rounds otherwise by design, see below: there it goes the graph's way, and all is held to it "
+            "bit for bit; one that the model does not have is an error",
+            "reused_unit",
+            "rowwise_bias",
+            "fused_rnn",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Checks:
     """``[checks]``: which items the plan gives."""
 
@@ -361,6 +379,10 @@ class Checks:
     golden: bool = field(default=True, metadata=check_switch("the schedule is the reviewed one"))
     collectives: bool = field(default=True, metadata=check_switch("all ranks launch the same, and nothing can hang"))
     bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
+    eager: bool = field(
+        default=True,
+        metadata=check_switch("the bucketed step gives the bits of torch's own, of FSDP2 or DDP"),
+    )
     benchmark: Benchmark | Literal[False] = field(
         default=False, metadata=check_switch("step time, bucketed beside unbucketed, and against stored runs", Benchmark)
     )
@@ -385,6 +407,7 @@ class Plan:
     transform: tuple[Transform, ...] = field(default=(), metadata={"table": Transform, "several": True})
     """Left out: the pass alone."""
     run: Run = field(default_factory=Run, metadata={"table": Run})
+    eager: Eager = field(default_factory=Eager, metadata={"table": Eager})
     checks: Checks = field(default_factory=Checks, metadata={"table": Checks})
 
     @property

@@ -12,9 +12,8 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.bench.timeline.marks import Mark, marks_of
 from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
 from pytest_fxbucket.bench.timeline.span import Span
-from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
+from pytest_fxbucket.checks.bitwise_of_plan import task_of
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.ranks.backend import Choice
 from pytest_fxbucket.ranks.pools import Pools
 from suites.bench.timeline.trace_jobs import Traced
 from suites.checks.small_llama import SmallLlama
@@ -43,8 +42,7 @@ def outcomes(
         {variant: marks_of(world, rank, "joint", variant) for variant in ("unbucketed", "bucketed")} for rank in range(RANKS)
     ]
     folder = Folder(tmp_path_factory.mktemp("log"), "small", "benchmark", None)
-    bitwise = Bitwise(world, "small", "gloo", Choice("gloo"), llama.pools, [], folder, print)
-    payloads = [Traced(bitwise.task("joint", rank), every[rank]) for rank in range(RANKS)]
+    payloads = [Traced(task_of(world, "joint", rank, "gloo"), every[rank]) for rank in range(RANKS)]
     log = folder.make()
     return llama.pools.get(RANKS).run("suites.bench.timeline.trace_jobs:trace", payloads, timeout_s=60, log_dir=log)
 

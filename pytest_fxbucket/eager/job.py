@@ -1,0 +1,192 @@
+"""Runs in the ranks: torch's eager step and the bucketed graph, side by side on the same batches, compared bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pytest_fxbucket.capture.batches import batch_of
+from pytest_fxbucket.capture.from_plan import import_model
+from pytest_fxbucket.capture.microbatches import microbatches
+from pytest_fxbucket.capture.split_batch import split_of
+from pytest_fxbucket.checks.bits import bits_digest
+from pytest_fxbucket.checks.bitwise_job import Difference, Task, compare, final_run, graphs_of, peak_bytes
+from pytest_fxbucket.checks.bitwise_localise import seen
+from pytest_fxbucket.checks.bitwise_runs import Took, decay, factors
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.eager.parting import Parting, first_parting
+from pytest_fxbucket.eager.reasons import reasons_of, reused_units
+from pytest_fxbucket.eager.rows import own_rows
+from pytest_fxbucket.eager.step import EagerStep, Left
+from pytest_fxbucket.eager.wrapped import wrap
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.stepping import state_and_batches
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.checks.bitwise_runs import Run
+    from pytest_fxbucket.plan.schema import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class EagerTask:
+    """What one rank is to run."""
+
+    plan: Plan
+    graph: Task
+    localise_step: int | None = None
+    """Step to follow module by module; None: compare results only."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one rank saw."""
+
+    digests: tuple[str, ...]
+    """Of the graphs that ran: bucketed, or set-up, steady and clean-up."""
+    differences: list[Difference] = field(default_factory=list)
+    one_sided: list[str] = field(default_factory=list)
+    """What only one of the two has, a clause each."""
+    compared: int = 0
+    """How many tensors."""
+    cannot: str = ""
+    """What torch says that it cannot step the model."""
+    reasons: tuple[str, ...] = ()
+    """Why bits may part by design, as far as the model has such things."""
+    parting: Parting | None = None
+    peak_bytes: int = 0
+
+
+class _CannotError(FxbucketError):
+    """torch raised in its own step."""
+
+
+def run(rank: int, world: int, task: EagerTask) -> Seen:
+    """Run the plan's steps both ways from the same state, and compare after each; learning rates shrink as in bitwise."""
+    graph = task.graph
+    graphs, digests = graphs_of(rank, graph, {})
+    found = Seen(digests)
+    start, batches = state_and_batches(rank, graph)
+    ours = final_run(graphs, start, graph)
+    try:
+        theirs = _Reference.make(rank, task, found)
+        for step in range(graph.steps):
+            batch = [tensor.to(device()) for tensor in batches(step)]
+            if step == task.localise_step:
+                found.parting = _followed(ours, theirs, batch, step, graph)
+                return found
+            took, left = _graph_step(ours, batch, step, graph), theirs.take(batch, step)
+            _compare(found, rank, step, _by_key(ours, took), left, graph)
+            decay([ours])
+            theirs.step.decay(factors(ours.task))
+    except _CannotError as error:
+        found.cannot = str(error)
+    found.peak_bytes = peak_bytes()
+    return found
+
+
+def _graph_step(ours: Run, batch: Sequence[Tensor], step: int, graph: Task) -> Took:
+    torch.manual_seed(graph.seed + step)
+    return ours.step([tensor.clone() for tensor in batch], step + 1, graph.steps)
+
+
+def _followed(ours: Run, theirs: _Reference, batch: Sequence[Tensor], step: int, graph: Task) -> Parting:
+    ours.watch = seen
+    took = _graph_step(ours, batch, step, graph)
+    known = {digest for _, _, digests in ours.seen for digest in digests.values()}
+    known |= {bits_digest([value]) for value in (*batch, *took.given)}
+    return first_parting(theirs.model, known, lambda: theirs.take(batch, step))
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """torch's own step of the plan's model on this rank."""
+
+    model: nn.Module
+    step: EagerStep
+    task: Task
+    leaves: Sequence[Any]
+    """Of a batch; the tensors are those of the step at hand."""
+    spec: Any
+
+    @classmethod
+    def make(cls, rank: int, task: EagerTask, found: Seen) -> _Reference:
+        """Build it, and note in ``found`` the reasons for which it may round otherwise."""
+        plan, graph = task.plan, task.graph
+        assert plan.model is not None
+        factory, batch, loss = import_model(plan.model, graph.where)
+        data = batch_of(batch(graph.mesh.data_rank(rank), 0))
+        leaves, spec = pytree.tree_flatten(data)
+
+        def built() -> nn.Module:
+            torch.manual_seed(graph.seed)
+            model: nn.Module = factory(**plan.model.args)  # type: ignore[union-attr]
+            return model.to(device())
+
+        model = built()
+        split = split_of(model, data, plan.model.inputs)
+        stated = plan.eager.rounds_otherwise
+        with _torchs_own():
+            reused = frozenset[str]()
+            if "reused_unit" in stated or task.localise_step is not None:
+                part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
+                reused = reused_units(built(), plan, lambda one: split.call(one, part))
+            found.reasons = reasons_of(model, plan, reused)
+            gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
+            wrapped = wrap(
+                model,
+                plan,
+                graph.mesh,
+                reused=reused if "reused_unit" in stated else (),
+                without_gradient=any(one.trainable and one.fqn not in gradients for one in graph.parameters),
+            )
+            step = EagerStep(wrapped, split, loss, plan.step, graph.optimizing)
+        return cls(model, step, graph, leaves, spec)
+
+    def take(self, batch: Sequence[Tensor], step: int) -> Left:
+        """Take a step on copies of ``batch``, the tensors of a batch."""
+        mark(f"eager step {step + 1} of {self.task.steps}")
+        tensors = iter(batch)
+        leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        torch.manual_seed(self.task.seed + step)
+        with _torchs_own():
+            return self.step.take(pytree.tree_unflatten(leaves, self.spec))
+
+
+@contextmanager
+def _torchs_own() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise _CannotError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error
+
+
+def _by_key(ours: Run, took: Took) -> Left:
+    """What the graph left, by role and name: inputs as they are now, and outputs that are no new values of those."""
+    left = {(v.role, v.fqn): tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
+    left |= {(v.role, v.fqn): made for v, made in zip(ours.task.outputs, took.results, strict=True)}
+    return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
+
+
+def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, graph: Task) -> None:
+    """Losses, gradients, parameters, buffers, and state that both have; a gradient that one lacks is told."""
+    words = {"grad": "gradient", "param": "parameter"}
+    for key, value in theirs.items():
+        role, fqn = key
+        if key in ours:
+            found.compared += 1
+            mine = own_rows(ours[key], fqn, rank, graph)
+            found.differences += compare(step, rank, words.get(role, role), fqn, value, mine)
+        elif role in ("grad", "buffer", "loss"):
+            found.one_sided.append(f"the graph has no {words.get(role, role)} {fqn}")
+    for role, fqn in ours:
+        if role == "grad" and (role, fqn) not in theirs:
+            found.one_sided.append(f"torch's own step has no gradient {fqn}")

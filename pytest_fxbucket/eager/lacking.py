@@ -1,0 +1,46 @@
+"""What a plan asks for that torch has no eager step for, or none that rounds alike; said before any rank is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import StepGraph
+    from pytest_fxbucket.plan.schema import Plan
+
+_MODES = ("fully_shard", "replicate", "hybrid_shard")
+
+
+def lacking(plan: Plan, step: StepGraph, rounding: Sequence[str]) -> str | None:
+    """Why there is no eager step to hold ``step`` against, as a clause; None if there is one.
+
+    ``rounding`` are transformations of the plan that round otherwise than the step that was captured.
+    """
+    parallel = plan.parallel
+    if plan.model is None:
+        return "a [graph] comes without the model that it was traced from"
+    if parallel.mode not in _MODES:
+        return f"torch has no eager step for mode {parallel.mode}"
+    if parallel.ep > 1:
+        return "torch has no eager step for experts that are parted over ep"
+    if parallel.mode == "replicate" and parallel.tp > 1:
+        return "DistributedDataParallel takes no parameters that are parted over tp"
+    if parallel.mode == "replicate" and (parallel.param_dtype or parallel.reduce_dtype):
+        return "DistributedDataParallel has no param_dtype and no reduce_dtype"
+    if parallel.reduce_order != "scatter_first":
+        return f'FSDP2 scatters first, and reduce_order is "{parallel.reduce_order}"'
+    if plan.step.clip_norm and parallel.tp > 1:
+        return "clip_grad_norm_ takes no parameters of two meshes, as clip_norm with tp needs"
+    if one := next((one for one in plan.override if one.by != "call"), None):
+        return f"[[override]] {one.by} gives the graph something else than the model's own modules compute"
+    if rounding:
+        return f"the transformation {rounding[0]} rounds otherwise than the model's own step"
+    return _lacking_parameters(plan, step)
+
+
+def _lacking_parameters(plan: Plan, step: StepGraph) -> str | None:
+    shards = plan.parallel.mode != "replicate"
+    if scalar := next((one.fqn for one in step.parameters if shards and not one.shape), None):
+        return f"FSDP2 takes no parameter without dimensions, as {scalar} is"
+    return None

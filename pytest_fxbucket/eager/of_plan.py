@@ -1,0 +1,118 @@
+"""The check ``eager`` of one plan: what its ranks are given, and what they brought back, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pytest_fxbucket.checks import bitwise
+from pytest_fxbucket.checks.bitwise_of_plan import steps_of, task_of
+from pytest_fxbucket.checks.crossing import run_digests
+from pytest_fxbucket.checks.too_large import refuse_too_large
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
+from pytest_fxbucket.eager.job import EagerTask, Seen
+from pytest_fxbucket.eager.lacking import lacking
+from pytest_fxbucket.eager.reasons import WORDS
+from pytest_fxbucket.ranks.failure import RankFailure
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.ranks.backend import Choice
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.world import World
+
+_OF_MODE = {"fully_shard": "FSDP2", "hybrid_shard": "FSDP2", "replicate": "DistributedDataParallel"}
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Eager:
+    """torch's own step of a plan's model beside the final step of the plan, on ranks."""
+
+    world: World
+    name: str
+    """Of the plan, for people."""
+    choice: Choice
+    pools: Pools
+    paths: Sequence[Path]
+    """Folders that are first on the path in the ranks."""
+    folder: Folder
+    say: Callable[[str], None]
+
+    def verdict(self) -> Verdict:
+        """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
+        plan, world = self.world.plan, self.world
+        if missing := lacking(plan, world.step(0), world.rounding):
+            return skipped("eager", missing)
+        refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
+        try:
+            seen = self._seen()
+            lines = list(self._problems(seen))
+            step = bitwise.first_step(seen)
+            if step is not None:
+                lines += bitwise.difference_lines(seen, world.entry_of)
+                lines += self._parting(self._seen(step))
+        except RankFailure as failure:
+            return failed("eager", str(failure), list(failure.lines()))
+        if cannot := next((one.cannot for one in seen if one.cannot), ""):
+            return skipped("eager", f"{self._torchs} cannot step this model: {cannot}")
+        if lines:
+            return failed("eager", f"the bucketed step is not shown to be that of {self._torchs}", lines)
+        return passed("eager", self._equal(seen))
+
+    @property
+    def _torchs(self) -> str:
+        tp = " over parallelize_module" if self.world.plan.parallel.tp > 1 else ""
+        return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
+
+    def _seen(self, localise: int | None = None) -> list[Seen]:
+        world, backend = self.world, self.choice.backend or ""
+        tasks = [EagerTask(world.plan, task_of(world, "joint", rank, backend), localise) for rank in range(world.size)]
+        self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
+        results = self.pools.get(world.size, backend).run(
+            "pytest_fxbucket.eager.job:run",
+            tasks,
+            timeout_s=world.plan.run.timeout_s,
+            paths=[str(path) for path in self.paths],
+            log_dir=self.folder.make(),
+            what=f"eager of {self.name}",
+        )
+        return cast("list[Seen]", results)
+
+    def _problems(self, seen: Sequence[Seen]) -> Iterator[str]:
+        world = self.world
+        for rank, one in enumerate(seen):
+            if one.digests != tuple(run_digests(world, "joint", rank)):
+                yield f"rank {rank} ran another graph than the one that was checked"
+        sided = dict.fromkeys(clause for one in seen for clause in one.one_sided)
+        yield from list(sided)[:_SHOWN]
+        if not any(one.compared or one.cannot for one in seen):
+            yield "nothing was compared"
+        stated = self.world.plan.eager.rounds_otherwise
+        if not any(one.cannot for one in seen):
+            for reason in stated:
+                if not any(reason in one.reasons for one in seen):
+                    yield f'[eager] rounds_otherwise states "{reason}", but the model has no such thing; take it out'
+
+    def _parting(self, seen: Sequence[Seen]) -> Iterator[str]:
+        partings = {rank: one.parting for rank, one in enumerate(seen) if one.parting is not None and one.parting.operator}
+        if partings:
+            rank, first = next(iter(partings.items()))
+            what = "output" if first.direction == "forward" else "gradient"
+            yield f"first module whose {what} differs: {first.module or 'the model'} ({first.operator}), on rank {rank}"
+        else:
+            yield "each module computes the same bits in both directions: they part in a reduction, clipping or update"
+        known = dict.fromkeys(reason for one in seen for reason in one.reasons)
+        for reason in known:
+            if reason not in self.world.plan.eager.rounds_otherwise:
+                yield f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
+
+    def _equal(self, seen: Sequence[Seen]) -> str:
+        world, plan = self.world, self.world.plan
+        over = f"{self.choice.backend} ({self.choice.lacking})" if self.choice.lacking else self.choice.backend
+        tensors = min(one.compared for one in seen) // steps_of(world)
+        notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
+        what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
+        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {over}{notes}"

@@ -1,0 +1,113 @@
+"""A plan's model under torch's own data and tensor parallelism, and how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.functional import linear
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.compat.trace import without_onednn
+from pytest_fxbucket.eager.units import units
+from pytest_fxbucket.plan.dtypes import dtype_named
+from pytest_fxbucket.plan.resolved import entries_of
+from pytest_fxbucket.ranks import device
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.capture.mesh import Mesh
+    from pytest_fxbucket.plan.schema import Plan
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A model whose parameters are this rank's parts, as torch deals them."""
+
+    model: nn.Module
+    call: Callable[[bool], Callable[..., Any]]
+    """By whether it is the step's last microbatch, which reduces gradients: what is called as the model is."""
+
+
+def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], without_gradient: bool) -> Wrapped:
+    """``model`` under what ``plan`` asks for, on ``mesh``; it is changed in place.
+
+    ``reused`` are modules that are to be the root's, and no units; ``without_gradient`` says that some parameter gets none.
+    Raises what torch raises.
+    """
+    forwards = forwards_of(model, plan)
+    sizes = {dim.name: dim.size for dim in mesh.dims if dim.size > 1} or {_alone(plan): 1}
+    devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if forwards.parted:
+        parallelize_module(model, devices["tp"], {fqn: _STYLES[one.style]() for fqn, one in forwards.parted.items()})
+    for fqn, one in forwards.parted.items():
+        module = model.get_submodule(fqn)
+        if one.style == "rowwise" and module.bias is not None and "rowwise_bias" in plan.eager.rounds_otherwise:
+            _add_bias_last(module)
+    for module in model.modules() if "fused_rnn" in plan.eager.rounds_otherwise else ():
+        if isinstance(module, nn.RNNBase):
+            module.forward = without_onednn()(module.forward)
+    for fqn in forwards.recomputed:
+        module = model.get_submodule(fqn)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    if plan.parallel.mode == "replicate":
+        return _replicated(model, devices, without_gradient)
+    _shard(model, devices[tuple(name for name in sizes if name != "tp")], plan, reused)
+    return Wrapped(model, partial(_sharded_call, model))
+
+
+def _alone(plan: Plan) -> str:
+    return "dp_replicate" if plan.parallel.mode == "replicate" else "dp_shard"
+
+
+def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(last)
+    return model
+
+
+def _replicated(model: nn.Module, devices: DeviceMesh, without_gradient: bool) -> Wrapped:
+    group = devices.get_group("dp_replicate")
+    # buffers stay each rank's own, as under FSDP2 and in the graph
+    parallel = DistributedDataParallel(
+        model, process_group=group, broadcast_buffers=False, find_unused_parameters=without_gradient
+    )
+
+    def call(last: bool) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with nullcontext() if last else parallel.no_sync():
+                return parallel(*args, **kwargs)
+
+        return run
+
+    return Wrapped(model, call)
+
+
+def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collection[str]) -> None:
+    parallel, own = plan.parallel, {id(one): fqn for fqn, one in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    aliases = {fqn: own[id(one)] for fqn, one in every if own[id(one)] != fqn}
+    entries = entries_of(plan, list(own.values()), [fqn for fqn, _ in model.named_modules()], aliases).entries
+    policy = MixedPrecisionPolicy(dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype))
+    asked = parallel.reshard_after_forward
+    reshard = asked if isinstance(asked, bool) else None  # by entry it makes no difference to bits
+    for modules in units(model, entries, left_out):
+        fully_shard(modules, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=reshard)
+
+
+def _add_bias_last(module: nn.Module) -> None:
+    """Add the bias of a rowwise linear to the sum of the ranks' parts, as Megatron-LM does, and not to a part of it."""
+    module.forward = lambda x: linear(x, module.weight)  # type: ignore[arg-type]
+    module.register_forward_hook(lambda module, given, out: out + module.bias.to_local())
