@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.checks.promise import dtype_name
+
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.selector import Resolution
 
 _MODES = ("fully_shard", "replicate", "hybrid_shard")
 
 
-def lacking(plan: Plan, step: StepGraph, rounding: Sequence[str]) -> str | None:
+def lacking(plan: Plan, step: StepGraph, resolution: Resolution, rounding: Sequence[str]) -> str | None:
     """Why there is no eager step to hold ``step`` against, as a clause; None if there is one.
 
-    ``rounding`` are transformations of the plan that round otherwise than the step that was captured.
+    ``resolution`` is what the plan's entries mean, ``rounding`` are transformations that round otherwise than what was captured.
     """
     parallel = plan.parallel
     if plan.model is None:
@@ -36,11 +39,16 @@ def lacking(plan: Plan, step: StepGraph, rounding: Sequence[str]) -> str | None:
         return f"[[override]] {one.by} gives the graph something else than the model's own modules compute"
     if rounding:
         return f"the transformation {rounding[0]} rounds otherwise than the model's own step"
-    return _lacking_parameters(plan, step)
+    return _lacking_parameters(step, resolution) if parallel.mode != "replicate" else None
 
 
-def _lacking_parameters(plan: Plan, step: StepGraph) -> str | None:
-    shards = plan.parallel.mode != "replicate"
-    if scalar := next((one.fqn for one in step.parameters if shards and not one.shape), None):
+def _lacking_parameters(step: StepGraph, resolution: Resolution) -> str | None:
+    """What FSDP2 does not shard."""
+    if scalar := next((one.fqn for one in step.parameters if not one.shape), None):
         return f"FSDP2 takes no parameter without dimensions, as {scalar} is"
+    dtype_of = {one.fqn: dtype_name(one.dtype) for one in step.parameters}
+    units = [(f"entry {one.name}", one.parameters) for one in resolution.entries]
+    for unit, parameters in [*units, ("what no entry has", resolution.unplanned)]:
+        if len(dtypes := dict.fromkeys(dtype_of[fqn] for fqn in parameters)) > 1:
+            return f"FSDP2 takes parameters of one dtype a unit, and {unit} has {' and '.join(sorted(dtypes))}"
     return None

@@ -44,7 +44,7 @@ class Eager:
     def verdict(self) -> Verdict:
         """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
         plan, world = self.world.plan, self.world
-        if missing := lacking(plan, world.step(0), world.rounding):
+        if missing := lacking(plan, world.step(0), world.resolution, world.rounding):
             return skipped("eager", missing)
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
         try:
@@ -103,7 +103,16 @@ class Eager:
             what = "output" if first.direction == "forward" else "gradient"
             yield f"first module whose {what} differs: {first.module or 'the model'} ({first.operator}), on rank {rank}"
         else:
-            yield "each module computes the same bits in both directions: they part in a reduction, clipping or update"
+            yield (
+                "each module computes the same bits in both directions: they part outside of modules, in a sum over "
+                "microbatches, a reduction, clipping, an update or a write"
+            )
+            parallel = self.world.plan.parallel
+            if parallel.param_dtype and not parallel.reduce_dtype:
+                yield (
+                    "reduce_dtype is left out: a plan reduces in the gradient's dtype then, FSDP2 from torch 2.15 on in the "
+                    "parameter's own; write the one that you mean"
+                )
         known = dict.fromkeys(reason for one in seen for reason in one.reasons)
         for reason in known:
             if reason not in self.world.plan.eager.rounds_otherwise:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
 
 WORDS = {
-    "reused_unit": "a module that is called more than once and is a unit of FSDP2's is reduced once a call there, here once",
+    "reused_unit": (
+        "a unit of FSDP2's that is called more than once reduces what earlier microbatches gave it by itself there, "
+        "here all is added first"
+    ),
     "rowwise_bias": "RowwiseParallel adds a bias to a part of the sum, here it is added to the sum",
     "fused_rnn": "eager runs oneDNN's recurrent layer, here its operators run",
 }
@@ -28,7 +31,8 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[st
     parted = forwards_of(model, plan).parted
     biases = any(one.style == "rowwise" and model.get_submodule(fqn).bias is not None for fqn, one in parted.items())
     rnns = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    found = {"reused_unit": bool(reused) and plan.parallel.mode != "replicate", "rowwise_bias": biases, "fused_rnn": rnns}
+    is_late = plan.step.microbatches > 1 and plan.parallel.mode != "replicate"
+    found = {"reused_unit": bool(reused) and is_late, "rowwise_bias": biases, "fused_rnn": rnns}
     return tuple(name for name, there in found.items() if there)
 
 

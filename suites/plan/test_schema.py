@@ -12,6 +12,7 @@ from pytest_fxbucket.plan.rules import show
 
 # A value beside the default for every key whose values cannot be listed.
 SECOND: dict[tuple[str, str], str] = {
+    ("eager", "rounds_otherwise"): '["reused_unit"]',
     ("model", "factory"): '"n:build"',
     ("model", "batch"): '"n:batch"',
     ("model", "args"): "{ layers = 2 }",
@@ -136,5 +137,6 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
         *[("transform", key) for key in ("name", "args")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients")],
-        *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "benchmark")],
+        *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "eager", "benchmark")],
+        ("eager", "rounds_otherwise"),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKS = ["audit", "golden", "collectives", "bitwise"]
+CHECKS = ["audit", "golden", "collectives", "bitwise", "eager"]
 
 
 def outcomes(junit: str) -> dict[str, str]:
@@ -29,12 +29,12 @@ class TestPlans:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
         args = ("--fxbucket-plans=plans", "-v", "--durations=3")
         first = project.runpytest_subprocess(*args, "plans/good.toml", "--fxbucket-accept=new")
-        first.assert_outcomes(passed=8)
+        first.assert_outcomes(passed=10)
         assert golden_names(project) == ["good.keep.txt", "good.txt"]
         first.stdout.fnmatch_lines(
             [
                 "fxbucket: * pass manual, * accepting goldens: new, torch *",
-                "plans/good.toml: * → * launches, * buckets, * audit passed, golden passed, collectives passed, bitwise passed",
+                "plans/good.toml: * → * launches, * buckets, * audit passed, *, bitwise passed, eager passed",
                 "golden written: golden/plans/good.txt",
             ]
         )
@@ -43,7 +43,7 @@ class TestPlans:
         two = project.runpytest_subprocess(*args, "--junitxml=two.xml", "-n2")
         assert outcomes("one.xml") == outcomes("two.xml")
         for result in (one, two):
-            result.assert_outcomes(passed=11, failed=2)
+            result.assert_outcomes(passed=14, failed=2)
             result.stdout.fnmatch_lines(["*golden/plans/plain.txt is missing; *pytest plans/plain.toml::golden*=new"])
             result.stdout.fnmatch_lines(["plans/plain.toml: * audit passed, golden failed, *"])
         assert golden_names(project) == ["good.keep.txt", "good.txt"]
@@ -97,7 +97,8 @@ class TestEnd:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
         Path("dies.py").write_text("import os\nfrom tiny import batch, loss\ndef build(): os.kill(os.getpid(), 9)\n")
         Path("plans/dies.toml").write_text(
-            Path("plans/plain.toml").read_text().replace("tiny:", "dies:") + "[checks]\ngolden = false\nbitwise = false\n"
+            Path("plans/plain.toml").read_text().replace("tiny:", "dies:")
+            + "[checks]\ngolden = false\nbitwise = false\neager = false\n"
         )
         result = project.runpytest_subprocess("plans/dies.toml", "plans/plain.toml", "-k", "audit or dies", "-n2")
         result.assert_outcomes(failed=2, passed=1)

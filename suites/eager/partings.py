@@ -1,0 +1,94 @@
+"""Models that torch's own step rounds otherwise, by design, or cannot step; and what waits for ever in it alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class Twice(nn.Module):
+    """Calls a layer twice."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.first = times, nn.Linear(8, 8)
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            x = self.layer(x).tanh()
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Parted(nn.Module):
+    """An MLP with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).tanh())  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    """An LSTM between linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(8, 24, batch_first=True), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])  # type: ignore[no-any-return]
+
+
+class ReadByParent(nn.Module):
+    """Reads a parameter of a unit, and never calls the unit, which FSDP2 gathers when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.addmm(self.a.bias, x.flatten(0, 1), self.a.weight)).view_as(x)  # type: ignore[no-any-return]
+
+
+class Unused(nn.Module):
+    """A parameter that no forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x)  # type: ignore[no-any-return]
+
+
+class Waits(nn.Module):
+    """Waits for ever where it runs in a rank, and not where it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and torch.distributed.is_initialized() and torch.distributed.get_backend() != "fake":
+            threading.Event().wait()
+        return self.a(x)  # type: ignore[no-any-return]
+
+
+def build(name: str, **args: int) -> nn.Module:
+    model: nn.Module = globals()[name](**args)
+    return model
+
+
+def batch(rank: int, step: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(100 * rank + step))}
+
+
+def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    return (output - batch["x"]).square().mean()

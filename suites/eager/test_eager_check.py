@@ -1,0 +1,134 @@
+"""What ``eager`` says where torch's own step rounds otherwise by design, cannot be had, or does not end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
+from suites.eager.eager_net import plan_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def eager(pools: Pools, folder: Path, model: str, plan: str, tables: str, args: str = "") -> Verdict:
+    text = f"""
+[model]
+factory = "suites.eager.partings:build"
+args = {{ name = "{model}"{args} }}
+batch = "suites.eager.partings:batch"
+loss = "suites.eager.partings:loss"
+[bucket]
+plan = {plan}
+{tables}
+"""
+    return PlanRun(plan_of(text), RunSettings(ROOT, folder / "golden", folder), pools).check("eager")
+
+
+TWO = "[parallel]\ndp_shard = 2\n"
+TP = '[parallel]\ndp_shard = 2\ntp = 2\ntp_plan = { "up" = "colwise", "down" = "rowwise" }\n'
+LAYERS = '["first", "layer", "head"]'
+LATE = f"{TWO}[step]\nmicrobatches = 2\n"
+BY_DESIGN = {
+    "reused_unit": (
+        "Twice",
+        '["first", "layer", "head"]',
+        LATE,
+        ", times = 2",
+        "reduces what earlier microbatches gave it by itself",
+    ),
+    "rowwise_bias": ("Parted", '["up", "down"]', TP, "", "RowwiseParallel adds a bias to a part of the sum"),
+    "fused_rnn": ("Recurrent", '["rnn", "head"]', TWO, "", "eager runs oneDNN's recurrent layer"),
+}
+
+
+@pytest.mark.parametrize("reason", BY_DESIGN)
+def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_stated(
+    reason: str, pools: Pools, tmp_path: Path
+) -> None:
+    model, plan, tables, args, words = BY_DESIGN[reason]
+    verdict = eager(pools, tmp_path, model, plan, tables, args)
+    assert verdict.outcome == "failed"
+    assert verdict.lines[-1].startswith("by design: ")
+    assert words in verdict.lines[-1]
+    key = f'[eager]\nrounds_otherwise = ["{reason}"]'
+    assert verdict.lines[-1].endswith(f"; {key.replace(chr(10), ' ')} holds everything else")
+    stated = eager(pools, tmp_path, model, plan, f"{tables}{key}\n", args)
+    assert stated, stated
+    assert words in stated.summary
+
+
+@pytest.mark.parametrize("reason", BY_DESIGN)
+def test_a_reason_that_is_stated_and_not_there_is_red(reason: str, pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(
+        pools,
+        tmp_path,
+        "Twice",
+        '["first", "layer", "head"]',
+        f'{LATE}[eager]\nrounds_otherwise = ["{reason}"]\n',
+        ", times = 1",
+    )
+    assert verdict.lines == (f'[eager] rounds_otherwise states "{reason}", but the model has no such thing; take it out',)
+
+
+def test_a_unit_that_is_called_twice_is_reduced_once_where_there_are_no_microbatches(pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(pools, tmp_path, "Twice", LAYERS, TWO, ", times = 2")
+    assert verdict, verdict
+
+
+def test_a_reduce_dtype_that_is_left_out_means_another_dtype_from_torch_2_15_on(pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(pools, tmp_path, "Twice", LAYERS, TWO + 'param_dtype = "bfloat16"\n', ", times = 1")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+        assert verdict, verdict
+    else:
+        assert verdict.outcome == "failed"
+        assert verdict.lines[-1].startswith("reduce_dtype is left out: a plan reduces in the gradient's dtype then, FSDP2 from")
+    for written in ("bfloat16", "float32"):
+        tables = f'{TWO}param_dtype = "bfloat16"\nreduce_dtype = "{written}"\n'
+        assert eager(pools, tmp_path, "Twice", LAYERS, tables, ", times = 1")
+
+
+def test_what_torch_cannot_step_is_skipped_with_what_torch_says(pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(pools, tmp_path, "ReadByParent", '["a", "b"]', TWO)
+    assert verdict.outcome == "skipped"
+    assert verdict.summary.startswith("torch's FSDP2 cannot step this model: RuntimeError: ")
+
+
+def test_a_parameter_without_a_gradient_is_none_for_ddp_either(pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(pools, tmp_path, "Unused", '["a", "b"]', '[parallel]\nmode = "replicate"\ndp_replicate = 2\n')
+    assert verdict, verdict
+    assert "torch's DistributedDataParallel" in verdict.summary
+
+
+def test_an_eager_step_that_does_not_end_says_which(pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(pools, tmp_path, "Waits", '["a"]', f"{TWO}[run]\ntimeout_s = 5\n")
+    assert verdict.outcome == "failed"
+    assert 'at "eager step 1 of 3"' in verdict.summary
+
+
+LACKING = {
+    "a unit of two dtypes": ("fixtures/plans/gpt.toml", None, "tokens+positions+norm+output has float32 and float64"),
+    "[graph]": ("fixtures/plans/traced.toml", None, "a [graph] comes without the model that it was traced from"),
+    "a mode of one's own": ("fixtures/plans/mode.toml", None, "torch has no eager step for mode fixtures.modes:predivided"),
+    "experts": ("fixtures/plans/moe.toml", None, "torch has no eager step for experts that are parted over ep"),
+    "copies parted over tp": ("fixtures/plans/tp.toml", "replicate", "takes no parameters that are parted over tp"),
+    "all-reduced first": ("fixtures/plans/hybrid.toml", "replicate_first", "FSDP2 scatters first"),
+    "clipped over two meshes": ("fixtures/plans/whole.toml", "clipped", "clip_grad_norm_ takes no parameters of two meshes"),
+    "another sub-graph": ("fixtures/plans/override.toml", "subgraph", "gives the graph something else than the model's own"),
+    "sums that round": ("fixtures/plans/duplicates.toml", "added", "add_before_reducing"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, pools: Pools, tmp_path: Path) -> None:
+    from pytest_fxbucket.plan.load import load_plans
+
+    path, row, words = LACKING[case]
+    (plan,) = [plan for plan in load_plans(ROOT / path) if plan.matrix_id == row]
+    verdict = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
+    assert verdict.outcome == "skipped"
+    assert words in verdict.summary

@@ -1,0 +1,225 @@
+"""Captured steps with one fault each, in the graph that every check but ``eager`` takes for the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.roles import StepGraph
+from pytest_fxbucket.graph import collectives
+
+aten = torch.ops.aten
+Fault = Callable[[StepGraph, fx.Graph], None]
+
+
+def faulty(step: StepGraph, fault: Fault) -> StepGraph:
+    """``step`` with ``fault`` in its graph, which is changed in place."""
+    gm = step.graphs["joint"]
+    fault(step, gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return step
+
+
+def gradient_divided_twice(step: StepGraph, graph: fx.Graph) -> None:
+    _instead(_grad(step, graph, "layers.0.up.weight"), aten.div.Tensor, 2)
+
+
+def gradient_not_divided(step: StepGraph, graph: fx.Graph) -> None:
+    launch = _launch_behind(_grad(step, graph, "layers.0.up.weight"))
+    launch.update_arg(1, "sum")
+
+
+def cast_behind_the_reduction(step: StepGraph, graph: fx.Graph) -> None:
+    launch = _launch_behind(_grad(step, graph, "layers.1.down.weight"))
+    before = launch.args[0]
+    low = _insert(before, aten._to_copy.default, before, dtype=torch.bfloat16)  # type: ignore[arg-type]
+    _insert(low, aten._to_copy.default, low, dtype=torch.float32)
+    launch.update_arg(0, low.next)
+
+
+def gather_squeezed_through_float8(step: StepGraph, graph: fx.Graph) -> None:
+    gathered = _waits_of(step, graph, "layers.0.down.weight")[0]
+    low = _instead(gathered, aten._to_copy.default, dtype=torch.float8_e4m3fn)
+    _instead(low, aten._to_copy.default, dtype=torch.bfloat16)
+
+
+def another_parameter_read(step: StepGraph, graph: fx.Graph) -> None:
+    first, second = (_waits_of(step, graph, f"layers.{layer}.up.weight")[0] for layer in (0, 1))
+    second.replace_all_uses_with(first)
+
+
+def buffer_written_twice(step: StepGraph, graph: fx.Graph) -> None:
+    adds = [node for node in graph.nodes if node.target in (aten.add.Tensor, aten.add_.Tensor) and node.args[1] == 1]
+    mine = [node for node in adds if "step" not in str(node.args[0])]
+    mine[0].update_arg(1, 2)
+
+
+def dropout_drawn_again_in_backward(step: StepGraph, graph: fx.Graph) -> None:
+    """In the last microbatch, where no later draw is moved by it."""
+    drawn = [node for node in graph.nodes if node.target is aten.bernoulli_.float][-1]
+    (mask,) = drawn.users
+    (backward,) = [user for user in mask.users if user.meta.get("autograd_backward")]
+    before = backward.prev
+    empty = _insert(before, aten.empty_like.default, mask)
+    again = _insert(empty, drawn.target, empty, *drawn.args[1:])
+    other = _insert(again, mask.target, again, *mask.args[1:])
+    backward.replace_input_with(mask, other)
+
+
+def loss_of_one_microbatch(step: StepGraph, graph: fx.Graph) -> None:
+    total = _outputs(graph)[0]
+    total.update_arg(1, total.args[0])
+
+
+def first_microbatch_lost(step: StepGraph, graph: fx.Graph) -> None:
+    launch = _launch_behind(_grad(step, graph, "embed.weight"))
+    total = next(node for node in _behind(launch) if node.target is aten.add.Tensor)
+    first: Any = total.args[0]
+    total.update_arg(0, _insert(first, aten.mul.Tensor, first, 0))
+
+
+def clipped_by_local_norms(step: StepGraph, graph: fx.Graph) -> None:
+    launch = next(node for node in graph.nodes if collectives.launch_kind(node) == "all_reduce")
+    (wait,) = launch.users
+    wait.replace_all_uses_with(launch.args[0])
+    graph.erase_node(wait)
+    graph.erase_node(launch)
+
+
+def no_decay(step: StepGraph, graph: fx.Graph) -> None:
+    parameter = _input(step, graph, "param", "head.weight")
+    decayed = next(user for user in parameter.users if user.target is aten.mul.Tensor)
+    decayed.update_arg(1, 1.0)
+
+
+def decay_of_the_other_group(step: StepGraph, graph: fx.Graph) -> None:
+    """A norm's weight shrinks, too."""
+    norm = _input(step, graph, "param", "layers.0.norm.weight")
+    new = next(user for user in norm.users if user.target is aten.addcdiv.default)
+    new.update_arg(0, _insert(norm, aten.mul.Tensor, norm, 0.99))
+    new.args[0].prev.append(new.args[0])  # type: ignore[union-attr]
+
+
+def rate_baked_in(step: StepGraph, graph: fx.Graph) -> None:
+    rate = _input(step, graph, "hyper", "optimizers.0.groups.1.lr")
+    number = next(user for user in rate.users if user.target is aten._local_scalar_dense.default)
+    number.replace_all_uses_with(0.03125)  # type: ignore[arg-type]
+
+
+def gelu_by_tanh(step: StepGraph, graph: fx.Graph) -> None:
+    gelu = next(node for node in graph.nodes if node.target is aten.gelu.default)
+    gelu.kwargs = {"approximate": "tanh"}
+
+
+def another_epsilon(step: StepGraph, graph: fx.Graph) -> None:
+    norm = [node for node in graph.nodes if node.target is aten.native_layer_norm.default][1]
+    norm.update_arg(4, 1e-3)
+
+
+def residual_without_gradient(step: StepGraph, graph: fx.Graph) -> None:
+    """What flows around the second layer is lost."""
+    norm = next(node for node in graph.nodes if node.target is aten.native_layer_norm_backward.default)
+    through = next(user for user in norm.users if user.args[1] == 0)
+    total = next(node for node in _in_front(through) if node.target is aten.add.Tensor)
+    total.replace_all_uses_with(_last_cast(total, through))
+
+
+OUTSIDE = "they part outside of modules"
+FAULTS: dict[Fault, tuple[str, ...]] = {
+    gradient_divided_twice: ("gradient layers.0.up.weight", OUTSIDE),
+    gradient_not_divided: ("gradient layers.0.up.weight", OUTSIDE),
+    cast_behind_the_reduction: ("gradient layers.1.down.weight", OUTSIDE),
+    gather_squeezed_through_float8: ("first module whose output differs: layers.0.down (aten.addmm.default)",),
+    another_parameter_read: ("first module whose output differs: layers.1.up (aten.addmm.default)",),
+    buffer_written_twice: ("buffer layers.0.calls: 1 of 1 elements differ", OUTSIDE),
+    dropout_drawn_again_in_backward: ("first module whose gradient differs: layers.1.dropout (aten.mul.Tensor)",),
+    loss_of_one_microbatch: ("step 0, rank 0: loss: 1 of 1 elements differ", OUTSIDE),
+    first_microbatch_lost: ("gradient embed.weight", OUTSIDE),
+    clipped_by_local_norms: ("parameter embed.weight", OUTSIDE),
+    no_decay: ("parameter head.weight", OUTSIDE),
+    decay_of_the_other_group: ("parameter layers.0.norm.weight", OUTSIDE),
+    rate_baked_in: ("step 1, rank 0: parameter embed.weight", OUTSIDE),
+    gelu_by_tanh: ("first module whose output differs: layers.0 (aten.gelu.default)",),
+    another_epsilon: ("first module whose output differs: layers.1.norm (aten.native_layer_norm.default)",),
+    residual_without_gradient: ("first module whose gradient differs: layers.0.down",),
+}
+"""With what the check must say of each."""
+
+
+def _outputs(graph: fx.Graph) -> list[Any]:
+    return list(graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _grad(step: StepGraph, graph: fx.Graph, fqn: str) -> fx.Node:
+    values = step.outputs["joint"]
+    return next(n for v, n in zip(values, _outputs(graph), strict=True) if (v.role, v.fqn) == ("grad", fqn))  # type: ignore[no-any-return]
+
+
+def _input(step: StepGraph, graph: fx.Graph, role: str, fqn: str) -> fx.Node:
+    places = graph.find_nodes(op="placeholder")
+    return next(n for v, n in zip(step.inputs["joint"], places, strict=True) if (v.role, v.fqn) == (role, fqn))
+
+
+def _waits_of(step: StepGraph, graph: fx.Graph, fqn: str) -> list[fx.Node]:
+    """What the gathers of a parameter bring, in order."""
+    found, queue = [], [_input(step, graph, "param", fqn)]
+    for node in queue:
+        for user in node.users:
+            if collectives.is_wait(user):
+                found.append(user)
+            elif user.target is aten._to_copy.default or collectives.is_all_gather(user):
+                queue.append(user)
+    return found
+
+
+def _behind(node: fx.Node) -> list[fx.Node]:
+    """What ``node`` is made of, nearest first."""
+    queue = list(node.all_input_nodes)
+    for one in queue:
+        queue += [source for source in one.all_input_nodes if source not in queue]
+        if len(queue) > 200:
+            break
+    return queue
+
+
+def _in_front(node: fx.Node) -> list[fx.Node]:
+    """What is made of ``node``, nearest first."""
+    queue = list(node.users)
+    for one in queue:
+        queue += [user for user in one.users if user not in queue]
+        if len(queue) > 200:
+            break
+    return queue
+
+
+def _last_cast(total: fx.Node, through: fx.Node) -> fx.Node:
+    return next(source for source in total.all_input_nodes if source is through or through in _behind(source))
+
+
+def _launch_behind(node: fx.Node) -> fx.Node:
+    return next(one for one in _behind(node) if collectives.launch_kind(one) == "reduce_scatter")
+
+
+def _like(graph: fx.Graph, model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta.update(model.meta)
+    return node
+
+
+def _insert(behind: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    with behind.graph.inserting_after(behind):
+        node = _like(behind.graph, behind, target, *args, **kwargs)
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+    node.meta["val"] = target(*values, **kwargs)
+    return node
+
+
+def _instead(node: fx.Node, target: Any, *more: Any, **kwargs: Any) -> fx.Node:
+    """Let readers of ``node`` read ``target(node, *more)``."""
+    made = _insert(node, target, node, *more, **kwargs)
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+    return made
