@@ -18,7 +18,7 @@ _MODES = ("fully_shard", "replicate", "hybrid_shard")
 def lacking(plan: Plan, step: StepGraph, resolution: Resolution, rounding: Sequence[str]) -> str | None:
     """Why there is no eager step to hold ``step`` against, as a clause; None if there is one.
 
-    ``resolution`` is what the plan's entries mean, ``rounding`` are transformations that round otherwise than what was captured.
+    ``resolution`` is what the plan's entries mean, ``rounding`` are transformations that round otherwise than the model.
     """
     parallel = plan.parallel
     if plan.model is None:

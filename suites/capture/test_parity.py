@@ -26,21 +26,10 @@ def small(plan: Plan) -> Plan:
     return replace(plan, model=model, bucket=replace(plan.bucket, plan=entries))
 
 
-def is_fsdp2(plan: Plan) -> bool:
-    """Whether torch's FSDP2 on the plan's mesh is what the plan says; gpt.toml is compared below, in parts that FSDP2 takes."""
-    sharded = plan.parallel.mode in ("fully_shard", "hybrid_shard", "fixtures.modes:predivided")
-    own = plan.path.stem == "gpt" or has_subgraph(plan)
-    return sharded and plan.parallel.reduce_order == "scatter_first" and plan.parallel.ep == 1 and not own
-
-
-def has_subgraph(plan: Plan) -> bool:
-    """Whether something else than the model itself is traced, as in test_override_parity.py."""
-    return any(one.by != "call" for one in plan.override)
-
-
+# Of the plans in fixtures/plans their own item `eager` says it, but for modes of the user's own.
 FSDP2 = apart(
-    {name: small(plan) for name, plan in PLANS.items() if is_fsdp2(plan)}
-    | {
+    {
+        "a mode of the user's own": PLANS["mode"],
         "llama: bfloat16 reduction": small(changed("llama", reduce_dtype=None)),
         "uneven: bfloat16 inputs and parameters, kept": changed(
             "uneven", param_dtype="bfloat16", reduce_dtype="float32", reshard_after_forward=False
@@ -192,5 +181,6 @@ def test_parting_experts_changes_in_the_first_step_the_rounding_of_their_gradien
 def test_every_model_of_the_fixtures_is_compared() -> None:
     models = {f"fixtures.models.{path.stem}" for path in (ROOT / "fixtures" / "models").glob("*.py")}
     plans = [*FSDP2.values(), *(plan for plan, _ in GPT.values()), *MOE.values()]
+    plans += [plan for plan in PLANS.values() if plan.checks.eager and plan.parallel.ep == 1]
     compared = {plan.model.factory.partition(":")[0] for plan in plans if plan.model is not None}
     assert models - {"fixtures.models.__init__", "fixtures.models.traced"} == compared

@@ -20,6 +20,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "suites/golden",
         "suites/schedule",
         "suites/ranks/test_local.py",
+        "suites/eager",
         *(f"--ignore={path}" for path in _BESIDE),
     ),
 }
