@@ -22,11 +22,13 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.eager.parting import Parting, first_parting
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
 from pytest_fxbucket.eager.rows import own_rows
-from pytest_fxbucket.eager.step import EagerStep, Left
+from pytest_fxbucket.eager.step import EagerStep, Left, OtherModelError
+from pytest_fxbucket.eager.trainer import TorchsOwn, Trainer
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.ranks import device, mark
-from pytest_fxbucket.stepping import state_and_batches
+from pytest_fxbucket.stepping import KEPT, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,14 +60,16 @@ class Seen:
     """How many tensors."""
     cannot: str = ""
     """What torch says that it cannot step the model."""
+    wrong: str = ""
+    """What is wrong with a trainer of the user's own, a clause."""
     reasons: tuple[str, ...] = ()
     """Why bits may part by design, as far as the model has such things."""
     parting: Parting | None = None
     peak_bytes: int = 0
 
 
-class _CannotError(FxbucketError):
-    """torch raised in its own step."""
+class _RaisedError(FxbucketError):
+    """The eager step raised."""
 
 
 def run(rank: int, world: int, task: EagerTask) -> Seen:
@@ -77,6 +81,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     ours = final_run(graphs, start, graph)
     try:
         theirs = _Reference.make(rank, task, found)
+        theirs.step.begin(_first(ours, rank, graph))
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
             if step == task.localise_step:
@@ -86,10 +91,18 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
             _compare(found, rank, step, _by_key(ours, took), left, graph)
             decay([ours])
             theirs.step.decay(factors(ours.task))
-    except _CannotError as error:
-        found.cannot = str(error)
+    except _RaisedError as error:
+        found.cannot, found.wrong = ("", f"it raised {error}") if task.plan.eager.factory else (str(error), "")
+    except OtherModelError as error:
+        found.wrong = str(error)
     found.peak_bytes = peak_bytes()
     return found
+
+
+def _first(ours: Run, rank: int, graph: Task) -> Left:
+    """What the graph begins with."""
+    kept = [value for value in ours.task.inputs if value.role in KEPT]
+    return {(v.role, v.fqn): own_rows(one, v.fqn, rank, graph) for v, one in zip(kept, ours.state, strict=True)}
 
 
 def _graph_step(ours: Run, batch: Sequence[Tensor], step: int, graph: Task) -> Took:
@@ -102,14 +115,13 @@ def _followed(ours: Run, theirs: _Reference, batch: Sequence[Tensor], step: int,
     took = _graph_step(ours, batch, step, graph)
     known = {digest for _, _, digests in ours.seen for digest in digests.values()}
     known |= {bits_digest([value]) for value in (*batch, *took.given)}
-    return first_parting(theirs.model, known, lambda: theirs.take(batch, step))
+    return first_parting(theirs.step.trainer.model, known, lambda: theirs.take(batch, step))
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """torch's own step of the plan's model on this rank."""
+    """The eager step on this rank."""
 
-    model: nn.Module
     step: EagerStep
     task: Task
     leaves: Sequence[Any]
@@ -121,34 +133,12 @@ class _Reference:
         """Build it, and note in ``found`` the reasons for which it may round otherwise."""
         plan, graph = task.plan, task.graph
         assert plan.model is not None
-        factory, batch, loss = import_model(plan.model, graph.where)
+        _, batch, _ = import_model(plan.model, graph.where)
         data = batch_of(batch(graph.mesh.data_rank(rank), 0))
-        leaves, spec = pytree.tree_flatten(data)
-
-        def built() -> nn.Module:
-            torch.manual_seed(graph.seed)
-            model: nn.Module = factory(**plan.model.args)  # type: ignore[union-attr]
-            return model.to(device())
-
-        model = built()
-        split = split_of(model, data, plan.model.inputs)
-        stated = plan.eager.rounds_otherwise
-        with _torchs_own():
-            reused = frozenset[str]()
-            if "reused_unit" in stated or task.localise_step is not None:
-                part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
-                reused = reused_units(built(), plan, lambda one: split.call(one, part))
-            found.reasons = reasons_of(model, plan, reused)
-            gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
-            wrapped = wrap(
-                model,
-                plan,
-                graph.mesh,
-                reused=reused if "reused_unit" in stated else (),
-                without_gradient=any(one.trainable and one.fqn not in gradients for one in graph.parameters),
-            )
-            step = EagerStep(wrapped, split, loss, plan.step, graph.optimizing)
-        return cls(model, step, graph, leaves, spec)
+        with _its_own():
+            trainer = _given(task) if plan.eager.factory else _torchs(task, data, found)
+            step = EagerStep(trainer, updates=bool(plan.optimizer))
+        return cls(step, graph, *pytree.tree_flatten(data))
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:
         """Take a step on copies of ``batch``, the tensors of a batch."""
@@ -156,17 +146,62 @@ class _Reference:
         tensors = iter(batch)
         leaves = [next(tensors).clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         torch.manual_seed(self.task.seed + step)
-        with _torchs_own():
+        with _its_own():
             return self.step.take(pytree.tree_unflatten(leaves, self.spec))
 
 
+def _given(task: EagerTask) -> Trainer:
+    """The trainer of ``[eager] factory``."""
+    plan = task.plan
+    factory = import_callable(plan.eager.factory or "", f"{plan.path}: [eager] factory")
+    torch.manual_seed(task.graph.seed)
+    trainer: Trainer = factory({dim.name: dim.size for dim in task.graph.mesh.dims}, **plan.eager.args)
+    if missing := [name for name in ("model", "optimizers", "backward", "update") if not hasattr(trainer, name)]:
+        raise OtherModelError(f"[eager] factory gave a {type(trainer).__name__} without {', '.join(missing)}")
+    return trainer
+
+
+def _torchs(task: EagerTask, data: Any, found: Seen) -> Trainer:
+    """The plan's own model under torch's parallelism."""
+    plan, graph = task.plan, task.graph
+    assert plan.model is not None
+    factory, _, loss = import_model(plan.model, graph.where)
+    args = plan.model.args
+
+    def built() -> nn.Module:
+        torch.manual_seed(graph.seed)
+        model: nn.Module = factory(**args)
+        return model.to(device())
+
+    model = built()
+    split = split_of(model, data, plan.model.inputs)
+    reused = frozenset[str]()
+    if "reused_unit" in plan.eager.rounds_otherwise or task.localise_step is not None:
+        leaves, spec = pytree.tree_flatten(data)
+        part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
+        reused = reused_units(built(), plan, lambda one: split.call(one, part))
+    found.reasons = reasons_of(model, plan, reused)
+    gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
+    wrapped = wrap(
+        model,
+        plan,
+        graph.mesh,
+        reused=reused if "reused_unit" in plan.eager.rounds_otherwise else (),
+        without_gradient=any(one.trainable and one.fqn not in gradients for one in graph.parameters),
+    )
+    named = dict(wrapped.model.named_parameters())
+    return TorchsOwn(wrapped, split, loss, plan.step, graph.optimizing.build(named) if graph.optimizing is not None else [])
+
+
 @contextmanager
-def _torchs_own() -> Iterator[None]:
+def _its_own() -> Iterator[None]:
     try:
         yield
+    except OtherModelError:
+        raise
     except Exception as error:
         said = " ".join(str(error).split())[:300]
-        raise _CannotError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error
+        raise _RaisedError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error
 
 
 def _by_key(ours: Run, took: Took) -> Left:

@@ -20,9 +20,21 @@ def lacking(plan: Plan, step: StepGraph, resolution: Resolution, rounding: Seque
 
     ``resolution`` is what the plan's entries mean, ``rounding`` are transformations that round otherwise than the model.
     """
-    parallel = plan.parallel
     if plan.model is None:
         return "a [graph] comes without the model that it was traced from"
+    if plan.eager.factory:
+        return None
+    if rounding:
+        return f"the transformation {rounding[0]} rounds otherwise than the model's own step"
+    if one := next((one for one in plan.override if one.by != "call"), None):
+        return f"[[override]] {one.by} gives the graph something else than the model's own modules compute"
+    shards = plan.parallel.mode != "replicate"
+    return _lacking_mode(plan) or (_lacking_parameters(step, resolution) if shards else None)
+
+
+def _lacking_mode(plan: Plan) -> str | None:
+    """What torch's data and tensor parallelism does not do."""
+    parallel = plan.parallel
     if parallel.mode not in _MODES:
         return f"torch has no eager step for mode {parallel.mode}"
     if parallel.ep > 1:
@@ -35,11 +47,7 @@ def lacking(plan: Plan, step: StepGraph, resolution: Resolution, rounding: Seque
         return f'FSDP2 scatters first, and reduce_order is "{parallel.reduce_order}"'
     if plan.step.clip_norm and parallel.tp > 1:
         return "clip_grad_norm_ takes no parameters of two meshes, as clip_norm with tp needs"
-    if one := next((one for one in plan.override if one.by != "call"), None):
-        return f"[[override]] {one.by} gives the graph something else than the model's own modules compute"
-    if rounding:
-        return f"the transformation {rounding[0]} rounds otherwise than the model's own step"
-    return _lacking_parameters(step, resolution) if parallel.mode != "replicate" else None
+    return None
 
 
 def _lacking_parameters(step: StepGraph, resolution: Resolution) -> str | None:

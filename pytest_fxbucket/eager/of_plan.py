@@ -64,6 +64,8 @@ class Eager:
 
     @property
     def _torchs(self) -> str:
+        if self.world.plan.eager.factory:
+            return f"the trainer {self.world.plan.eager.factory}"
         tp = " over parallelize_module" if self.world.plan.parallel.tp > 1 else ""
         return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
 
@@ -86,9 +88,10 @@ class Eager:
         for rank, one in enumerate(seen):
             if one.digests != tuple(run_digests(world, "joint", rank)):
                 yield f"rank {rank} ran another graph than the one that was checked"
+        yield from dict.fromkeys(f"{self._torchs}: {one.wrong}" for one in seen if one.wrong)
         sided = dict.fromkeys(clause for one in seen for clause in one.one_sided)
         yield from list(sided)[:_SHOWN]
-        if not any(one.compared or one.cannot for one in seen):
+        if not any(one.compared or one.cannot or one.wrong for one in seen):
             yield "nothing was compared"
         stated = self.world.plan.eager.rounds_otherwise
         if not any(one.cannot for one in seen):

@@ -19,7 +19,7 @@ from torch import nn
 from pytest_fxbucket.checks.bits import bits_digest
 from pytest_fxbucket.compat import autograd_order, pytree
 from pytest_fxbucket.compat.dispatch import TorchDispatchMode
-from pytest_fxbucket.eager.step import local
+from pytest_fxbucket.eager.step import local, plain
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -106,7 +106,7 @@ def _bodies(model: nn.Module, follower: _Follower) -> Iterator[None]:
     """While inside, ``follower`` knows which module's forward runs."""
     before = [(module, module.__dict__.get("forward")) for module in model.modules()]
     for fqn, module in model.named_modules():
-        module.forward = partial(_body, follower, fqn, module.forward)
+        module.forward = partial(_body, follower, plain(fqn), module.forward)
     try:
         yield
     finally:

@@ -1,82 +1,75 @@
-"""One step of a model as a trainer takes it: microbatches, clipping, torch's optimizers; and what it leaves on this rank."""
+"""Eager steps of a trainer, and what each leaves on this rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.optimizers.state import rates, state_tensors
-from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan.hints import some
 from pytest_fxbucket.stepping import LEARNING_RATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
-    from pytest_fxbucket.capture.split_batch import Split
-    from pytest_fxbucket.eager.wrapped import Wrapped
-    from pytest_fxbucket.plan.schema import Step
+    from pytest_fxbucket.eager.trainer import Trainer
 
 Left = dict[tuple[str, str], Tensor]
 """By role and name, as a graph's inputs and outputs are called."""
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+class OtherModelError(FxbucketError):
+    """A trainer's model is not the plan's."""
 
 
 class EagerStep:
-    """Takes steps, and keeps model and optimizers."""
+    """Takes steps of ``trainer``; ``updates`` says whether they end with those of its optimizers."""
 
-    def __init__(
-        self,
-        wrapped: Wrapped,
-        split: Split,
-        loss: Callable[[Any, Any], Any],
-        step: Step,
-        optimizing: Optimizing | None,
-    ) -> None:
-        self._wrapped, self._split, self._loss, self._step = wrapped, split, loss, step
-        self.named: dict[str, nn.Parameter] = dict(wrapped.model.named_parameters())
-        self._optimizers = optimizing.build(self.named) if optimizing is not None else None
+    def __init__(self, trainer: Trainer, *, updates: bool) -> None:
+        self.trainer, self._updates = trainer, updates
+        self.named = {plain(fqn): one for fqn, one in trainer.model.named_parameters()}
+
+    def begin(self, start: Left) -> None:
+        """Give parameters and buffers the values ``start``. Raises :class:`OtherModelError` for other names and shapes."""
+        there: Left = {("param", fqn): one for fqn, one in self.named.items()}
+        there |= {("buffer", plain(fqn)): one for fqn, one in self.trainer.model.named_buffers()}
+        for (role, fqn), value in start.items():
+            if role not in ("param", "buffer"):
+                continue
+            if (role, fqn) not in there:
+                known = some([name for of, name in there if of == role])
+                raise OtherModelError(f"the trainer's model has no {_WORDS[role]} {fqn}; it has {known or 'none'}")
+            own = local(there[role, fqn])
+            if own.shape != value.shape or own.dtype != value.dtype:
+                raise OtherModelError(
+                    f"the trainer's {_WORDS[role]} {fqn} is {_kind(own)} on this rank, where the plan's is {_kind(value)}"
+                )
+            with torch.no_grad():
+                own.copy_(value)
 
     def take(self, batch: Any) -> Left:
         """Take one step on ``batch``, and say what it left: copies."""
-        loss = self._backward(batch)
+        loss = self.trainer.backward(batch)
         gradients = {fqn: local(one.grad).clone() for fqn, one in self.named.items() if one.grad is not None}
-        if self._step.clip_norm:
-            nn.utils.clip_grad_norm_(self.named.values(), self._step.clip_norm)
-        if self._optimizers is None:
+        if self._updates:
+            self.trainer.update()
+        else:
             self._update(gradients)
-        for optimizer in self._optimizers or ():
-            optimizer.step()
         for parameter in self.named.values():
             parameter.grad = None
-        return {("loss", ""): loss} | {("grad", fqn): grad for fqn, grad in gradients.items()} | self._held()
+        return {("loss", ""): local(loss).clone()} | {("grad", fqn): one for fqn, one in gradients.items()} | self._held()
 
     def decay(self, factors: Mapping[str, float]) -> None:
         """Shrink learning rates, which are named as a graph's inputs."""
-        for name in rates(self._optimizers or ()):
+        for name in rates(self.trainer.optimizers):
             _, number, _, place, _ = name.split(".")
-            group = (self._optimizers or [])[int(number)].param_groups[int(place)]
-            if "lr" in group:
+            group = self.trainer.optimizers[int(number)].param_groups[int(place)]
+            if "lr" in group and name in factors:
                 group["lr"] *= factors[name]
-
-    def _backward(self, batch: Any) -> Tensor:
-        count = self._step.microbatches
-        leaves, spec = pytree.tree_flatten(batch)
-        losses = []
-        for number, own in enumerate(microbatches(leaves, count)):
-            part = pytree.tree_unflatten(own, spec)
-            output = self._split.call(self._wrapped.call(number == count - 1), part)
-            loss = self._split.loss(self._loss, output, part)
-            loss = loss / count if count > 1 else loss
-            loss.backward()
-            losses.append(loss.detach().clone())
-        total: Tensor = reduce(torch.add, losses)
-        return total
 
     @torch.no_grad()
     def _update(self, gradients: Mapping[str, Tensor]) -> None:
@@ -87,9 +80,23 @@ class EagerStep:
 
     def _held(self) -> Left:
         left: Left = {("param", fqn): local(one).clone() for fqn, one in self.named.items()}
-        left |= {("buffer", fqn): local(one).clone() for fqn, one in self._wrapped.model.named_buffers()}
-        states: Sequence[Any] = state_tensors(self._optimizers, self.named) if self._optimizers else ()
+        left |= {("buffer", plain(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
+        states = state_tensors(self.trainer.optimizers, self.named)
         return left | {("state", one.fqn): local(one.tensor).clone() for one in states}
+
+
+_WORDS = {"param": "parameter", "buffer": "buffer"}
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def plain(fqn: str) -> str:
+    """Without what wrappers put into names."""
+    for words in _WRAPPERS:
+        fqn = fqn.removeprefix(words).replace(f".{words}", ".")
+    return fqn
 
 
 def local(tensor: Tensor) -> Tensor:

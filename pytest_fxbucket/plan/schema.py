@@ -357,8 +357,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Eager:
-    """``[eager]``: torch's own step, which the check of that name holds the bucketed graph against."""
+    """``[eager]``: the step that the check of that name holds the bucketed graph against; left out, torch's own."""
 
+    factory: str | None = field(
+        default=None,
+        metadata=callable_name(
+            "a trainer's own step instead of torch's: `callable(mesh, **args)` -> what has `model`, `optimizers`, "
+            "`backward(batch)` and `update()`, see below; called on every rank"
+        ),
+    )
+    args: Mapping[str, object] = field(default_factory=dict, metadata=keyword_arguments("keyword arguments of factory"))
     rounds_otherwise: tuple[str, ...] = field(
         default=(),
         metadata=some_of(

@@ -12,6 +12,8 @@ from pytest_fxbucket.plan.rules import show
 
 # A value beside the default for every key whose values cannot be listed.
 SECOND: dict[tuple[str, str], str] = {
+    ("eager", "factory"): '"n:Trainer"',
+    ("eager", "args"): "{ lr = 0.1 }",
     ("eager", "rounds_otherwise"): '["reused_unit"]',
     ("model", "factory"): '"n:build"',
     ("model", "batch"): '"n:batch"',
@@ -138,5 +140,5 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("transform", key) for key in ("name", "args")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "eager", "benchmark")],
-        ("eager", "rounds_otherwise"),
+        *[("eager", key) for key in ("factory", "args", "rounds_otherwise")],
     }
