@@ -28,7 +28,7 @@ from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.ranks import device, mark
-from pytest_fxbucket.stepping import KEPT, state_and_batches
+from pytest_fxbucket.stepping import state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,6 +45,8 @@ class EagerTask:
     graph: Task
     localise_step: int | None = None
     """Step to follow module by module; None: compare results only."""
+    removed: tuple[str, ...] = ()
+    """State that transformations took out of the graph, by name."""
 
 
 @dataclass(slots=True)
@@ -81,14 +83,13 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     ours = final_run(graphs, start, graph)
     try:
         theirs = _Reference.make(rank, task, found)
-        theirs.step.begin(_first(ours, rank, graph))
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
             if step == task.localise_step:
                 found.parting = _followed(ours, theirs, batch, step, graph)
                 return found
             took, left = _graph_step(ours, batch, step, graph), theirs.take(batch, step)
-            _compare(found, rank, step, _by_key(ours, took), left, graph)
+            _compare(found, rank, step, _by_key(ours, took), left, task)
             decay([ours])
             theirs.step.decay(factors(ours.task))
     except _RaisedError as error:
@@ -97,12 +98,6 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
         found.wrong = str(error)
     found.peak_bytes = peak_bytes()
     return found
-
-
-def _first(ours: Run, rank: int, graph: Task) -> Left:
-    """What the graph begins with."""
-    kept = [value for value in ours.task.inputs if value.role in KEPT]
-    return {(v.role, v.fqn): own_rows(one, v.fqn, rank, graph) for v, one in zip(kept, ours.state, strict=True)}
 
 
 def _graph_step(ours: Run, batch: Sequence[Tensor], step: int, graph: Task) -> Took:
@@ -138,6 +133,8 @@ class _Reference:
         with _its_own():
             trainer = _given(task) if plan.eager.factory else _torchs(task, data, found)
             step = EagerStep(trainer, updates=bool(plan.optimizer))
+            if plan.eager.factory:
+                step.begin(_whole(built(task)))
         return cls(step, graph, *pytree.tree_flatten(data))
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:
@@ -161,25 +158,32 @@ def _given(task: EagerTask) -> Trainer:
     return trainer
 
 
+def built(task: EagerTask) -> nn.Module:
+    """The plan's model, whole, as every rank builds it."""
+    assert task.plan.model is not None
+    factory, _, _ = import_model(task.plan.model, task.graph.where)
+    torch.manual_seed(task.graph.seed)
+    model: nn.Module = factory(**task.plan.model.args)
+    return model.to(device())
+
+
+def _whole(model: nn.Module) -> Left:
+    found: Left = {("param", fqn): one.detach() for fqn, one in model.named_parameters()}
+    return found | {("buffer", fqn): one for fqn, one in model.named_buffers()}
+
+
 def _torchs(task: EagerTask, data: Any, found: Seen) -> Trainer:
     """The plan's own model under torch's parallelism."""
     plan, graph = task.plan, task.graph
     assert plan.model is not None
-    factory, _, loss = import_model(plan.model, graph.where)
-    args = plan.model.args
-
-    def built() -> nn.Module:
-        torch.manual_seed(graph.seed)
-        model: nn.Module = factory(**args)
-        return model.to(device())
-
-    model = built()
+    _, _, loss = import_model(plan.model, graph.where)
+    model = built(task)
     split = split_of(model, data, plan.model.inputs)
     reused = frozenset[str]()
     if "reused_unit" in plan.eager.rounds_otherwise or task.localise_step is not None:
         leaves, spec = pytree.tree_flatten(data)
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
-        reused = reused_units(built(), plan, lambda one: split.call(one, part))
+        reused = reused_units(built(task), plan, lambda one: split.call(one, part))
     found.reasons = reasons_of(model, plan, reused)
     gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
     wrapped = wrap(
@@ -211,8 +215,9 @@ def _by_key(ours: Run, took: Took) -> Left:
     return {("loss", "") if key[0] == "loss" else key: value for key, value in left.items()}
 
 
-def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, graph: Task) -> None:
-    """Losses, gradients, parameters, buffers, and state that both have; a gradient that one lacks is told."""
+def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
+    """Losses, gradients, parameters, buffers and state; told is what the graph lacks, and a gradient that it has alone."""
+    graph, removed = task.graph, task.removed
     words = {"grad": "gradient", "param": "parameter"}
     for key, value in theirs.items():
         role, fqn = key
@@ -220,7 +225,7 @@ def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, graph:
             found.compared += 1
             mine = own_rows(ours[key], fqn, rank, graph)
             found.differences += compare(step, rank, words.get(role, role), fqn, value, mine)
-        elif role in ("grad", "buffer", "loss"):
+        elif role != "param" and fqn not in removed:
             found.one_sided.append(f"the graph has no {words.get(role, role)} {fqn}")
     for role, fqn in ours:
         if role == "grad" and (role, fqn) not in theirs:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from pytest_fxbucket.checks import bitwise
 from pytest_fxbucket.checks.bitwise_of_plan import steps_of, task_of
 from pytest_fxbucket.checks.crossing import run_digests
+from pytest_fxbucket.checks.final_values import removed_state
 from pytest_fxbucket.checks.too_large import refuse_too_large
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.eager.job import EagerTask, Seen
@@ -71,7 +72,8 @@ class Eager:
 
     def _seen(self, localise: int | None = None) -> list[Seen]:
         world, backend = self.world, self.choice.backend or ""
-        tasks = [EagerTask(world.plan, task_of(world, "joint", rank, backend), localise) for rank in range(world.size)]
+        graphs = [task_of(world, "joint", rank, backend) for rank in range(world.size)]
+        tasks = [EagerTask(world.plan, graph, localise, tuple(removed_state(world))) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         results = self.pools.get(world.size, backend).run(
             "pytest_fxbucket.eager.job:run",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pytest_fxbucket.capture.optimizers.state import rates, state_tensors
 from pytest_fxbucket.errors import FxbucketError
@@ -34,22 +34,21 @@ class EagerStep:
         self.named = {plain(fqn): one for fqn, one in trainer.model.named_parameters()}
 
     def begin(self, start: Left) -> None:
-        """Give parameters and buffers the values ``start``. Raises :class:`OtherModelError` for other names and shapes."""
+        """Give parameters and buffers the values ``start``, whole ones, of which torch deals this rank's part.
+
+        Raises :class:`OtherModelError` for other names and shapes.
+        """
         there: Left = {("param", fqn): one for fqn, one in self.named.items()}
         there |= {("buffer", plain(fqn)): one for fqn, one in self.trainer.model.named_buffers()}
         for (role, fqn), value in start.items():
-            if role not in ("param", "buffer"):
-                continue
             if (role, fqn) not in there:
                 known = some([name for of, name in there if of == role])
                 raise OtherModelError(f"the trainer's model has no {_WORDS[role]} {fqn}; it has {known or 'none'}")
-            own = local(there[role, fqn])
+            own = there[role, fqn]
             if own.shape != value.shape or own.dtype != value.dtype:
-                raise OtherModelError(
-                    f"the trainer's {_WORDS[role]} {fqn} is {_kind(own)} on this rank, where the plan's is {_kind(value)}"
-                )
+                raise OtherModelError(f"the trainer's {_WORDS[role]} {fqn} is {_kind(own)}, where the plan's is {_kind(value)}")
             with torch.no_grad():
-                own.copy_(value)
+                local(own).copy_(_dealt(value, own))
 
     def take(self, batch: Any) -> Left:
         """Take one step on ``batch``, and say what it left: copies."""
@@ -97,6 +96,13 @@ def plain(fqn: str) -> str:
     for words in _WRAPPERS:
         fqn = fqn.removeprefix(words).replace(f".{words}", ".")
     return fqn
+
+
+def _dealt(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of ``whole``, dealt as ``like`` is; nothing is sent."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def local(tensor: Tensor) -> Tensor:

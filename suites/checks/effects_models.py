@@ -50,6 +50,11 @@ def scaled(module: nn.Module, by: float = 1.0) -> Callable[[Mapping[str, Tensor]
     return lambda tensors, x: x * tensors["weight"] * by
 
 
+def trainer(mesh: Mapping[str, int], word: str = "nothing") -> None:
+    """No trainer."""
+    raise ValueError(f"a trainer of {word}")
+
+
 def turned(module: nn.Module, x: Tensor) -> Tensor:
     """Promises other strides than those of its input."""
     return torch.empty_like(x.T.contiguous()).T

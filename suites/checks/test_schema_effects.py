@@ -167,6 +167,10 @@ CASES: dict[tuple[str, str], Case] = {
     ("checks", "golden"): Case("false", "items"),
     ("checks", "collectives"): Case("false", "items"),
     ("checks", "bitwise"): Case("false", "items"),
+    ("checks", "eager"): Case("false", "items"),
+    ("eager", "factory"): Case('"effects_models:trainer"', "eager", "a trainer of nothing"),
+    ("eager", "args"): Case('{ word = "args" }', "eager", "a trainer of args", also='eager.factory = "effects_models:trainer"'),
+    ("eager", "rounds_otherwise"): Case('["fused_rnn"]', "eager", 'states "fused_rnn"'),
     ("checks", "benchmark"): Case("true", "items", "benchmark:unbucketed"),
 }
 # Take a key out once capture reads it; its test is red then.

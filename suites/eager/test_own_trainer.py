@@ -53,7 +53,7 @@ def test_another_step_is_red_and_led_to_its_place(pools: Pools, tmp_path: Path) 
 
 NOT_ONE = {
     "OtherNames": "the trainer's model has no parameter head.weight; it has embed.weight, layers.0.norm.weight, ",
-    "OtherShapes": "the trainer's parameter head.weight is float32 (6, 8) on this rank, where the plan's is float32 (8, 8)",
+    "OtherShapes": "the trainer's parameter head.weight is float32 (12, 8), where the plan's is float32 (16, 8)",
     "Raises": "it raised ValueError: no such batch",
     "nothing": "[eager] factory gave a Linear without model, optimizers, backward, update",
 }
