@@ -282,7 +282,8 @@ class PlanRun:
         choice = self._backend()
         if choice.backend is None:
             return skipped(check, choice.lacking)
-        return self._hanging(check) or choice
+        hanging = self._hanging(check)
+        return choice if hanging is None else hanging  # a verdict is true only if it passed
 
     def _benchmark(self, folder: Folder) -> Verdict:
         choice = self._timing.choice(self.plan)

@@ -17,7 +17,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 
 ROOT = Path(__file__).parents[2]
-CHECKS = ("audit", "golden", "collectives", "bitwise")
+CHECKS = ("audit", "golden", "collectives", "bitwise", "eager")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_ranks_show_that_the_program_is_another(llama: SmallLlama, runs: dict[st
         assert re.search(pattern, said), said
 
 
-@pytest.mark.parametrize("check", ["bitwise", "benchmark"])
+@pytest.mark.parametrize("check", ["bitwise", "eager", "benchmark"])
 @pytest.mark.parametrize("name", ["other_order_on_last_rank", "extra_launch_on_last_rank"])
 def test_ranks_that_would_hang_are_not_waited_for(llama: SmallLlama, runs: dict[str, PlanRun], name: str, check: str) -> None:
     verdict = verdict_of(llama, runs, name, check)
@@ -185,7 +185,7 @@ def test_ranks_that_would_hang_are_not_waited_for(llama: SmallLlama, runs: dict[
     assert verdict.summary.startswith(f"not run, since its ranks would hang, as collectives finds: {first}")
 
 
-@pytest.mark.parametrize("check", ["bitwise", "benchmark"])
+@pytest.mark.parametrize("check", ["bitwise", "eager", "benchmark"])
 def test_ranks_that_would_hang_are_a_failure_where_collectives_is_off(llama: SmallLlama, check: str) -> None:
     run = llama.run("broken_passes:other_order_on_last_rank")
     run.plan = replace(run.plan, checks=replace(run.plan.checks, collectives=False))
@@ -229,7 +229,11 @@ class TestFromTheCommandLine:
         ("name", "red", "words"),
         [
             ("swapped_in_both", {"audit", "golden"}, "*member 1 of the layout is layers.0.attention.wv.weight*"),
-            ("wrong_on_last_rank", {"audit", "bitwise"}, "*step 0, rank 3: gradient layers.1.attention.wk.weight*ULP*"),
+            (
+                "wrong_on_last_rank",
+                {"audit", "bitwise", "eager"},
+                "*step 0, rank 3: gradient layers.1.attention.wk.weight*ULP*",
+            ),
         ],
     )
     def test_a_broken_pass_gives_exit_code_1_and_leaves_the_golden_alone(
@@ -250,7 +254,7 @@ class TestFromTheCommandLine:
         golden.write_bytes(text)
         result = pytester.runpytest_subprocess("--fxbucket-plans=small.toml", f"--fxbucket-pass=broken_passes:{name}", "-rA")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.assert_outcomes(passed=4 - len(red), failed=len(red))
+        result.assert_outcomes(passed=5 - len(red), failed=len(red))
         result.stdout.fnmatch_lines([words])
         assert {check for check in CHECKS if re.search(rf"^FAILED .*::{check}\b", result.stdout.str(), re.M)} == red
         assert golden.read_bytes() == text
