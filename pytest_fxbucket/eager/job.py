@@ -225,7 +225,7 @@ def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: 
             found.compared += 1
             mine = own_rows(ours[key], fqn, rank, graph)
             found.differences += compare(step, rank, words.get(role, role), fqn, value, mine)
-        elif role != "param" and fqn not in removed:
+        elif fqn not in removed:
             found.one_sided.append(f"the graph has no {words.get(role, role)} {fqn}")
     for role, fqn in ours:
         if role == "grad" and (role, fqn) not in theirs:

@@ -57,10 +57,10 @@ class Eager:
                 lines += self._parting(self._seen(step))
         except RankFailure as failure:
             return failed("eager", str(failure), list(failure.lines()))
-        if cannot := next((one.cannot for one in seen if one.cannot), ""):
-            return skipped("eager", f"{self._torchs} cannot step this model: {cannot}")
         if lines:
             return failed("eager", f"the bucketed step is not shown to be that of {self._torchs}", lines)
+        if cannot := next((one.cannot for one in seen if one.cannot), ""):
+            return skipped("eager", f"{self._torchs} cannot step this model: {cannot}")
         return passed("eager", self._equal(seen))
 
     @property
@@ -91,6 +91,7 @@ class Eager:
             if one.digests != tuple(run_digests(world, "joint", rank)):
                 yield f"rank {rank} ran another graph than the one that was checked"
         yield from dict.fromkeys(f"{self._torchs}: {one.wrong}" for one in seen if one.wrong)
+        yield from dict.fromkeys(f"{self._torchs} stepped, and then raised {one.cannot}" for one in seen if _stopped(one))
         sided = dict.fromkeys(clause for one in seen for clause in one.one_sided)
         yield from list(sided)[:_SHOWN]
         if not any(one.compared or one.cannot or one.wrong for one in seen):
@@ -130,3 +131,8 @@ class Eager:
         notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
         what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
         return f"{what} on {world.size} ranks in {steps_of(world)} steps over {over}{notes}"
+
+
+def _stopped(one: Seen) -> bool:
+    """Whether torch's own step raised once it had stepped: that is no model that it cannot step."""
+    return bool(one.cannot and one.compared)

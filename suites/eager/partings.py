@@ -57,6 +57,21 @@ class ReadByParent(nn.Module):
         return self.b(torch.addmm(self.a.bias, x.flatten(0, 1), self.a.weight)).view_as(x)  # type: ignore[no-any-return]
 
 
+class RaisesLater(nn.Module):
+    """Raises in the second step that it takes in a rank; where it is traced, it is called with no real tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        if type(x) is Tensor and torch.distributed.get_backend() != "fake" and int(self.steps) > 1:
+            raise ValueError("tired")
+        return self.b(self.a(x))  # type: ignore[no-any-return]
+
+
 class Unused(nn.Module):
     """A parameter that no forward reads."""
 

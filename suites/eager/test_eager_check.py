@@ -98,6 +98,12 @@ def test_what_torch_cannot_step_is_skipped_with_what_torch_says(pools: Pools, tm
     assert verdict.summary.startswith("torch's FSDP2 cannot step this model: RuntimeError: ")
 
 
+def test_a_step_that_raises_once_it_has_stepped_is_no_skip(pools: Pools, tmp_path: Path) -> None:
+    verdict = eager(pools, tmp_path, "RaisesLater", '["a", "b"]', TWO)
+    assert verdict.outcome == "failed"
+    assert verdict.lines == ("torch's FSDP2 stepped, and then raised ValueError: tired",)
+
+
 def test_a_parameter_without_a_gradient_is_none_for_ddp_either(pools: Pools, tmp_path: Path) -> None:
     verdict = eager(pools, tmp_path, "Unused", '["a", "b"]', '[parallel]\nmode = "replicate"\ndp_replicate = 2\n')
     assert verdict, verdict
