@@ -140,7 +140,7 @@ def run(rank: int, world: int, task: Task) -> Outcome:
     outcome.zero = sorted(zero)
     outcome.held = _held(task, runs[0].state, results)
     outcome.still = _still(task, start, runs[0].state)
-    outcome.peak_bytes = peak_bytes()
+    outcome.peak_bytes = _peak_bytes()
     return outcome
 
 
@@ -185,8 +185,7 @@ def _key(value: Value) -> Key:
     return value.role, value.fqn
 
 
-def peak_bytes() -> int:
-    """Largest resident size of this process so far; on a GPU, most memory of it that its tensors took."""
+def _peak_bytes() -> int:
     if device() == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.cuda.max_memory_allocated()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.capture.parallel.parts import Parts
@@ -12,6 +11,7 @@ from pytest_fxbucket.checks import bitwise
 from pytest_fxbucket.checks.bitwise_job import Outcome, Task
 from pytest_fxbucket.checks.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
 from pytest_fxbucket.checks.final_values import added_state, final_values, removed_state
+from pytest_fxbucket.checks.on_ranks import OnRanks
 from pytest_fxbucket.checks.too_large import refuse_too_large
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.graph.portable import digest
@@ -20,10 +20,7 @@ from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.capture.roles import Phase
-    from pytest_fxbucket.ranks.backend import Choice
-    from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.world import World
 
 _JOB = "pytest_fxbucket.checks.bitwise_job:run"
@@ -31,20 +28,8 @@ _CROSSING_STEPS = 3
 """Steady behind what set-up left, and behind what steady left."""
 
 
-@dataclass(frozen=True)
-class Bitwise:
+class Bitwise(OnRanks):
     """The unbucketed and the final step of a plan, on ranks."""
-
-    world: World
-    name: str
-    """Of the plan, for people."""
-    choice: Choice
-    """What its ranks run on, and how it came to that."""
-    pools: Pools
-    paths: Sequence[Path]
-    """Folders that are first on the path in the ranks."""
-    folder: Folder
-    say: Callable[[str], None]
 
     def verdict(self) -> Verdict:
         """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
@@ -82,18 +67,9 @@ class Bitwise:
         return {fqn for entry in named.entries for fqn in entry.parameters}
 
     def _outcomes(self, phase: Phase, localise: int | None = None) -> list[Outcome]:
-        run, backend = self.world.plan.run, self.choice.backend or ""
-        tasks = [task_of(self.world, phase, rank, backend, localise) for rank in range(self.world.size)]
+        tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]
         self.say(f"waiting for {self.world.size} ranks to run {steps_of(self.world)} steps twice")
-        results = self.pools.get(self.world.size, backend).run(
-            _JOB,
-            tasks,
-            timeout_s=run.timeout_s,
-            paths=[str(path) for path in self.paths],
-            log_dir=self.folder.make(),
-            what=f"bitwise of {self.name}",
-        )
-        outcomes = cast("list[Outcome]", results)
+        outcomes = cast("list[Outcome]", self.ask(_JOB, tasks, "bitwise"))
         settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
         if settings:
             self.folder.write("settings.txt", "\n".join(settings))
@@ -118,9 +94,8 @@ class Bitwise:
         what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
         what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
         what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
-        over = f"{self.choice.backend} ({self.choice.lacking})" if self.choice.lacking else self.choice.backend
         behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
-        steps = f"in {steps_of(self.world)} steps over {over}"
+        steps = f"in {steps_of(self.world)} steps over {self.over}"
         return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}"
 
 

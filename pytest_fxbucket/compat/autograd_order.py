@@ -7,7 +7,7 @@ import torch
 
 def last_node() -> int:
     """Number of the autograd node that this thread made last: in a dispatch mode, of the operator that is called."""
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]  # not in torch's stubs
 
 
 def node_at_work() -> int | None:

@@ -15,7 +15,7 @@ from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.checks.bits import bits_digest
-from pytest_fxbucket.checks.bitwise_job import Difference, Task, compare, final_run, graphs_of, peak_bytes
+from pytest_fxbucket.checks.bitwise_job import Difference, Task, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise_localise import seen
 from pytest_fxbucket.checks.bitwise_runs import Took, decay, factors
 from pytest_fxbucket.compat import pytree
@@ -67,7 +67,6 @@ class Seen:
     reasons: tuple[str, ...] = ()
     """Why bits may part by design, as far as the model has such things."""
     parting: Parting | None = None
-    peak_bytes: int = 0
 
 
 class _RaisedError(FxbucketError):
@@ -96,7 +95,6 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
         found.cannot, found.wrong = ("", f"it raised {error}") if task.plan.eager.factory else (str(error), "")
     except OtherModelError as error:
         found.wrong = str(error)
-    found.peak_bytes = peak_bytes()
     return found
 
 
@@ -134,7 +132,7 @@ class _Reference:
             trainer = _given(task) if plan.eager.factory else _torchs(task, data, found)
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
-                step.begin(_whole(built(task)))
+                step.begin(_whole(_built(task)))
         return cls(step, graph, *pytree.tree_flatten(data))
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:
@@ -158,7 +156,7 @@ def _given(task: EagerTask) -> Trainer:
     return trainer
 
 
-def built(task: EagerTask) -> nn.Module:
+def _built(task: EagerTask) -> nn.Module:
     """The plan's model, whole, as every rank builds it."""
     assert task.plan.model is not None
     factory, _, _ = import_model(task.plan.model, task.graph.where)
@@ -177,13 +175,13 @@ def _torchs(task: EagerTask, data: Any, found: Seen) -> Trainer:
     plan, graph = task.plan, task.graph
     assert plan.model is not None
     _, _, loss = import_model(plan.model, graph.where)
-    model = built(task)
+    model = _built(task)
     split = split_of(model, data, plan.model.inputs)
     reused = frozenset[str]()
     if "reused_unit" in plan.eager.rounds_otherwise or task.localise_step is not None:
         leaves, spec = pytree.tree_flatten(data)
         part = pytree.tree_unflatten(next(microbatches(leaves, plan.step.microbatches)), spec)
-        reused = reused_units(built(task), plan, lambda one: split.call(one, part))
+        reused = reused_units(_built(task), plan, lambda one: split.call(one, part))
     found.reasons = reasons_of(model, plan, reused)
     gradients = {value.fqn for value in graph.outputs if value.role == "grad"}
     wrapped = wrap(

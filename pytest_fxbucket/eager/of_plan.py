@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from pytest_fxbucket.checks import bitwise
 from pytest_fxbucket.checks.bitwise_of_plan import steps_of, task_of
 from pytest_fxbucket.checks.crossing import run_digests
 from pytest_fxbucket.checks.final_values import removed_state
+from pytest_fxbucket.checks.on_ranks import OnRanks
 from pytest_fxbucket.checks.too_large import refuse_too_large
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.eager.job import EagerTask, Seen
@@ -18,29 +17,12 @@ from pytest_fxbucket.eager.lacking import lacking
 from pytest_fxbucket.eager.reasons import WORDS
 from pytest_fxbucket.ranks.failure import RankFailure
 
-if TYPE_CHECKING:
-    from pytest_fxbucket.artifacts import Folder
-    from pytest_fxbucket.ranks.backend import Choice
-    from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.world import World
-
 _OF_MODE = {"fully_shard": "FSDP2", "hybrid_shard": "FSDP2", "replicate": "DistributedDataParallel"}
 _SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Eager:
+class Eager(OnRanks):
     """torch's own step of a plan's model beside the final step of the plan, on ranks."""
-
-    world: World
-    name: str
-    """Of the plan, for people."""
-    choice: Choice
-    pools: Pools
-    paths: Sequence[Path]
-    """Folders that are first on the path in the ranks."""
-    folder: Folder
-    say: Callable[[str], None]
 
     def verdict(self) -> Verdict:
         """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
@@ -71,19 +53,11 @@ class Eager:
         return f"torch's {_OF_MODE[self.world.plan.parallel.mode]}{tp}"
 
     def _seen(self, localise: int | None = None) -> list[Seen]:
-        world, backend = self.world, self.choice.backend or ""
-        graphs = [task_of(world, "joint", rank, backend) for rank in range(world.size)]
+        world = self.world
+        graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
         tasks = [EagerTask(world.plan, graph, localise, tuple(removed_state(world))) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
-        results = self.pools.get(world.size, backend).run(
-            "pytest_fxbucket.eager.job:run",
-            tasks,
-            timeout_s=world.plan.run.timeout_s,
-            paths=[str(path) for path in self.paths],
-            log_dir=self.folder.make(),
-            what=f"eager of {self.name}",
-        )
-        return cast("list[Seen]", results)
+        return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 
     def _problems(self, seen: Sequence[Seen]) -> Iterator[str]:
         world = self.world
@@ -103,6 +77,9 @@ class Eager:
                     yield f'[eager] rounds_otherwise states "{reason}", but the model has no such thing; take it out'
 
     def _parting(self, seen: Sequence[Seen]) -> Iterator[str]:
+        if stopped := next((one.cannot or one.wrong for one in seen if one.cannot or one.wrong), ""):
+            yield f"the step could not be followed to its place: {stopped}"
+            return
         partings = {rank: one.parting for rank, one in enumerate(seen) if one.parting is not None and one.parting.operator}
         if partings:
             rank, first = next(iter(partings.items()))
@@ -126,11 +103,10 @@ class Eager:
 
     def _equal(self, seen: Sequence[Seen]) -> str:
         world, plan = self.world, self.world.plan
-        over = f"{self.choice.backend} ({self.choice.lacking})" if self.choice.lacking else self.choice.backend
         tensors = min(one.compared for one in seen) // steps_of(world)
         notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
         what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
-        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {over}{notes}"
+        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{notes}"
 
 
 def _stopped(one: Seen) -> bool:

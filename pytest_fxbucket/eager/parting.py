@@ -55,7 +55,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
     """Sees operators; ``inside`` are the modules whose forward runs."""
 
     def __init__(self, known: Collection[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.inside: list[str] = []
         self.first: Parting | None = None
         self._known = known

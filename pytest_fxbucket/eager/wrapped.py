@@ -109,5 +109,5 @@ def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collecti
 
 def _add_bias_last(module: nn.Module) -> None:
     """Add the bias of a rowwise linear to the sum of the ranks' parts, as Megatron-LM does, and not to a part of it."""
-    module.forward = lambda x: linear(x, module.weight)  # type: ignore[arg-type]
+    module.forward = lambda x: linear(x, module.weight)  # type: ignore[arg-type]  # Module.__getattr__ is typed
     module.register_forward_hook(lambda module, given, out: out + module.bias.to_local())

@@ -21,7 +21,7 @@ class Twice(nn.Module):
         x = self.first(x)
         for _ in range(self.times):
             x = self.layer(x).tanh()
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 class Parted(nn.Module):
@@ -32,7 +32,7 @@ class Parted(nn.Module):
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).tanh())  # type: ignore[no-any-return]
+        return self.down(self.up(x).tanh())
 
 
 class Recurrent(nn.Module):
@@ -43,7 +43,7 @@ class Recurrent(nn.Module):
         self.rnn, self.head = nn.LSTM(8, 24, batch_first=True), nn.Linear(24, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x)[0])  # type: ignore[no-any-return]
+        return self.head(self.rnn(x)[0])
 
 
 class ReadByParent(nn.Module):
@@ -54,7 +54,7 @@ class ReadByParent(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.addmm(self.a.bias, x.flatten(0, 1), self.a.weight)).view_as(x)  # type: ignore[no-any-return]
+        return self.b(torch.addmm(self.a.bias, x.flatten(0, 1), self.a.weight)).view_as(x)
 
 
 class RaisesLater(nn.Module):
@@ -69,7 +69,7 @@ class RaisesLater(nn.Module):
         self.steps += 1
         if type(x) is Tensor and torch.distributed.get_backend() != "fake" and int(self.steps) > 1:
             raise ValueError("tired")
-        return self.b(self.a(x))  # type: ignore[no-any-return]
+        return self.b(self.a(x))
 
 
 class Unused(nn.Module):
@@ -80,7 +80,7 @@ class Unused(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.a(x)  # type: ignore[no-any-return]
+        return self.a(x)
 
 
 class Waits(nn.Module):
@@ -93,7 +93,7 @@ class Waits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is Tensor and torch.distributed.is_initialized() and torch.distributed.get_backend() != "fake":
             threading.Event().wait()
-        return self.a(x)  # type: ignore[no-any-return]
+        return self.a(x)
 
 
 def build(name: str, **args: int) -> nn.Module:

@@ -36,7 +36,7 @@ def gradient_not_divided(step: StepGraph, graph: fx.Graph) -> None:
 def cast_behind_the_reduction(step: StepGraph, graph: fx.Graph) -> None:
     launch = _launch_behind(_grad(step, graph, "layers.1.down.weight"))
     before = launch.args[0]
-    low = _insert(before, aten._to_copy.default, before, dtype=torch.bfloat16)  # type: ignore[arg-type]
+    low = _insert(before, aten._to_copy.default, before, dtype=torch.bfloat16)
     _insert(low, aten._to_copy.default, low, dtype=torch.float32)
     launch.update_arg(0, low.next)
 
@@ -101,13 +101,13 @@ def decay_of_the_other_group(step: StepGraph, graph: fx.Graph) -> None:
     norm = _input(step, graph, "param", "layers.0.norm.weight")
     new = next(user for user in norm.users if user.target is aten.addcdiv.default)
     new.update_arg(0, _insert(norm, aten.mul.Tensor, norm, 0.99))
-    new.args[0].prev.append(new.args[0])  # type: ignore[union-attr]
+    new.args[0].prev.append(new.args[0])
 
 
 def rate_baked_in(step: StepGraph, graph: fx.Graph) -> None:
     rate = _input(step, graph, "hyper", "optimizers.0.groups.1.lr")
     number = next(user for user in rate.users if user.target is aten._local_scalar_dense.default)
-    number.replace_all_uses_with(0.03125)  # type: ignore[arg-type]
+    number.replace_all_uses_with(0.03125)
 
 
 def gelu_by_tanh(step: StepGraph, graph: fx.Graph) -> None:
@@ -151,12 +151,12 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
 
 
 def _outputs(graph: fx.Graph) -> list[Any]:
-    return list(graph.output_node().args[0])  # type: ignore[arg-type]
+    return list(graph.output_node().args[0])
 
 
 def _grad(step: StepGraph, graph: fx.Graph, fqn: str) -> fx.Node:
     values = step.outputs["joint"]
-    return next(n for v, n in zip(values, _outputs(graph), strict=True) if (v.role, v.fqn) == ("grad", fqn))  # type: ignore[no-any-return]
+    return next(n for v, n in zip(values, _outputs(graph), strict=True) if (v.role, v.fqn) == ("grad", fqn))
 
 
 def _input(step: StepGraph, graph: fx.Graph, role: str, fqn: str) -> fx.Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from suites.plugin.conftest import MODEL, PLAN
 
 GOOD = PLAN.replace("dp_shard = 2", "dp_shard = 4")
-BITWISE_ALONE = "\n[checks]\naudit = false\ngolden = false\ncollectives = false\neager = false\n"
+BITWISE_ALONE = "\n[checks]\naudit = false\ngolden = false\ncollectives = false\n"
 LOUD = """
 from tiny import batch as tiny_batch, build, loss
 
