@@ -96,7 +96,8 @@ class Bitwise(OnRanks):
         what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
         behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
         steps = f"in {steps_of(self.world)} steps over {self.over}"
-        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}"
+        order = "; sums in rank order, since round a ring both may rightly part" if world.plan.run.reduce == "ring" else ""
+        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{order}"
 
 
 def task_of(world: World, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:

@@ -29,6 +29,7 @@ class Promise:
     entry_of: Mapping[str, str]
     """FQN to entry, planned parameters only."""
     registration: tuple[str, ...]
+    """FQNs of planned parameters in the order of FSDP2's units, then all others."""
     own_dtype: Mapping[str, torch.dtype]
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
@@ -71,9 +72,10 @@ def promise_of(
     ranks_of: Mapping[str, Sequence[int]] | None = None,
 ) -> Promise:
     """What ``plan`` promises of a step with ``parameters``, in order of registration; ``ranks_of`` its process groups."""
+    planned = {fqn: entry.name for entry in resolution.entries for fqn in entry.parameters}
     return Promise(
-        entry_of={fqn: entry.name for entry in resolution.entries for fqn in entry.parameters},
-        registration=tuple(parameter.fqn for parameter in parameters),
+        entry_of=planned,
+        registration=tuple(dict.fromkeys([*planned, *(parameter.fqn for parameter in parameters)])),
         own_dtype={parameter.fqn: parameter.dtype for parameter in parameters},
         param_dtype=dtype_named(plan.parallel.param_dtype),
         reduce_dtype=dtype_named(plan.parallel.reduce_dtype),

@@ -27,7 +27,9 @@ from pytest_fxbucket.eager.trainer import TorchsOwn, Trainer
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.plan.ring import Ring as Asked
+from pytest_fxbucket.ranks import device, mark, sums
+from pytest_fxbucket.ranks.ring import Ring
 from pytest_fxbucket.stepping import state_and_batches
 
 if TYPE_CHECKING:
@@ -75,7 +77,10 @@ class _RaisedError(FxbucketError):
 
 def run(rank: int, world: int, task: EagerTask) -> Seen:
     """Run the plan's steps both ways from the same state, and compare after each; learning rates shrink as in bitwise."""
-    graph = task.graph
+    graph, asked = task.graph, task.plan.run
+    if asked.reduce == "ring":
+        ring = asked.ring or Asked()
+        sums.add_by(Ring(ring.channels, ring.chunk_bytes, world // ring.nodes))
     graphs, digests = graphs_of(rank, graph, {})
     found = Seen(digests)
     start, batches = state_and_batches(rank, graph)

@@ -14,6 +14,7 @@ from pytest_fxbucket.checks.too_large import refuse_too_large
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.eager.job import EagerTask, Seen
 from pytest_fxbucket.eager.lacking import lacking
+from pytest_fxbucket.eager.moved import moved
 from pytest_fxbucket.eager.reasons import WORDS
 from pytest_fxbucket.ranks.failure import RankFailure
 
@@ -29,6 +30,8 @@ class Eager(OnRanks):
         plan, world = self.world.plan, self.world
         if missing := lacking(plan, world.step(0), world.resolution, world.rounding):
             return skipped("eager", missing)
+        if plan.run.reduce == "ring" and self.backend == "nccl":
+            return skipped("eager", 'NCCL adds round rings of its own; [run] reduce = "ring" is for gloo and local')
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
         try:
             seen = self._seen()
@@ -36,7 +39,7 @@ class Eager(OnRanks):
             step = bitwise.first_step(seen)
             if step is not None:
                 lines += bitwise.difference_lines(seen, world.entry_of)
-                lines += self._parting(self._seen(step))
+                lines += [*self._moved(seen), *self._parting(self._seen(step))]
         except RankFailure as failure:
             return failed("eager", str(failure), list(failure.lines()))
         if lines:
@@ -101,12 +104,24 @@ class Eager(OnRanks):
             if reason not in self.world.plan.eager.rounds_otherwise:
                 yield f'by design: {WORDS[reason]}; [eager] rounds_otherwise = ["{reason}"] holds everything else'
 
+    def _moved(self, seen: Sequence[Seen]) -> Iterator[str]:
+        world, plan = self.world, self.world.plan
+        is_ddp = plan.parallel.mode == "replicate"
+        unknown = plan.eager.factory or (is_ddp and "ddp_buckets" not in plan.eager.rounds_otherwise)
+        if plan.run.reduce != "ring" or unknown:
+            return
+        units = {entry.name: entry.parameters for entry in world.resolution.entries} | {"the root": world.resolution.unplanned}
+        differing = {one.fqn for each in seen for one in each.differences if one.what == "gradient"}
+        if line := moved(world.final(0)["joint"].reading, units, differing, self._torchs):
+            yield line
+
     def _equal(self, seen: Sequence[Seen]) -> str:
         world, plan = self.world, self.world.plan
         tensors = min(one.compared for one in seen) // steps_of(world)
         notes = "".join(f"; {WORDS[reason]}" for reason in plan.eager.rounds_otherwise)
+        ring = "; sums round a ring" if plan.run.reduce == "ring" else ""
         what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
-        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{notes}"
+        return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{ring}{notes}"
 
 
 def _stopped(one: Seen) -> bool:

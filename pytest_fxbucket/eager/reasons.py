@@ -22,6 +22,9 @@ WORDS = {
         "here all is added first"
     ),
     "rowwise_bias": "RowwiseParallel adds a bias to a part of the sum, here it is added to the sum",
+    "ddp_buckets": (
+        "DistributedDataParallel fills buckets of its own by size, and round a ring a sum depends on its place in the bucket"
+    ),
     "fused_rnn": "eager runs oneDNN's recurrent layer, here its operators run",
 }
 
@@ -32,7 +35,9 @@ def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[st
     biases = any(one.style == "rowwise" and model.get_submodule(fqn).bias is not None for fqn, one in parted.items())
     rnns = any(isinstance(module, nn.RNNBase) for module in model.modules())
     is_late = plan.step.microbatches > 1 and plan.parallel.mode != "replicate"
-    found = {"reused_unit": bool(reused) and is_late, "rowwise_bias": biases, "fused_rnn": rnns}
+    is_ddp = plan.parallel.mode == "replicate"
+    rings = plan.run.reduce == "ring" and is_ddp and plan.run_world > 2  # x + y is y + x
+    found = {"reused_unit": bool(reused) and is_late, "rowwise_bias": biases, "ddp_buckets": rings, "fused_rnn": rnns}
     return tuple(name for name, there in found.items() if there)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -27,7 +28,10 @@ from pytest_fxbucket.ranks import device
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.selector import ResolvedEntry
 
+_ALL = 1 << 30
+"""MB of a bucket that holds everything."""
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
@@ -62,7 +66,7 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
         module = model.get_submodule(fqn)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     if plan.parallel.mode == "replicate":
-        return _replicated(model, devices, without_gradient)
+        return _replicated(model, devices, plan, without_gradient)
     _shard(model, devices[tuple(name for name in sizes if name != "tp")], plan, reused)
     return Wrapped(model, partial(_sharded_call, model))
 
@@ -77,12 +81,22 @@ def _sharded_call(model: nn.Module, last: bool) -> Callable[..., Any]:
     return model
 
 
-def _replicated(model: nn.Module, devices: DeviceMesh, without_gradient: bool) -> Wrapped:
+def _replicated(model: nn.Module, devices: DeviceMesh, plan: Plan, without_gradient: bool) -> Wrapped:
     group = devices.get_group("dp_replicate")
+    is_planned = "ddp_buckets" in plan.eager.rounds_otherwise
     # buffers stay each rank's own, as under FSDP2 and in the graph
     parallel = DistributedDataParallel(
-        model, process_group=group, broadcast_buffers=False, find_unused_parameters=without_gradient
+        model,
+        process_group=group,
+        broadcast_buffers=False,
+        find_unused_parameters=without_gradient,
+        bucket_cap_mb=_ALL if is_planned else None,
     )
+    if is_planned:
+        named = dict(model.named_parameters())
+        units = [[named[fqn] for fqn in entry.parameters] for entry in _entries(model, plan)]
+        # without types, which torch looks at and does not take as text
+        parallel.register_comm_hook(None, lambda state, bucket: _reduce_by_unit(units, group, bucket))
 
     def call(last: bool) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -94,11 +108,31 @@ def _replicated(model: nn.Module, devices: DeviceMesh, without_gradient: bool) -
     return Wrapped(model, call)
 
 
-def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collection[str]) -> None:
-    parallel, own = plan.parallel, {id(one): fqn for fqn, one in model.named_parameters()}
+def _reduce_by_unit(
+    units: Sequence[Sequence[nn.Parameter]], group: dist.ProcessGroup, bucket: Any
+) -> torch.futures.Future[torch.Tensor]:
+    """Average what is in ``bucket``, which has all gradients of a dtype, unit by unit; what no unit has by itself."""
+    gradients = {id(one): gradient for one, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)}
+    taken = [[gradients.pop(id(one)) for one in unit if id(one) in gradients] for unit in units]
+    for tensors in filter(None, [*taken, *([one] for one in gradients.values())]):
+        flat = torch.cat([one.flatten() for one in tensors])
+        dist.all_reduce(flat, dist.ReduceOp.AVG, group)
+        for tensor, part in zip(tensors, torch.split(flat, [one.numel() for one in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _entries(model: nn.Module, plan: Plan) -> Sequence[ResolvedEntry]:
+    own = {id(one): fqn for fqn, one in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     aliases = {fqn: own[id(one)] for fqn, one in every if own[id(one)] != fqn}
-    entries = entries_of(plan, list(own.values()), [fqn for fqn, _ in model.named_modules()], aliases).entries
+    return entries_of(plan, list(own.values()), [fqn for fqn, _ in model.named_modules()], aliases).entries
+
+
+def _shard(model: nn.Module, devices: DeviceMesh, plan: Plan, left_out: Collection[str]) -> None:
+    parallel, entries = plan.parallel, _entries(model, plan)
     policy = MixedPrecisionPolicy(dtype_named(parallel.param_dtype), dtype_named(parallel.reduce_dtype))
     asked = parallel.reshard_after_forward
     reshard = asked if isinstance(asked, bool) else None  # by entry it makes no difference to bits

@@ -100,13 +100,13 @@ def by_parameter(
     entries: Sequence[str] = (),
     outputs: Sequence[Value] | None = None,
 ) -> Targets:
-    """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries.
+    """Sort the launches of ``graph`` by the parameter they carry; ``entry_of`` maps FQNs to entries, in the order of bytes.
 
     Without ``outputs``, of which the graph returns one each, nothing is said of the optimizer.
 
     ``reading`` is of ``graph``, or of the graph it was copied from: nodes are found by name.
     """
-    place = {value.fqn: i for i, value in enumerate(inputs) if value.role == "param"}
+    place = {fqn: i for i, fqn in enumerate(entry_of)}
     nodes = {node.name: node for node in graph.nodes}
     names: dict[fx.Node, _Name] = {}
     for bucket in reading.buckets:

@@ -23,10 +23,28 @@ def agree(plan: Plan, where: str) -> None:
     agree_on_mesh(plan, where)
     agree_on_step(plan, where)
     agree_on_transforms(plan, where)
+    _on_a_ring(plan, where)
     if plan.bucket.by == "size":
         _by_size(plan, where)
     else:
         _by_plan(plan, where)
+
+
+def _on_a_ring(plan: Plan, where: str) -> None:
+    run = plan.run
+    if run.reduce == "rank_order":
+        if run.ring is not None:
+            raise PlanError(f'{where}: [run] ring is there, and reduce = "rank_order" goes round none; use reduce = "ring"')
+        return
+    if not plan.checks.eager:
+        raise PlanError(
+            f'{where}: [run] reduce = "ring" is what eager adds by, and checks.eager is false; leave one of them out'
+        )
+    if run.ring is not None and plan.run_world % run.ring.nodes:
+        raise PlanError(
+            f"{where}: [run] ring.nodes = {run.ring.nodes} does not divide the {plan.run_world} ranks that are run; "
+            "each node has as many"
+        )
 
 
 def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:

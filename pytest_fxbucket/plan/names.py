@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 
 class Names:
@@ -19,6 +19,7 @@ class Names:
         self.modules = [fqn for fqn in modules if fqn]
         self._held: dict[str, dict[str, str]] = {}  # FQN -> {name below it: canonical FQN}
         self._children: dict[str, dict[str, None]] = {}  # module -> FQNs of its child modules, in order
+        self._own: dict[str, list[str]] = {}  # module -> names of its own parameters, in order
         for fqn in self.modules:
             self._add_child(fqn)
         for fqn in parameters:
@@ -27,8 +28,17 @@ class Names:
             self._add_parameter(alias, fqn)
 
     def held_by(self, selector: str) -> dict[str, str]:
-        """Give the parameters that a name holds, as {name as spelled below it: canonical FQN}; empty if none."""
-        return self._held.get(selector, {})
+        """Give the parameters that a name holds, as {name as spelled below it: canonical FQN}; empty if none.
+
+        They are in the order of FSDP2's unit of that module (`torch.distributed.fsdp._fully_shard._fsdp_init`), which is that
+        of its bytes: those of a module's children before its own.
+        """
+        held = self._held.get(selector, {})
+        return {name: held[name] for name in self._in_unit(selector)} if selector in self._children else held
+
+    def in_unit(self) -> list[str]:
+        """Give canonical FQNs of all parameters, in the order of a unit that is the whole model."""
+        return list(dict.fromkeys(self._held[name][name] for name in self._in_unit("")))
 
     def is_module(self, fqn: str) -> bool:
         """Tell whether a module of that name exists, with parameters or without."""
@@ -43,6 +53,11 @@ class Names:
         modules = [fqn for fqn in self._children if fqn]
         return modules + [fqn for fqn in self._held if fqn not in self._children]
 
+    def _in_unit(self, module: str) -> Iterator[str]:
+        for child in self._children.get(module, {}):
+            yield from self._in_unit(child)
+        yield from self._own.get(module, ())
+
     def _add_child(self, fqn: str) -> None:
         self._children.setdefault(fqn, {})
         while fqn:
@@ -54,6 +69,7 @@ class Names:
         parent = spelled.rpartition(".")[0]
         if parent and parent not in self._children:
             self._add_child(parent)
+        self._own.setdefault(parent, []).append(spelled)
         name = spelled
         while name:
             self._held.setdefault(name, {})[spelled] = canonical

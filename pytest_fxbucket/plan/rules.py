@@ -129,6 +129,17 @@ def check_switch(doc: str, options: type[Any] | None = None) -> Metadata:
     return {"rule": Rule(doc, "true, false or a table", read, (False, True), options=options)}
 
 
+def table_of(doc: str, options: type[Any]) -> Metadata:
+    """Take a table, whose keys are the fields of ``options``."""
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, "a table", value)
+        return _options(value, where, options)
+
+    return {"rule": Rule(doc, "a table", read, options=options)}
+
+
 def _options(raw: Mapping[str, object], where: str, options: type[Any] | None) -> object:
     """The table of a check's options, read; true for an empty one of a check that has none."""
     rules = {spec.name: cast(Rule, spec.metadata["rule"]) for spec in dataclasses.fields(options)} if options else {}

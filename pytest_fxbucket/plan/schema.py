@@ -20,6 +20,7 @@ from pytest_fxbucket.plan.inputs import Path as InputPath
 from pytest_fxbucket.plan.inputs import model_inputs
 from pytest_fxbucket.plan.places import Places, places
 from pytest_fxbucket.plan.reshard import Asked, reshard
+from pytest_fxbucket.plan.ring import Ring
 from pytest_fxbucket.plan.rules import (
     DEGREES,
     Rule,
@@ -33,6 +34,7 @@ from pytest_fxbucket.plan.rules import (
     seconds,
     some_of,
     switch,
+    table_of,
     whole,
 )
 from pytest_fxbucket.plan.tp_plan import linear_styles
@@ -51,6 +53,7 @@ __all__ = [
     "Override",
     "Parallel",
     "Plan",
+    "Ring",
     "Run",
     "Step",
     "Transform",
@@ -219,7 +222,9 @@ class Bucket:
     layout: str = field(
         default="registration",
         metadata=one_of(
-            "byte order in a bucket: as parameters are registered (as FSDP2), or executed", "registration", "execution"
+            "byte order in a bucket: as FSDP2 lays a unit out (as registered, children before a module's own), or as executed",
+            "registration",
+            "execution",
         ),
     )
     dtypes: str = field(
@@ -346,6 +351,16 @@ class Run:
         default=0, metadata=whole("seed of the weights and of random operators in the step", least=0, limit=2**63 - 1)
     )
     timeout_s: float = field(default=120.0, metadata=seconds("longest that ranks may take"))
+    reduce: str = field(
+        default="rank_order",
+        metadata=one_of(
+            "the order in which `eager` adds what ranks send: by rank, or as NCCL's ring does, where it depends on where an "
+            "element lies in its bucket; bitwise adds by rank",
+            "rank_order",
+            "ring",
+        ),
+    )
+    ring: Ring | None = field(default=None, metadata=table_of('the ring of `reduce = "ring"`', Ring))
     zero_gradients: tuple[Entry, ...] = field(
         default=(),
         metadata=entry_list(
@@ -374,6 +389,7 @@ class Eager:
             "bit for bit; one that the model does not have is an error",
             "reused_unit",
             "rowwise_bias",
+            "ddp_buckets",
             "fused_rnn",
         ),
     )

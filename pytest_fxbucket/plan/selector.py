@@ -17,7 +17,7 @@ ROOT = "root"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEntry:
-    """An entry and its parameters: canonical FQNs in registration order."""
+    """An entry and its parameters: canonical FQNs in the order of FSDP2's unit of its modules."""
 
     name: str
     parameters: tuple[str, ...]
@@ -64,7 +64,7 @@ def resolve(
             raise PlanError(hints.unplanned(left, [entry.name for entry in resolved]))
         if left and unplanned == ROOT:
             _no_entry_named_root(resolved)
-            resolved.append(ResolvedEntry(ROOT, left))
+            resolved.append(ResolvedEntry(ROOT, tuple(fqn for fqn in names.in_unit() if fqn not in owners)))
             left = ()
     except PlanError as error:
         raise PlanError(f"{where}: {error}" if where else str(error)) from None
@@ -123,7 +123,7 @@ def _claim(found: Sequence[_Found], names: Names) -> tuple[list[ResolvedEntry], 
     resolved: list[ResolvedEntry] = []
     owners: dict[str, int] = {}
     for place, (_, _, held) in enumerate(found):
-        wanted = sorted(set(held.values()), key=names.order.__getitem__)
+        wanted = list(dict.fromkeys(held.values()))
         for fqn in wanted:
             if fqn in owners:
                 raise PlanError(_overlap(found[owners[fqn]], found[place], fqn))

@@ -1,4 +1,4 @@
-"""Reductions in rank order, on any back end of ours: rank 0's addend, rank 1's, ... in the tensor's own dtype."""
+"""Reductions on any back end of ours: what they are given, and in rank order: rank 0's addend, rank 1's, ... in their dtype."""
 
 from __future__ import annotations
 
@@ -19,12 +19,31 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    """All `parts`, in their order, combined into the first, which is returned; an average is the sum by their number."""
-    total, combine = parts[0], _COMBINE[operation]
+def combining(operation: str) -> Callable[..., torch.Tensor]:
+    """What makes one addend of two, into `out`."""
+    return _COMBINE[operation]
+
+
+def in_rank_order(
+    parts: Sequence[torch.Tensor], operation: str, ranks: Sequence[int] = (), owner: int | None = None
+) -> torch.Tensor:
+    """All `parts`, in their order, combined into the first, which is returned.
+
+    It makes no difference of which `ranks` they are, nor who owns the result.
+    """
+    parts = addends(parts, operation)
+    total, combine = parts[0], combining(operation)
     for part in parts[1:]:
         combine(total, part, out=total)
-    return total.div_(len(parts)) if operation == "AVG" else total
+    return total
+
+
+def addends(parts: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
+    """What `operation` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up."""
+    if operation != "AVG":
+        return parts
+    share = torch.tensor(1 / len(parts), dtype=parts[0].dtype, device=parts[0].device)
+    return [part.mul_(share) for part in parts]
 
 
 def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:

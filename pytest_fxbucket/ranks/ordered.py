@@ -1,5 +1,7 @@
 """A process group over gloo whose reductions add in rank order, so that a bit depends on the ranks' values alone.
 
+Or, where a job asks for it (ranks/sums.py), in that of a ring.
+
 Gloo reduces in segments of a ring: the order in which an element is summed depends on its offset and on the size of the
 message, so from three ranks on a bucketed reduction differs from separate ones. Here the ranks exchange their addends as bytes,
 and each adds rank 0's, rank 1's, ... in the tensor's own dtype; an average is that sum divided by the number of ranks. What
@@ -18,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks import device, ledger
-from pytest_fxbucket.ranks.arithmetic import even_chunks, listed, operation_of, options, reduced, require_same_size
+from pytest_fxbucket.ranks import device, ledger, sums
+from pytest_fxbucket.ranks.arithmetic import even_chunks, listed, operation_of, options, require_same_size
 from pytest_fxbucket.ranks.gpus.staging import bring_back, on_cpu, room_for
 
 BACKEND = "ordered_gloo"
@@ -120,7 +122,7 @@ class OrderedGloo(c10d.ProcessGroup):
             root = opts if root is None else root
             opts = options(c10d.ReduceOptions, op)
             opts.rootRank = root or 0
-        return self._all_reduce(listed(tensors), opts, opts.rootRank == self.rank(), "reduce")
+        return self._all_reduce(listed(tensors), opts, opts.rootRank, "reduce")
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
@@ -215,16 +217,18 @@ class OrderedGloo(c10d.ProcessGroup):
     def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = (), back: tuple[Any, Any] = ((), ())) -> c10d.Work:
         return OrderedWork(token, [work], partial(bring_back, *back), list(result))
 
-    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, keep: bool = True, kind: str = "all_reduce") -> c10d.Work:
-        operation = operation_of(opts, tensors)
+    def _all_reduce(
+        self, tensors: list[torch.Tensor], opts: Any, owner: int | None = None, kind: str = "all_reduce"
+    ) -> c10d.Work:
+        operation, add = operation_of(opts, tensors), sums.current()
         token = self._launch(f"{kind}({operation.lower()})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
 
         def finish() -> None:
-            for tensor, received, _ in pairs if keep else ():
+            for tensor, received, _ in pairs if owner in (None, self.rank()) else ():
                 parts = received.view(tensor.dtype).view(self.size(), -1).unbind()
-                tensor.detach().copy_(reduced(parts, operation).view(tensor.shape))
+                tensor.detach().copy_(add(parts, operation, self._ranks, owner).view(tensor.shape))
 
         return OrderedWork(token, [exchange for _, _, exchange in pairs], finish, tensors)
 
@@ -234,7 +238,7 @@ class OrderedGloo(c10d.ProcessGroup):
         return received, self._gloo._allgather_base(received, source, c10d.AllgatherOptions())
 
     def _reduce_scatter(self, outputs: list[torch.Tensor], rows: list[list[torch.Tensor]], opts: Any) -> c10d.Work:
-        operation = operation_of(options(c10d.ReduceScatterOptions, opts), outputs)
+        operation, add = operation_of(options(c10d.ReduceScatterOptions, opts), outputs), sums.current()
         with torch.no_grad(), c10d.without_dispatch_modes():
             for output, row in zip(outputs, rows, strict=True):
                 require_same_size(output, row[self.rank()])
@@ -244,7 +248,7 @@ class OrderedGloo(c10d.ProcessGroup):
         def finish() -> None:
             for output, received, _ in sent:
                 parts = received.view(output.dtype).view(self.size(), -1).unbind()
-                output.detach().copy_(reduced(parts, operation).view(output.shape))
+                output.detach().copy_(add(parts, operation, self._ranks, self.rank()).view(output.shape))
 
         exchanges = [exchange for _, _, exchange in sent if exchange is not None]
         return OrderedWork(token, exchanges, finish, outputs)

@@ -21,7 +21,7 @@ from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.debug_level import leave_groups_unwrapped
 from pytest_fxbucket.compat.gloo import gather_one_by_one
 from pytest_fxbucket.compat.groups import destroy_subgroups
-from pytest_fxbucket.ranks import calling, ledger, ordered, twin, wire
+from pytest_fxbucket.ranks import calling, ledger, ordered, sums, twin, wire
 from pytest_fxbucket.ranks.backend import PLAIN, use_device
 from pytest_fxbucket.ranks.footing import Footing
 from pytest_fxbucket.ranks.fresh import Workplace
@@ -129,6 +129,7 @@ def _one_job(seat: Seat, workplace: Workplace, interpreter: Interpreter) -> None
     job = cast(Job, wire.unpack(buffers))
     # Only now is it sure that every rank is through with them.
     destroy_subgroups()
+    sums.add_by()
     outlets.give(outputs[1:])
     _send_output_to(outputs[0])
     footing = Footing((seat.connection.fileno(), seat.stacks_fd))

@@ -163,6 +163,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("run", "seed"): Case("7", "bitwise", "is zero on every rank", also='model.factory = "bitwise_models:build_by_seed"'),
     ("run", "timeout_s"): Case("0.001", "bitwise", "0.001"),
     ("run", "zero_gradients"): Case('["scale"]', "bitwise", "passed", also="model.args = { used = 0.0 }"),
+    ("run", "reduce"): Case('"ring"', "bitwise", "since round a ring both may rightly part"),
+    ("run", "ring"): Case("{ nodes = 3 }", "error", "does not divide the 2 ranks", also='run.reduce = "ring"'),
     ("checks", "audit"): Case("false", "items"),
     ("checks", "golden"): Case("false", "items"),
     ("checks", "collectives"): Case("false", "items"),

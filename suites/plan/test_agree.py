@@ -94,3 +94,21 @@ def test_caps_beside_a_star_are_counted_when_the_model_is_known() -> None:
     agree_with_entries(plan, ["a.0", "a.1", "a.2"], "p.toml")
     with pytest.raises(PlanError, match=r"^p.toml: \[bucket\] cap_mb has 3 caps for 2 entries; give one an entry at most$"):
         agree_with_entries(plan, ["a.0", "a.1"], "p.toml")
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("ring = { nodes = 2 }", '[run] ring is there, and reduce = "rank_order" goes round none; use reduce = "ring"'),
+        ('reduce = "ring"\nring = { nodes = 3 }', "[run] ring.nodes = 3 does not divide the 4 ranks that are run"),
+        ('reduce = "ring"\n[checks]\neager = false', "checks.eager is false; leave one of them out"),
+        ('reduce = "ring"\nring = { node = 2 }', '[run] ring has no key "node"; did you mean "nodes"?'),
+        ('reduce = "ring"\nring = 2', "[run] ring must be a table, not 2"),
+        ('reduce = "rings"', 'must be "rank_order" or "ring", not "rings"; did you mean "ring"?'),
+        ('reduce = "ring"\nring = { chunk_bytes = 8 }', "[run] ring.chunk_bytes must be a whole number of at least 16, not 8"),
+    ],
+)
+def test_a_ring_that_nothing_goes_round_is_refused(run: str, says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        plans(f'plan = ["a", "b"]\n[run]\n{run}')
+    assert says in str(caught.value)

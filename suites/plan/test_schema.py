@@ -54,6 +54,7 @@ SECOND: dict[tuple[str, str], str] = {
     ("run", "seed"): "1",
     ("run", "timeout_s"): "7",
     ("run", "zero_gradients"): '["a"]',
+    ("run", "ring"): "{ nodes = 2 }",
 }
 HYBRID = {"parallel.mode": '"hybrid_shard"', "parallel.dp_replicate": "2"}
 SGD = {"optimizer.factory": '"torch.optim:SGD"'}
@@ -72,6 +73,7 @@ BESIDE: dict[tuple[str, str], dict[str, str]] = {
     ("overlap", "updates"): SGD,
     **{("override", key): {"override.module": '["a"]'} for key in ("by", "output")},
     ("override", "args"): {"override.module": '["a"]', "override.by": '"n:dense"'},
+    ("run", "ring"): {"run.reduce": '"ring"'},
     ("bucket", "by"): {"bucket.plan": "[]", "bucket.cap_mb": "25"},
 }
 KEYS = list(schema.keys())
@@ -138,7 +140,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
         *[("transform", key) for key in ("name", "args")],
-        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients")],
+        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients", "reduce", "ring")],
         *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "eager", "benchmark")],
         *[("eager", key) for key in ("factory", "args", "rounds_otherwise")],
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.options import TABLE
-from pytest_fxbucket.plan.schema import Benchmark, keys
+from pytest_fxbucket.plan.schema import Benchmark, Key, Ring, keys
 from suites.plans.plan_reference import END, reference, replaced
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -55,10 +55,15 @@ def test_the_table_of_the_plan_file_is_what_the_schema_says() -> None:
 
 def test_every_key_has_one_row_and_no_cell_is_empty() -> None:
     rows = [row.strip("| ").split(" | ") for row in reference().splitlines()[2:]]
-    names = [f"{key.table}.{key.key}" for key in keys()]
-    names += [f"checks.benchmark.{spec.name}" for spec in dataclasses.fields(Benchmark)]
+    names = [name for key in keys() for name in (f"{key.table}.{key.key}", *_within(key))]
     assert [row[0] for row in rows] == [f"`{name}`" for name in names]
     assert [row for row in rows if len(row) != 4 or not all(cell.strip() for cell in row)] == []
+
+
+def _within(key: Key) -> list[str]:
+    """Keys of the table that the key's value may be."""
+    options = {("run", "ring"): Ring, ("checks", "benchmark"): Benchmark}.get((key.table, key.key))
+    return [f"{key.table}.{key.key}.{spec.name}" for spec in dataclasses.fields(options)] if options is not None else []
 
 
 def test_a_readme_without_the_marks_of_the_table_is_not_written_to() -> None:

@@ -21,10 +21,12 @@ def in_rank_order(tensor, op):
     world = dist.get_world_size()
     parts = [torch.empty_like(tensor) for _ in range(world)]
     dist.all_gather(parts, tensor)
+    if op == "avg":
+        parts = [part * torch.tensor(1 / world, dtype=part.dtype) for part in parts]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
-    return total / world if op == "avg" else total
+    return total
 
 
 def chunk(tensor, rank, world):

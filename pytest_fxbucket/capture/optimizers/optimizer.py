@@ -129,9 +129,8 @@ def _grouped(
     if spec.groups == "one":
         return [(list(fqns), {})]
     if spec.groups == "entry":
-        mine = set(fqns)
-        groups = [[fqn for fqn in entry.parameters if fqn in mine] for entry in entries]
-        rest = mine.difference(*groups)
+        groups = [[fqn for fqn in fqns if fqn in entry.parameters] for entry in entries]
+        rest = set(fqns).difference(*groups)
         return [(group, {}) for group in (*groups, [fqn for fqn in fqns if fqn in rest]) if group]
     if isinstance(spec.groups, str):
         raise PlanError(f'{where} groups is "{spec.groups}", expected "one", "entry" or a list of tables')

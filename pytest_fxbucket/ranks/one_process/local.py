@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.compat.threads import Groups, leave_python_groups_unrecorded, let_python_groups_gather_into_given_tensors
-from pytest_fxbucket.ranks import calling, ledger
+from pytest_fxbucket.ranks import calling, ledger, sums
 from pytest_fxbucket.ranks.one_process.answers import Answer, Order, answer, raised
 from pytest_fxbucket.ranks.one_process.baton import Baton
 from pytest_fxbucket.ranks.one_process.exchange import Tables
@@ -67,6 +67,7 @@ def run(rank: int, world: int, order: Order) -> list[Answer]:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     let_python_groups_gather_into_given_tensors()
     leave_python_groups_unrecorded()
+    sums.add_by()
     # What the module does to the process when it is imported must not stay with the rank that comes first. Where this fails, it
     # fails again in each rank, which says so.
     with contextlib.suppress(Exception):

@@ -120,7 +120,7 @@ class LocalGroup(c10d.ProcessGroup):
             root = opts if root is None else root
             opts = options(c10d.ReduceOptions, op)
             opts.rootRank = root or 0
-        return self._all_reduce(listed(tensors), opts, opts.rootRank == self.rank(), f"reduce to {opts.rootRank}")
+        return self._all_reduce(listed(tensors), opts, opts.rootRank, f"reduce to {opts.rootRank}")
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
@@ -236,10 +236,10 @@ class LocalGroup(c10d.ProcessGroup):
     _allgather_base = all_gather_single  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    def _all_reduce(self, tensors: _Tensors, opts: Any, keep: bool = True, kind: str = "all_reduce") -> c10d.Work:
+    def _all_reduce(self, tensors: _Tensors, opts: Any, owner: int | None = None, kind: str = "all_reduce") -> c10d.Work:
         operation = operation_of(opts, tensors)
-        into = tensors if keep else []
-        compute = pieces.reduction(operation)
+        into = tensors if owner in (None, self.rank()) else []
+        compute = pieces.reduction(operation, self._table.ranks, lambda index: owner)
         return self._launch(f"{kind}({operation.lower()})", tensors, tensors, into, compute, pieces.fill)
 
     def _reduce_scatter(self, outputs: _Tensors, rows: list[_Tensors], opts: Any, sources: _Tensors | None = None) -> c10d.Work:
@@ -253,7 +253,7 @@ class LocalGroup(c10d.ProcessGroup):
             sources or sent,
             sent,
             outputs,
-            pieces.reduction(operation),
+            pieces.reduction(operation, self._table.ranks, lambda index: index % self.size()),
             lambda into, totals: pieces.fill(into, totals[own]),
         )
 

@@ -6,17 +6,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pytest_fxbucket.ranks.arithmetic import reduced
+from pytest_fxbucket.ranks import sums
 from pytest_fxbucket.ranks.one_process.exchange import CollectiveMismatch
 
 _Tensors = list[torch.Tensor]
 
 
-def reduction(operation: str) -> Callable[[list[_Tensors]], _Tensors]:
-    """A function that combines the i-th tensors of all members in the group's order, for all i."""
+def reduction(operation: str, ranks: Sequence[int], owner: Callable[[int], int | None]) -> Callable[[list[_Tensors]], _Tensors]:
+    """A function that combines the i-th tensors of all members, the `ranks`, for all i.
+
+    The member `owner`(i) gets the result; None: all do.
+    """
+    add = sums.current()
 
     def reduce(sent: list[_Tensors]) -> _Tensors:
-        return [reduced([_copy(parts[0]), *map(_flat, parts[1:])], operation) for parts in zip(*sent, strict=True)]
+        return [
+            add([_copy(part) for part in parts], operation, ranks, owner(index))
+            for index, parts in enumerate(zip(*sent, strict=True))
+        ]
 
     return reduce
 
@@ -85,10 +92,6 @@ def require_whole(output: torch.Tensor, source: torch.Tensor, world: int) -> Non
     if output.numel() != source.numel() * world or output.dtype != source.dtype:
         have, want = f"{output.numel():,} {_dtype(output)}", f"{source.numel() * world:,} {_dtype(source)}"
         raise ValueError(f"all_gather into an output of {have}, where {want} are due")
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,34 @@
+"""A model that runs its layers' parts in another order than it registers them: there the layouts of a bucket differ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Layer(nn.Module):
+    """Registers the last linear first."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = (nn.Linear(dim, dim, bias=bias) for bias in (True, False, True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+def build(dim: int = 16) -> nn.Module:
+    """Rows (batch, dim) to rows."""
+    return nn.Sequential(*(Layer(dim) for _ in range(2)))
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    """Two inputs of 4 rows, of which the second is what is wanted."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    rows, wanted = torch.randn(2, 4, 16, generator=generator)
+    return rows, wanted
+
+
+def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Of squares."""
+    return (output.float() - batch[1]).square().mean()
