@@ -34,7 +34,8 @@ class Names:
         of its bytes: those of a module's children before its own.
         """
         held = self._held.get(selector, {})
-        return {name: held[name] for name in self._in_unit(selector)} if selector in self._children else held
+        place = {name: number for number, name in enumerate(self._in_unit(selector))}
+        return dict(sorted(held.items(), key=lambda one: place.get(one[0], -1)))
 
     def in_unit(self) -> list[str]:
         """Give canonical FQNs of all parameters, in the order of a unit that is the whole model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,10 @@ HYBRID = 'mode = "hybrid_shard"\ndp_shard = 2\ndp_replicate ='
 COMMUTES = {"2": "dp_shard = 2", "3": "dp_shard = 3", "2 copies": f"{DDP} 2"}
 """x + y is y + x: of two addends there is one order, and of three in a reduce-scatter, whose owner's comes last."""
 PARTS = {
-    "4 in fp32": ("dp_shard = 4", "reduce_scatter"),
-    "4 in bf16": (f"dp_shard = 4\n{BF16}", "reduce_scatter"),
-    "8": ("dp_shard = 8", "reduce_scatter"),
-    "hybrid 2 x 3": (f"{HYBRID} 3", "all_reduce"),
-    "hybrid 2 x 4": (f"{HYBRID} 4\n{BF16}", "all_reduce"),
+    "4 in fp32": "dp_shard = 4",
+    "4 in bf16": f"dp_shard = 4\n{BF16}",
+    "8": "dp_shard = 8",
+    "hybrid 2 x 3 in bf16": f"{HYBRID} 3\n{BF16}",
 }
 
 
@@ -56,7 +56,7 @@ def test_where_all_orders_are_one_any_layout_has_torchs_bits(pools: Pools, tmp_p
 
 @pytest.mark.parametrize("case", PARTS)
 def test_fsdp2s_order_of_bytes_keeps_its_bits_round_a_ring(pools: Pools, tmp_path: Path, case: str) -> None:
-    parallel, _ = PARTS[case]
+    parallel = PARTS[case]
     found = verdict(pools, tmp_path, parallel, "registration", "ring")
     assert found.outcome == "passed"
     assert "sums round a ring" in found.summary
@@ -64,14 +64,16 @@ def test_fsdp2s_order_of_bytes_keeps_its_bits_round_a_ring(pools: Pools, tmp_pat
 
 @pytest.mark.parametrize("case", PARTS)
 def test_another_order_of_bytes_is_green_in_rank_order_and_red_round_a_ring(pools: Pools, tmp_path: Path, case: str) -> None:
-    parallel, kind = PARTS[case]
+    parallel = PARTS[case]
     assert verdict(pools, tmp_path, parallel, "execution", "rank_order").outcome == "passed"
     found = verdict(pools, tmp_path, parallel, "execution", "ring")
     assert found.outcome == "failed"
     (line,) = [line for line in found.lines if "moved" in line]
-    assert f"{kind} of " in line or "reduce_scatter of " in line
-    assert "its first member that moved is " in line
-    assert "first.bias, at byte 0 of a rank's part" in line or "last.bias, at byte 0 of a rank's part" in line
+    assert re.fullmatch(
+        r"reduce_scatter of 1: its first member that moved is 1\.last\.bias, at byte 0 of a rank's part, and at byte \d+ in torch's "
+        "FSDP2; where a ring adds, the order of a sum depends on that",
+        line,
+    )
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
@@ -90,6 +92,4 @@ def test_ddps_own_buckets_are_a_reason_that_then_holds_everything_else(pools: Po
 def test_bitwise_stays_in_rank_order_and_says_so(pools: Pools, tmp_path: Path) -> None:
     found = verdict(pools, tmp_path, "dp_shard = 4", "execution", "ring", check="bitwise")
     assert found.outcome == "passed"
-    assert found.summary.endswith(
-        "sums in rank order, since round a ring both may rightly part; largest rank " + found.summary.rpartition("rank ")[2]
-    )
+    assert "sums in rank order, since round a ring both may rightly part" in found.summary

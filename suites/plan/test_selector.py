@@ -46,12 +46,12 @@ def error_of(raw: object, unplanned: str = "allow", prefix: str = "") -> str:
     return message.removeprefix("W: ")
 
 
-def test_every_kind_of_selector_finds_its_parameters_in_registration_order() -> None:
+def test_every_kind_of_selector_finds_its_parameters_in_the_order_of_a_unit() -> None:
     resolution = found(["layers.1", "norm+tok", "layers.0.scale", "layers.0.attn"], unplanned="error")
     assert resolution == Resolution(
         (
             ResolvedEntry("layers.1", LAYER_1),
-            ResolvedEntry("norm+tok", ("tok.weight", "norm.weight")),
+            ResolvedEntry("norm+tok", ("norm.weight", "tok.weight")),
             ResolvedEntry("layers.0.scale", ("layers.0.scale",)),
             ResolvedEntry("layers.0.attn", ("layers.0.attn.weight",)),
         ),
