@@ -115,6 +115,19 @@ class PlanRun:
         folder.clear()
         return verdict
 
+    def parity(self, told: str) -> Verdict:
+        """The check eager with learning rates that stay, whose ranks tell each step through the named pipe ``told``."""
+        folder = Folder(self._settings.artifacts, self.name, "parity", self._settings.log_of)
+        folder.clear()
+        with self._its_code():
+            choice = self._choice("eager")
+            if isinstance(choice, Verdict):
+                return choice
+            from pytest_fxbucket.eager.of_plan import Eager
+
+            world, paths = self._run_world, self._paths
+            return Eager(world, self.name, choice, self._pools, paths, folder, self._say, told, steady=True).verdict()
+
     @property
     def name(self) -> str:
         """Path of the plan from rootdir, with the matrix id."""

@@ -153,7 +153,7 @@ def difference_lines(outcomes: Sequence[Compared], bucket_of: Mapping[str, str])
     step = first_step(outcomes)
     found = [d for outcome in outcomes for d in outcome.differences if d.step == step]
     found.sort(key=lambda d: (("loss", "gradient", "parameter").index(d.what) if d.what in _ORDER else 3, d.rank))
-    lines = [_line(difference, bucket_of) for difference in found[:_SHOWN]]
+    lines = [difference_line(difference, bucket_of) for difference in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"... and {len(found) - _SHOWN} more tensors in step {step}")
     return lines
@@ -174,7 +174,8 @@ def first_node_lines(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"first node whose bits differ: {name} ({target}), node {position} of {of}, on rank {ranks}"]
 
 
-def _line(difference: Difference, bucket_of: Mapping[str, str]) -> str:
+def difference_line(difference: Difference, bucket_of: Mapping[str, str]) -> str:
+    """What differs where, and by how much."""
     bucket = f" (bucket {bucket_of[difference.fqn]})" if difference.fqn in bucket_of else ""
     ulps = f", up to {difference.ulps} ULP" if difference.ulps >= 0 else ""
     name = f" {difference.fqn}" if difference.fqn else ""

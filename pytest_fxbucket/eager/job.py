@@ -15,6 +15,7 @@ from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.checks.bits import bits_digest
+from pytest_fxbucket.checks.bitwise import difference_line
 from pytest_fxbucket.checks.bitwise_job import Difference, Task, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise_localise import seen
 from pytest_fxbucket.checks.bitwise_runs import Took, decay, factors
@@ -23,6 +24,7 @@ from pytest_fxbucket.eager.parting import Parting, first_parting
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
 from pytest_fxbucket.eager.rows import own_rows
 from pytest_fxbucket.eager.step import EagerStep, Left, OtherModelError
+from pytest_fxbucket.eager.telling import Teller
 from pytest_fxbucket.eager.trainer import TorchsOwn, Trainer
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
@@ -49,6 +51,10 @@ class EagerTask:
     """Step to follow module by module; None: compare results only."""
     removed: tuple[str, ...] = ()
     """State that transformations took out of the graph, by name."""
+    told: str = ""
+    """Named pipe that each step is told through; empty: none is."""
+    steady: bool = False
+    """Whether learning rates stay as they are."""
 
 
 @dataclass(slots=True)
@@ -76,7 +82,10 @@ class _RaisedError(FxbucketError):
 
 
 def run(rank: int, world: int, task: EagerTask) -> Seen:
-    """Run the plan's steps both ways from the same state, and compare after each; learning rates shrink as in bitwise."""
+    """Run the plan's steps both ways from the same state, and compare after each until they differ.
+
+    Learning rates shrink as in bitwise, so that one of another step or group shows.
+    """
     graph, asked = task.graph, task.plan.run
     if asked.reduce == "ring":
         ring = asked.ring or Asked()
@@ -85,6 +94,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     found = Seen(digests)
     start, batches = state_and_batches(rank, graph)
     ours = final_run(graphs, start, graph)
+    teller = Teller(task.told, rank)
     try:
         theirs = _Reference.make(rank, task, found)
         for step in range(graph.steps):
@@ -93,14 +103,24 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
                 found.parting = _followed(ours, theirs, batch, step, graph)
                 return found
             took, left = _graph_step(ours, batch, step, graph), theirs.take(batch, step)
-            _compare(found, rank, step, _by_key(ours, took), left, task)
-            decay([ours])
-            theirs.step.decay(factors(ours.task))
+            made = _by_key(ours, took)
+            if not found.differences:
+                _compare(found, rank, step, made, left, task)
+            teller.tell(step, made["loss", ""], left["loss", ""], _first(found))
+            if not task.steady:
+                decay([ours])
+                theirs.step.decay(factors(ours.task))
     except _RaisedError as error:
         found.cannot, found.wrong = ("", f"it raised {error}") if task.plan.eager.factory else (str(error), "")
     except OtherModelError as error:
         found.wrong = str(error)
+    finally:
+        teller.close()
     return found
+
+
+def _first(found: Seen) -> str:
+    return difference_line(found.differences[0], {}) if found.differences else ""
 
 
 def _graph_step(ours: Run, batch: Sequence[Tensor], step: int, graph: Task) -> Took:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from pytest_fxbucket.checks import bitwise
@@ -22,8 +23,14 @@ _OF_MODE = {"fully_shard": "FSDP2", "hybrid_shard": "FSDP2", "replicate": "Distr
 _SHOWN = 8
 
 
+@dataclass(frozen=True)
 class Eager(OnRanks):
     """torch's own step of a plan's model beside the final step of the plan, on ranks."""
+
+    told: str = ""
+    """Named pipe that the ranks tell each step through (:mod:`pytest_fxbucket.eager.telling`)."""
+    steady: bool = False
+    """Whether learning rates stay as they are; else each step has others, so that one of another step shows."""
 
     def verdict(self) -> Verdict:
         """Run both. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
@@ -58,7 +65,8 @@ class Eager(OnRanks):
     def _seen(self, localise: int | None = None) -> list[Seen]:
         world = self.world
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
-        tasks = [EagerTask(world.plan, graph, localise, tuple(removed_state(world))) for graph in graphs]
+        told, removed = self.told if localise is None else "", tuple(removed_state(world))
+        tasks = [EagerTask(world.plan, graph, localise, removed, told, self.steady) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 

@@ -76,7 +76,7 @@ def test_who_reads_no_further_gets_no_traceback(tmp_path: Path, words: list[str]
     assert "BrokenPipe" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["init", "explain", "show", "diff", "compare"])
+@pytest.mark.parametrize("name", ["init", "explain", "show", "parity", "diff", "compare"])
 def test_help_imports_no_torch(name: str) -> None:
     code = (
         f"import sys\nfrom pytest_fxbucket.cli import main\nassert main([{name!r}, '--help']) == 0\n"

@@ -33,3 +33,10 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Of squares."""
     return (output.float() - batch[1]).square().mean()
+
+
+def wide_batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    """The same of 256 features."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    rows, wanted = torch.randn(2, 4, 256, generator=generator)
+    return rows, wanted

@@ -70,8 +70,8 @@ def test_another_order_of_bytes_is_green_in_rank_order_and_red_round_a_ring(pool
     assert found.outcome == "failed"
     (line,) = [line for line in found.lines if "moved" in line]
     assert re.fullmatch(
-        r"reduce_scatter of 1: its first member that moved is 1\.last\.bias, at byte 0 of a rank's part, and at byte \d+ in torch's "
-        "FSDP2; where a ring adds, the order of a sum depends on that",
+        r"reduce_scatter of 1: its first member that moved is 1\.last\.bias, at byte 0 of a rank's part, and at byte \d+ "
+        "in torch's FSDP2; where a ring adds, the order of a sum depends on that",
         line,
     )
 

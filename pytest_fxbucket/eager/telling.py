@@ -1,0 +1,90 @@
+"""What ranks tell of each step while they run: a line of JSON each through one named pipe, so that nobody has to ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MOST = 1000
+"""Characters of a difference; a line of a pipe is whole only below 4,096 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One step of one rank."""
+
+    rank: int
+    step: int
+    """From 0."""
+    graph: float
+    """Loss of the bucketed graph."""
+    eager: float
+    """Loss of the eager step."""
+    first: str
+    """The rank's first difference so far; empty if there is none."""
+    peak_bytes: int
+    """Largest resident size of the rank's process so far."""
+
+
+class Teller:
+    """A rank's end of the pipe at ``path``; without one it tells nobody."""
+
+    def __init__(self, path: str, rank: int) -> None:
+        self._rank, self._fd = rank, os.open(path, os.O_WRONLY) if path else -1
+
+    def tell(self, step: int, graph: Tensor, eager: Tensor, first: str) -> None:
+        """Say what one step gave: both losses, and the first difference so far."""
+        if self._fd >= 0:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            line = json.dumps(asdict(Told(self._rank, step, float(graph), float(eager), first[:_MOST], peak)))
+            os.write(self._fd, f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class Listener:
+    """The other end, a new pipe at ``path``: while it is entered, ``on_step`` gets each step once all ``world`` ranks told it.
+
+    It is called on a thread of its own, with what they told in rank order.
+    """
+
+    def __init__(self, path: Path, world: int, on_step: Callable[[list[Told]], None]) -> None:
+        self._world, self._on_step = world, on_step
+        self._steps: dict[int, dict[int, Told]] = {}
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR)  # which waits for no writer, and sees no end between two
+        self._thread = Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.write(self._fd, b"\n")
+        self._thread.join()
+        os.close(self._fd)
+
+    def _listen(self) -> None:
+        with os.fdopen(os.dup(self._fd), encoding="utf-8") as lines:
+            for line in lines:
+                if not line.strip():
+                    return
+                told = Told(**json.loads(line))
+                ranks = self._steps.setdefault(told.step, {})
+                ranks[told.rank] = told
+                if len(ranks) == self._world:
+                    del self._steps[told.step]
+                    self._on_step([ranks[rank] for rank in range(self._world)])
