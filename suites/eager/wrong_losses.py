@@ -60,9 +60,12 @@ def gradient_of_the_tied_embedding_dropped(step: StepGraph, graph: fx.Graph) -> 
 
 def microbatches_added_in_bfloat16(step: StepGraph, graph: fx.Graph) -> None:
     """What was added before the last microbatch is rounded."""
-    total = _total(launch_behind(gradient_of(step, graph, "embed.weight")))
-    low = insert(total.args[0], aten._to_copy.default, total.args[0], dtype=torch.bfloat16)
-    total.update_arg(0, insert(low, aten._to_copy.default, low, dtype=torch.float32))
+    _round_first(_total(launch_behind(gradient_of(step, graph, "embed.weight"))))
+
+
+def chunks_added_in_bfloat16(step: StepGraph, graph: fx.Graph) -> None:
+    """What was added before the last chunk is rounded, as where autograd adds them, and not FSDP2."""
+    _round_first(_total(launch_behind(gradient_of(step, graph, "head.weight"))))
 
 
 def loss_in_bfloat16(step: StepGraph, graph: fx.Graph) -> None:
@@ -89,6 +92,7 @@ LOSSES: dict[Fault, tuple[str | None, tuple[str, ...]]] = {
     gradient_of_the_tied_head_dropped: ("tied", (TIED, OUTSIDE)),
     gradient_of_the_tied_embedding_dropped: ("tied", (TIED, OUTSIDE)),
     microbatches_added_in_bfloat16: ("tied_accumulated", (TIED, OUTSIDE)),
+    chunks_added_in_bfloat16: ("backward", (UNTIED, OUTSIDE)),
     loss_in_bfloat16: (None, ("first module whose output differs: head (aten.nll_loss_forward.default)",)),
     logits_in_float32: (None, ("first module whose output differs: head (aten.mm.default)",)),
 }
@@ -97,6 +101,11 @@ LOSSES: dict[Fault, tuple[str | None, tuple[str, ...]]] = {
 
 def _total(launch: fx.Node) -> fx.Node:
     return next(one for one in behind(launch) if one.target is aten.add.Tensor)
+
+
+def _round_first(total: fx.Node) -> None:
+    low = insert(total.args[0], aten._to_copy.default, total.args[0], dtype=torch.bfloat16)
+    total.update_arg(0, insert(low, aten._to_copy.default, low, dtype=torch.float32))
 
 
 def _added(total: fx.Node) -> list[fx.Node]:
