@@ -311,10 +311,11 @@ def _forward_nodes(
 ) -> set[fx.Node]:
     """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
     results = zip(returned(graph.output_node()), outputs, strict=True)
-    losses = [node for node, value in results if value.role == "loss" and _is_node(node)]
-    if losses:
-        forward = made_of(graph, losses, updated_before)
-        return forward | {node for node in graph.nodes if computes(node) and _is_made_in_forward(node)}
+    found = [(node, value.role) for node, value in results if _is_node(node)]
+    if losses := [node for node, role in found if role == "loss"]:
+        gradients = made_of(graph, [node for node, role in found if role == "grad"], updated_before)
+        early = {node for node in gradients if computes(node) and _is_made_in_forward(node)}
+        return made_of(graph, losses, updated_before) | early
     if any(value.role == "carried" for value in inputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
