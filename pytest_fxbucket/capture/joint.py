@@ -16,6 +16,7 @@ from pytest_fxbucket.capture.buffers import keep_buffers, refuse_other_buffers
 from pytest_fxbucket.capture.dense import DenseGradients
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.held import take_as_inputs
+from pytest_fxbucket.capture.inner import backward_in_forward, reached
 from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
 from pytest_fxbucket.capture.microbatches import microbatches
 from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
@@ -230,10 +231,13 @@ class _JointStep:
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
                 inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
                 inside.enter_context(self.namer.watching(self.model))
-                loss = self._forward(part)
+                with backward_in_forward(reader.whole, partial(self._add_one, before)):
+                    loss = self._forward(part)
                 self.namer.start_backward(loss)
                 if last:
-                    grads = torch.autograd.grad(loss, [shards[fqn] for fqn in self.trainable], allow_unused=True)
+                    early = self._reduced_before(before, reader.whole, shards, loss)
+                    late = torch.autograd.grad(loss, [shards[fqn] for fqn in self.trainable], allow_unused=True)
+                    grads = [early.get(fqn, grad) for fqn, grad in zip(self.trainable, late, strict=True)]
                 else:
                     self._add(before, reader.whole, loss)
                 self.namer.end_backward()
@@ -246,7 +250,25 @@ class _JointStep:
         read = {fqn: tensor for fqn, tensor in whole.items() if tensor.requires_grad}
         for fqn, grad in zip(read, torch.autograd.grad(loss, list(read.values()), allow_unused=True), strict=True):
             if grad is not None:
-                before[fqn] = self.travels[fqn].unreduced(grad, before.get(fqn))
+                self._add_one(before, fqn, grad)
+
+    def _add_one(self, before: dict[str, torch.Tensor], fqn: str, gradient: torch.Tensor) -> None:
+        before[fqn] = self.travels[fqn].unreduced(gradient, before.get(fqn))
+
+    def _reduced_before(
+        self,
+        before: Mapping[str, torch.Tensor],
+        whole: Mapping[str, torch.Tensor],
+        parts: Mapping[str, torch.Tensor],
+        loss: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """The reduced gradients of parameters whose last one is in ``before`` already, since ``loss`` does not reach them."""
+        later, _ = reached([loss], whole)
+        found = {}
+        for fqn in (fqn for fqn in before if fqn not in later):
+            with self.namer.inside(fqn.rpartition(".")[0]), torch.no_grad():
+                found[fqn] = self.travels[fqn].reduce(before[fqn], parts[fqn].shape).to(parts[fqn].dtype)
+        return found
 
     def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
         batch = pytree.tree_unflatten(list(leaves), self.spec)

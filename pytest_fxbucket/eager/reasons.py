@@ -50,6 +50,6 @@ def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], objec
 
     for fqn in units_of(model, plan.bucket.plan):
         model.get_submodule(fqn).register_forward_pre_hook(partial(count, fqn))
-    with torch.no_grad():
+    with torch.enable_grad():  # a loss may go backward within forward
         call(model)
     return frozenset(fqn for fqn, times in counts.items() if times > 1)

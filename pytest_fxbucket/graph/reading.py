@@ -21,7 +21,7 @@ from pytest_fxbucket.graph.direct import direct_reads
 from pytest_fxbucket.graph.feeds import updates_of
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
-from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.needs import needs_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.overwritten import reads_of_written
@@ -173,7 +173,7 @@ class _Reader:
                 if fqn := self.names.get(number):
                     made = contributions(self._maker(number), self.position, self.forward_order)
                     here = [node for node in made if self.role.get(node) != "carried"]
-                    self.computes.update((self.position[node], "backward", fqn) for node in here)
+                    self.computes.update((self.position[n], "forward" if n in self.forward else "backward", fqn) for n in here)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
 
@@ -311,12 +311,19 @@ def _forward_nodes(
 ) -> set[fx.Node]:
     """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
     results = zip(returned(graph.output_node()), outputs, strict=True)
-    losses = [node for node, value in results if value.role == "loss" and _is_node(node)]
-    if losses:
-        return made_of(graph, losses, updated_before)
+    found = [(node, value.role) for node, value in results if _is_node(node)]
+    if losses := [node for node, role in found if role == "loss"]:
+        gradients = made_of(graph, [node for node, role in found if role == "grad"], updated_before)
+        early = {node for node in gradients if computes(node) and _is_made_in_forward(node)}
+        return made_of(graph, losses, updated_before) | early
     if any(value.role == "carried" for value in inputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
+
+
+def _is_made_in_forward(node: fx.Node) -> bool:
+    """Whether a tracer says so, as of gradients that a loss makes of its chunks while forward runs."""
+    return bool(node.meta.get("nn_module_stack")) and direction_of(node) == "forward"
 
 
 def _is_node(value: object) -> bool:

@@ -23,6 +23,12 @@ def plan_of(factory: str, *, step: Step | None = None, **args: Any) -> Plan:
     return Plan(Path("plan.toml"), model=model, parallel=Parallel(dp_shard=2), step=step or Step())
 
 
+def chunked(*, step: Step | None = None, **args: Any) -> Plan:
+    """A loss that goes backward chunk by chunk in forward, and in a tied model again behind it."""
+    model = Model("fixtures.models.chunked:build", "fixtures.models.chunked:batch", {"way": "backward", **args})
+    return Plan(Path("plan.toml"), model=model, parallel=Parallel(dp_shard=2), step=step or Step())
+
+
 def captured(plan: Plan) -> StepGraph:
     return capture_plan(plan, mesh_of(plan), 0)
 
@@ -48,6 +54,10 @@ EAGER = {
     "a recurrent layer": plan_of("Recurs"),
     "a parameter whose result is detached": plan_of("Detached"),
     "gradients that come turned": plan_of("Turned"),
+    "backward within forward": chunked(),
+    "backward within forward of what backward reaches again": chunked(tied=True),
+    "backward within forward in microbatches": chunked(step=Step(microbatches=2)),
+    "backward within forward in microbatches, reached again": chunked(step=Step(microbatches=2), tied=True),
     "attributes that change nothing": plan_of("between", name="Caches"),
 }
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph import collectives
+from suites.eager.editing import behind, gradient_of, in_front, input_of, insert, instead, launch_behind, outputs_of, waits_of
 
 aten = torch.ops.aten
 Fault = Callable[[StepGraph, fx.Graph], None]
@@ -25,30 +26,30 @@ def faulty(step: StepGraph, fault: Fault) -> StepGraph:
 
 
 def gradient_divided_twice(step: StepGraph, graph: fx.Graph) -> None:
-    _instead(_grad(step, graph, "layers.0.up.weight"), aten.div.Tensor, 2)
+    instead(gradient_of(step, graph, "layers.0.up.weight"), aten.div.Tensor, 2)
 
 
 def gradient_not_divided(step: StepGraph, graph: fx.Graph) -> None:
-    launch = _launch_behind(_grad(step, graph, "layers.0.up.weight"))
+    launch = launch_behind(gradient_of(step, graph, "layers.0.up.weight"))
     launch.update_arg(1, "sum")
 
 
 def cast_behind_the_reduction(step: StepGraph, graph: fx.Graph) -> None:
-    launch = _launch_behind(_grad(step, graph, "layers.1.down.weight"))
+    launch = launch_behind(gradient_of(step, graph, "layers.1.down.weight"))
     before = launch.args[0]
-    low = _insert(before, aten._to_copy.default, before, dtype=torch.bfloat16)
-    _insert(low, aten._to_copy.default, low, dtype=torch.float32)
+    low = insert(before, aten._to_copy.default, before, dtype=torch.bfloat16)
+    insert(low, aten._to_copy.default, low, dtype=torch.float32)
     launch.update_arg(0, low.next)
 
 
 def gather_squeezed_through_float8(step: StepGraph, graph: fx.Graph) -> None:
-    gathered = _waits_of(step, graph, "layers.0.down.weight")[0]
-    low = _instead(gathered, aten._to_copy.default, dtype=torch.float8_e4m3fn)
-    _instead(low, aten._to_copy.default, dtype=torch.bfloat16)
+    gathered = waits_of(step, graph, "layers.0.down.weight")[0]
+    low = instead(gathered, aten._to_copy.default, dtype=torch.float8_e4m3fn)
+    instead(low, aten._to_copy.default, dtype=torch.bfloat16)
 
 
 def another_parameter_read(step: StepGraph, graph: fx.Graph) -> None:
-    first, second = (_waits_of(step, graph, f"layers.{layer}.up.weight")[0] for layer in (0, 1))
+    first, second = (waits_of(step, graph, f"layers.{layer}.up.weight")[0] for layer in (0, 1))
     second.replace_all_uses_with(first)
 
 
@@ -64,22 +65,22 @@ def dropout_drawn_again_in_backward(step: StepGraph, graph: fx.Graph) -> None:
     (mask,) = drawn.users
     (backward,) = [user for user in mask.users if user.meta.get("autograd_backward")]
     before = backward.prev
-    empty = _insert(before, aten.empty_like.default, mask)
-    again = _insert(empty, drawn.target, empty, *drawn.args[1:])
-    other = _insert(again, mask.target, again, *mask.args[1:])
+    empty = insert(before, aten.empty_like.default, mask)
+    again = insert(empty, drawn.target, empty, *drawn.args[1:])
+    other = insert(again, mask.target, again, *mask.args[1:])
     backward.replace_input_with(mask, other)
 
 
 def loss_of_one_microbatch(step: StepGraph, graph: fx.Graph) -> None:
-    total = _outputs(graph)[0]
+    total = outputs_of(graph)[0]
     total.update_arg(1, total.args[0])
 
 
 def first_microbatch_lost(step: StepGraph, graph: fx.Graph) -> None:
-    launch = _launch_behind(_grad(step, graph, "embed.weight"))
-    total = next(node for node in _behind(launch) if node.target is aten.add.Tensor)
+    launch = launch_behind(gradient_of(step, graph, "embed.weight"))
+    total = next(node for node in behind(launch) if node.target is aten.add.Tensor)
     first: Any = total.args[0]
-    total.update_arg(0, _insert(first, aten.mul.Tensor, first, 0))
+    total.update_arg(0, insert(first, aten.mul.Tensor, first, 0))
 
 
 def clipped_by_local_norms(step: StepGraph, graph: fx.Graph) -> None:
@@ -91,21 +92,21 @@ def clipped_by_local_norms(step: StepGraph, graph: fx.Graph) -> None:
 
 
 def no_decay(step: StepGraph, graph: fx.Graph) -> None:
-    parameter = _input(step, graph, "param", "head.weight")
+    parameter = input_of(step, graph, "param", "head.weight")
     decayed = next(user for user in parameter.users if user.target is aten.mul.Tensor)
     decayed.update_arg(1, 1.0)
 
 
 def decay_of_the_other_group(step: StepGraph, graph: fx.Graph) -> None:
     """A norm's weight shrinks, too."""
-    norm = _input(step, graph, "param", "layers.0.norm.weight")
+    norm = input_of(step, graph, "param", "layers.0.norm.weight")
     new = next(user for user in norm.users if user.target is aten.addcdiv.default)
-    new.update_arg(0, _insert(norm, aten.mul.Tensor, norm, 0.99))
+    new.update_arg(0, insert(norm, aten.mul.Tensor, norm, 0.99))
     new.args[0].prev.append(new.args[0])
 
 
 def rate_baked_in(step: StepGraph, graph: fx.Graph) -> None:
-    rate = _input(step, graph, "hyper", "optimizers.0.groups.1.lr")
+    rate = input_of(step, graph, "hyper", "optimizers.0.groups.1.lr")
     number = next(user for user in rate.users if user.target is aten._local_scalar_dense.default)
     number.replace_all_uses_with(0.03125)
 
@@ -124,7 +125,7 @@ def residual_without_gradient(step: StepGraph, graph: fx.Graph) -> None:
     """What flows around the second layer is lost."""
     norm = next(node for node in graph.nodes if node.target is aten.native_layer_norm_backward.default)
     through = next(user for user in norm.users if user.args[1] == 0)
-    total = next(node for node in _in_front(through) if node.target is aten.add.Tensor)
+    total = next(node for node in in_front(through) if node.target is aten.add.Tensor)
     total.replace_all_uses_with(_last_cast(total, through))
 
 
@@ -150,76 +151,5 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
 """With what the check must say of each."""
 
 
-def _outputs(graph: fx.Graph) -> list[Any]:
-    return list(graph.output_node().args[0])
-
-
-def _grad(step: StepGraph, graph: fx.Graph, fqn: str) -> fx.Node:
-    values = step.outputs["joint"]
-    return next(n for v, n in zip(values, _outputs(graph), strict=True) if (v.role, v.fqn) == ("grad", fqn))
-
-
-def _input(step: StepGraph, graph: fx.Graph, role: str, fqn: str) -> fx.Node:
-    places = graph.find_nodes(op="placeholder")
-    return next(n for v, n in zip(step.inputs["joint"], places, strict=True) if (v.role, v.fqn) == (role, fqn))
-
-
-def _waits_of(step: StepGraph, graph: fx.Graph, fqn: str) -> list[fx.Node]:
-    """What the gathers of a parameter bring, in order."""
-    found, queue = [], [_input(step, graph, "param", fqn)]
-    for node in queue:
-        for user in node.users:
-            if collectives.is_wait(user):
-                found.append(user)
-            elif user.target is aten._to_copy.default or collectives.is_all_gather(user):
-                queue.append(user)
-    return found
-
-
-def _behind(node: fx.Node) -> list[fx.Node]:
-    """What ``node`` is made of, nearest first."""
-    queue = list(node.all_input_nodes)
-    for one in queue:
-        queue += [source for source in one.all_input_nodes if source not in queue]
-        if len(queue) > 200:
-            break
-    return queue
-
-
-def _in_front(node: fx.Node) -> list[fx.Node]:
-    """What is made of ``node``, nearest first."""
-    queue = list(node.users)
-    for one in queue:
-        queue += [user for user in one.users if user not in queue]
-        if len(queue) > 200:
-            break
-    return queue
-
-
 def _last_cast(total: fx.Node, through: fx.Node) -> fx.Node:
-    return next(source for source in total.all_input_nodes if source is through or through in _behind(source))
-
-
-def _launch_behind(node: fx.Node) -> fx.Node:
-    return next(one for one in _behind(node) if collectives.launch_kind(one) == "reduce_scatter")
-
-
-def _like(graph: fx.Graph, model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, args, kwargs)
-    node.meta.update(model.meta)
-    return node
-
-
-def _insert(behind: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    with behind.graph.inserting_after(behind):
-        node = _like(behind.graph, behind, target, *args, **kwargs)
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-    node.meta["val"] = target(*values, **kwargs)
-    return node
-
-
-def _instead(node: fx.Node, target: Any, *more: Any, **kwargs: Any) -> fx.Node:
-    """Let readers of ``node`` read ``target(node, *more)``."""
-    made = _insert(node, target, node, *more, **kwargs)
-    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
-    return made
+    return next(source for source in total.all_input_nodes if source is through or through in behind(source))

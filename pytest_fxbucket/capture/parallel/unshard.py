@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,14 +81,14 @@ class _Unshard(torch.autograd.Function):
     """Part to whole parameter; in backward whole gradient to the averaged part."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, travel: Travel, before: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, travel: Travel, before: Callable[[], torch.Tensor | None]) -> torch.Tensor:
         ctx.travel, ctx.dtype, ctx.before, ctx.shape = travel, part.dtype, before, part.shape
         return travel.gather(part)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         travel: Travel = ctx.travel
-        gradient = travel.unreduced(gradient, ctx.before)
+        gradient = travel.unreduced(gradient, ctx.before())
         return travel.reduce(gradient, ctx.shape).to(ctx.dtype), None, None
 
 
@@ -142,7 +143,7 @@ class Reader:
     def _gathered(self, fqn: str) -> torch.Tensor:
         part, travel = self._parts[fqn], self._travels[fqn]
         if self._last:
-            whole: torch.Tensor = _Unshard.apply(part, travel, self._before.get(fqn))  # type: ignore[no-untyped-call]
+            whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, fqn))  # type: ignore[no-untyped-call]
             return whole
         with torch.no_grad():
             whole = travel.gather(part.detach())
