@@ -10,6 +10,7 @@ from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks import bitwise
 from pytest_fxbucket.checks.bitwise_job import Outcome, Task
 from pytest_fxbucket.checks.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
+from pytest_fxbucket.checks.edge_values import FEWEST_STEPS
 from pytest_fxbucket.checks.final_values import added_state, final_values, removed_state
 from pytest_fxbucket.checks.on_ranks import OnRanks
 from pytest_fxbucket.checks.too_large import refuse_too_large
@@ -96,8 +97,10 @@ class Bitwise(OnRanks):
         what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
         behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
         steps = f"in {steps_of(self.world)} steps over {self.over}"
+        is_edged = steps_of(world) >= FEWEST_STEPS and not crosses(world)
+        edges = "; the last on signed zeros, denormals and large values" if is_edged else ""
         order = "; sums in rank order, since round a ring both may rightly part" if world.plan.run.reduce == "ring" else ""
-        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{order}"
+        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{edges}{order}"
 
 
 def task_of(world: World, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:
