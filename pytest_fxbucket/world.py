@@ -96,6 +96,8 @@ class World:
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
     said: set[str] = field(default_factory=set)
     """Why captures of the plan failed, as far as it was said."""
+    odd: list[str] = field(default_factory=list)
+    """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
     _failed: FxbucketError | None = None
     _ways: dict[int, Way] = field(default_factory=dict)
     _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
