@@ -117,7 +117,11 @@ class Same:
             before, after = ({rank: one[phase].sent[side] for rank, one in found.items()} for side in (0, 1))
             if crosswise(before) is None and (odd := crosswise(after)) is not None:
                 group, place = odd
-                sent = {n: rank for rank, launches in after.items() for n in [n for g, n in launches if g == group][place : place + 1]}
+                sent = {
+                    n: rank
+                    for rank, launches in after.items()
+                    for n in [n for g, n in launches if g == group][place : place + 1]
+                }
                 (a, first), (b, other) = list(sent.items())[:2]
                 yield (
                     f"launch {place + 1} on ranks {','.join(map(str, group))} does not belong together: rank {first} sends "

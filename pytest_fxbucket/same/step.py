@@ -60,11 +60,14 @@ def compared(table: Table, before: Side, after: Side) -> Found:
     ends = [_pairs(before.outputs, one.outputs(), after.outputs, other.outputs())]
     ends.append(_pairs(before.inputs, one.left_in_inputs(), after.inputs, other.left_in_inputs()))
     outputs, inputs = ([Pair(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)
-    written = {name for name, number in zip(_names(before.inputs), one.left_in_inputs(), strict=True) if not _is_input(table, number)}
+    written = {
+        name for name, number in zip(_names(before.inputs), one.left_in_inputs(), strict=True) if not _is_input(table, number)
+    }
     inputs = [Pair(f"{pair.name} as the step leaves it", pair.before, pair.after) for pair in inputs]
     others = [Pair("the random state", one.draws, other.draws), Pair("what is done to the world", one.world, other.world)]
     kept = one.left_in_attributes(), other.left_in_attributes()
-    others += [Pair(f"attribute {name} as the step leaves it", kept[0].get(name, 0), n) for name, n in kept[1].items()]
+    names = dict.fromkeys([*kept[0], *kept[1]])
+    others += [Pair(f"attribute {n} as the step leaves it", kept[0].get(n, 0), kept[1].get(n, 0)) for n in names]
     found = Found(added=[_text(name) for end in ends for name, (a, b) in end.items() if not (a and b)])
     found.sent = one.sent, other.sent
     shaky = _shaky(table)

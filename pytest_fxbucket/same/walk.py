@@ -63,6 +63,7 @@ class Walk:
         self.draws = self.world = table.number(("start",))
         """Expressions of the random state, and of what was done to the world."""
         self._inputs = iter(inputs)
+        self._first = len(table)
         self._operators: dict[int, Operator] = {}
         self._made: dict[fx.Node, int] = {}
         self._items: dict[fx.Node, tuple[int, ...]] = {}
@@ -74,6 +75,7 @@ class Walk:
         self._known_bytes: dict[fx.Node, tuple[int, int]] = {}
         self._roots: dict[Any, list[fx.Node]] = {}
         """Of each storage the nodes from which it is followed into launches."""
+        self._rooted: set[int] = set()
         self._ranks_of: dict[int, int] = {}
         self._memory = Exact(table)
         self._states = States(self.nodes, root, homes)
@@ -105,8 +107,9 @@ class Walk:
 
     def left_in_attributes(self) -> dict[str, int]:
         """What each attribute holds at the end that the graph writes."""
-        written = [node for node in self.nodes if node.op == "get_attr" and self._states.state and self._states.now(node)]
-        return {str(node.target): self.read(node) for node in written}
+        if not self._states.state:
+            return {}
+        return {str(node.target): self.read(node) for node in self.nodes if node.op == "get_attr" and self._states.now(node)}
 
     def _plain(self, said: Any) -> int:
         return said if type(said) is int else self.table.number((LIST, said))
@@ -115,6 +118,11 @@ class Walk:
         number = self.table.number(key)
         self.node_of.setdefault(number, node)
         return number
+
+    def _learn(self, number: int, value: Any) -> None:
+        """A fake value of the expression ``number``; of one that an earlier graph has, only that graph is believed."""
+        if number >= self._first:
+            self.table.facts.setdefault(number, value)
 
     def _into_launches(self) -> tuple[set[fx.Node], set[fx.Node]]:
         """Nodes through which data moves into launches, and new buffers that data is moved into."""
@@ -162,7 +170,7 @@ class Walk:
 
     def _begin(self, node: fx.Node, key: Key) -> None:
         self._made[node] = number = self._number(key, node)
-        self.table.facts.setdefault(number, node.meta.get("val"))
+        self._learn(number, node.meta.get("val"))
 
     def _as_it_is(self, node: fx.Node) -> None:
         source = next(iter(inputs_of(node)))
@@ -187,10 +195,10 @@ class Walk:
             return
         if operator.cast is not None and (cast := self._cast(node, operator.cast)) is not None:
             self._made[node] = number = self._number(cast, node)
-            self.table.facts.setdefault(number, node.meta.get("val"))
+            self._learn(number, node.meta.get("val"))
             return
         said = self._arguments(node, operator)
-        if operator.effects.random:
+        if operator.effects.random or operator.effects.barrier:
             said = (*said, ("drawn", self.draws))
         if operator.effects.chained or operator.effects.barrier:
             said = (*said, ("after", self.world))
@@ -202,14 +210,14 @@ class Walk:
             numbers = ()
             number = self._number((operator.label, *said), node)
         self._made[node] = number
-        self.table.facts.setdefault(number, node.meta.get("val"))
+        self._learn(number, node.meta.get("val"))
         if operator.left:
             self.table.left.setdefault(number, operator.left)
         if not operator.moves and node.target is not getitem:
             self.computed[number] += 1
         if operator.is_plain:
             return
-        if operator.effects.random:
+        if operator.effects.random or operator.effects.barrier:
             self.draws = self._number(("drawn", number), node)
         if operator.effects.chained or operator.effects.barrier:
             self.world = self._number(("done", number), node)
@@ -225,7 +233,7 @@ class Walk:
             self._made[node] = self._number((LIST, *parts), node)
         else:
             self._made[node] = items[index]
-        self.table.facts.setdefault(self._made[node], node.meta.get("val"))
+        self._learn(self._made[node], node.meta.get("val"))
 
     def _cast(self, node: fx.Node, dtype_of: Callable[[fx.Node], Any]) -> Key | None:
         """The expression of a cast, as it is told of one that is folded into a pack."""
@@ -311,8 +319,7 @@ class Walk:
         if brings:
             self._brought.add(node)
         elif not operator.view and self._states.changing:
-            for home in self._states.of(node):
-                self._roots.setdefault(home, []).append(node)
+            self._root(node)
         return brings
 
     def _known(self, node: fx.Node) -> Any:
@@ -321,9 +328,16 @@ class Walk:
             value = self.table.facts.get(self._made[node])
             self._values[node] = self._new(node, value)
             if self._states.changing:
-                for home in self._states.of(node):
-                    self._roots.setdefault(home, []).append(node)
+                self._root(node)
         return self._values[node]
+
+    def _root(self, node: fx.Node) -> None:
+        """Whoever writes where ``node`` lives changes what is followed from it."""
+        keys = {storage_key(tensor) for tensor in _tensors(self._values[node])}
+        if not keys <= self._rooted:
+            self._rooted |= keys
+            for home in self._states.of(node):
+                self._roots.setdefault(home, []).append(node)
 
     def _new(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
@@ -361,7 +375,7 @@ class Walk:
             self.node_of.setdefault(found, node)
             return found
         number = self._number(found, node)  # type: ignore[arg-type]
-        self.table.facts.setdefault(number, tensor)
+        self._learn(number, tensor)
         return number
 
     # Launches.
@@ -373,7 +387,9 @@ class Walk:
         given: Any = collectives.sent_by(node)
         listed = isinstance(given, (list, tuple))
         nodes = [one for one in (given if listed else [given]) if isinstance(one, fx.Node)]
-        if kind not in _FOLLOWED or not members or not nodes or operator.effects.chained:
+        size = collectives.argument(node, "group_size")
+        odd = isinstance(size, int) and size != len(members)
+        if kind not in _FOLLOWED or not members or not nodes or odd or operator.effects.chained:
             self._other(node, operator, group, members)
             return
         op = str(collectives.argument(node, "reduce_op") or "")
@@ -423,15 +439,13 @@ class Walk:
 
     def _other(self, node: fx.Node, operator: Operator, group: str, members: Ranks) -> None:
         """A launch that is told as a whole: by its arguments, its group by its members."""
-        said = tuple(
-            among(members) if members and one == const(group) else one for one in self._arguments(node, operator)
-        )
+        said = tuple(among(members) if members and one == const(group) else one for one in self._arguments(node, operator))
         if operator.effects.chained:
             said = (*said, ("after", self.world))
         number = self._number((operator.label, *said), node)
         self._made[node] = number
         self.sent.append((members, number))
-        self.table.facts.setdefault(number, node.meta.get("val"))
+        self._learn(number, node.meta.get("val"))
         if operator.effects.chained:
             self.world = self._number(("done", number), node)
         if operator.effects.writes or operator.effects.everything:
