@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ def read(node: fx.Node) -> Operator:
         name = str(schema.name)
         label = f"{name}.{target._overloadname}" if target._overloadname else name
         defaults = tuple((a.name, const_of(a.default_value) if a.has_default_value() else None) for a in schema.arguments)
+        if not effects.gives and not effects.writes:
+            effects = replace(effects, chained=True)  # what gives nothing and writes nothing does something else
         view = is_view(node) and name not in _MAY_COPY and name not in ("aten::unsafe_split", "aten::unsafe_split_with_sizes")
         moves = (moves or pads(node)) and name not in _LAZY
     else:

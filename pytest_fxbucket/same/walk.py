@@ -214,7 +214,7 @@ class Walk:
         if operator.left:
             self.table.left.setdefault(number, operator.left)
         if not operator.moves and node.target is not getitem:
-            self.computed[number] += 1
+            self.computed.update(numbers or (number,))
         if operator.is_plain:
             return
         if operator.effects.random or operator.effects.barrier:
