@@ -1,4 +1,4 @@
-"""Two graphs, number by number: which outputs and written inputs stand for another expression, and what is computed for nothing."""
+"""Two graphs, number by number: what stands for another expression, and what is computed for nothing."""
 
 from __future__ import annotations
 

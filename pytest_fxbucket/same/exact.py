@@ -93,14 +93,17 @@ def expression(table: Table, tensor: torch.Tensor, memory: Memory) -> Key | int:
 def spans(runs: Runs) -> list[tuple[int, Where]]:
     """Runs by their sources; those that are alike but for being the next rank's are one, of 4,096 ranks too."""
     found: list[tuple[int, Where]] = []
-    for offset, length, source, rank, start, _, form in runs:
-        if found:
-            last, at = found[-1]
-            alike = (last, at.length, at.start, at.form) == (source, length, start, form)
-            if alike and rank >= 0 and rank == at.rank + at.times and offset == at.offset + at.length * at.times:
-                found[-1] = last, at._replace(times=at.times + 1)
-                continue
-        found.append((source, Where(offset, length, rank, start, form)))
+    index = 0
+    while index < len(runs):
+        offset, length, source, rank, start, _, form = runs[index]
+        times = 1
+        while rank >= 0 and index + times < len(runs):
+            one = runs[index + times]
+            if one[:5] != (offset + times * length, length, source, rank + times, start) or one.form != form:
+                break
+            times += 1
+        found.append((source, Where(offset, length, rank, start, form, times)))
+        index += times
     return found
 
 
@@ -111,15 +114,11 @@ def gathered(table: Table, runs: Runs, own: int, members: Ranks, ranks_of: dict[
         new[source] = table.number(("gathered", source, among(members)))
         ranks_of[new[source]] = len(members) * ranks_of.get(source, 1)
     return tuple(
-        one.at(one.offset + index * own)
-        if one.source <= ZERO
-        else one._replace(
-            offset=one.offset + index * own,
-            source=new[one.source],
-            rank=index * ranks_of.get(one.source, 1) + max(one.rank, 0),
-        )
+        Run(offset + index * own, length, new[source], index * ranks_of.get(source, 1) + max(rank, 0), start, precision, form)
+        if source > ZERO
+        else Run(offset + index * own, length, source, rank, start, precision, form)
         for index in range(len(members))
-        for one in runs
+        for offset, length, source, rank, start, precision, form in runs
     )
 
 

@@ -77,11 +77,12 @@ def read(node: fx.Node) -> Operator:
         label = _python_name(target)
     launches, is_wait = collectives.launch_kind(node), collectives.is_wait(node)
     acts = effects.writes or effects.shares or effects.shares_all or effects.everything or effects.random or effects.chained
+    by_member = name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"))
     return Operator(
         label="aten::view" if name in _COPIES and label != "aten::view.dtype" else label,
         defaults=defaults,
         effects=effects,
-        is_plain=not (acts or moves or launches or is_wait),
+        is_plain=not (acts or moves or launches or is_wait or by_member),
         moves=moves,
         is_new=name in _NEW,
         is_wait=is_wait,
@@ -89,7 +90,7 @@ def read(node: fx.Node) -> Operator:
         same=name in _SAME or is_wait,
         view=view,
         cast=_casts(name),
-        by_member=name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")),
+        by_member=by_member,
         nested=name.startswith("aten::_fused_"),
         left=_left(node, effects),
     )

@@ -100,7 +100,7 @@ Name = tuple[str, str, int]
 def _names(values: Iterable[Value]) -> list[Name]:
     """Role, FQN, and which of that name: graphs of which one has more state pair by name."""
     seen: Counter[tuple[str, str]] = Counter()
-    found = []
+    found: list[Name] = []
     for value in values:
         seen[value.role, value.fqn] += 1
         found.append((value.role, value.fqn, seen[value.role, value.fqn]))

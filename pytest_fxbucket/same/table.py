@@ -82,23 +82,19 @@ _consts: dict[tuple[type, Any], Const] = {}
 def const(value: Any) -> Const:
     """``value``, which is no node and has none in it, as a constant. Raises TypeError for what has no value that compares."""
     kind = type(value)
-    if kind is float or kind is complex:  # 0.0 and -0.0 are equal, and a NaN is not equal to itself
-        return Const(kind.__name__, repr(value))
-    try:
-        found = _consts.get((kind, value))
-    except TypeError:
-        found = None
+    if kind not in PLAIN:  # 0.0 and -0.0 are equal, and a NaN is not equal to itself
+        text = repr(value)
+        if " at 0x" in text:
+            raise TypeError(f"a {kind.__name__} among its arguments has no value that can be compared")
+        return Const(kind.__name__, text)
+    found = _consts.get((kind, value))
     if found is None:
-        if kind not in _PLAIN and not hasattr(value, "_schema") and not isinstance(value, (type, torch._ops.OperatorBase)):
-            text = repr(value)
-            if " at 0x" in text:
-                raise TypeError(f"a {kind.__name__} among its arguments has no value that can be compared")
-            return Const(kind.__name__, text)
         found = _consts[kind, value] = Const(kind.__name__, repr(value))
     return found
 
 
-_PLAIN = frozenset({type(None), type(...), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+PLAIN = frozenset({type(None), type(...), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""Types of constants of which equal ones are the same."""
 
 
 def _numbers(key: Key) -> Iterator[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.same.table import LIST, Const, Table, Where
+from pytest_fxbucket.same.table import LIST, Const, Key, Table, Where
 
 if TYPE_CHECKING:
     from torch import fx
@@ -21,40 +22,22 @@ _NAMES = 3
 def expression_text(table: Table, number: int, depth: int = _DEPTH) -> str:
     """The expression ``number``, as far as people read it: ``mul(w1 gathered over 0-3, 2.0)``."""
     key = table.keys[number]
-    kind = key[0]
+    kind = str(key[0])
     if depth == 0 and kind not in ("input", "undefined", "zeros"):
         return "..."
+    if kind in _FORMS:
+        return _FORMS[kind](table, key, depth)
     shown = [_part(table, part, depth - 1) for part in key[1:]]
-    match kind:
-        case "input":
-            return str(key[1].text).rpartition(" ")[0]
-        case "attribute":
-            return f"a constant {key[1].text[:8]}"
-        case "cast":
-            return f"{_part(table, key[1], depth)} as {_short(key[3].text)}"
-        case "gathered":
-            return f"{_part(table, key[1], depth)} gathered over ranks {_span(key[2].text)}"
-        case "bytes":
-            return _bytes(table, key, depth)
-        case "scattered" | "reduced":
-            sources = dict.fromkeys(one for one, *_ in key[1]) if kind == "scattered" else (key[1],)
-            of = ", ".join(expression_text(table, one, depth) for one in list(sources)[:2])
-            how = "scattered" if kind == "scattered" else "on each"
-            return f"{key[-3].text.strip(chr(39))} in {_short(key[-2].text)} over ranks {_span(key[-1].text)} of {of}, {how}"
-        case "seen":
-            return f"{_part(table, key[1], depth)} as left by {shown[1]}"
-        case "write":
-            return shown[2]
-        case "written" | "drawn" | "done" | "after":
-            return shown[0]
-        case "start":
-            return "the beginning"
-        case "_operator.getitem":
-            return f"{shown[0]}[{shown[1]}]"
     if kind == LIST:
         return "[" + ", ".join(shown) + "]"
-    given = [one for one in shown if one != "None"]
-    return f"{str(kind).removeprefix('aten::')}({', '.join(given)})"
+    return f"{kind.removeprefix('aten::')}({', '.join(one for one in shown if one != 'None')})"
+
+
+def _reduction(table: Table, key: Key, depth: int) -> str:
+    sources = dict.fromkeys(one for one, *_ in key[1]) if key[0] == "scattered" else (key[1],)
+    of = ", ".join(expression_text(table, one, depth) for one in list(sources)[:2])
+    op, dtype, ranks = key[-3].text.strip("'"), _short(key[-2].text), _span(key[-1].text)
+    return f"{op} in {dtype} over ranks {ranks} of {of}{', scattered' if key[0] == 'scattered' else ''}"
 
 
 def _part(table: Table, part: Any, depth: int) -> str:
@@ -121,3 +104,24 @@ def waste_text(one: Waste) -> str:
         f"waste: what {node_text(one.node)} computes is computed {after} times, expected {before} as before the pass; "
         "the values are the same"
     )
+
+
+_FORMS: dict[str, Callable[[Table, Key, int], str]] = {
+    "undefined": lambda table, key, depth: "nothing that was written",
+    "zeros": lambda table, key, depth: "zeros",
+    "start": lambda table, key, depth: "the beginning",
+    "input": lambda table, key, depth: str(key[1].text).rpartition(" ")[0],
+    "attribute": lambda table, key, depth: f"a constant {key[1].text[:8]}",
+    "cast": lambda table, key, depth: f"{_part(table, key[1], depth)} as {_short(key[3].text)}",
+    "gathered": lambda table, key, depth: f"{_part(table, key[1], depth)} gathered over ranks {_span(key[2].text)}",
+    "bytes": lambda table, key, depth: _bytes(table, key, depth),
+    "scattered": _reduction,
+    "reduced": _reduction,
+    "seen": lambda table, key, depth: (
+        f"{_part(table, key[1], depth)} as left by {_part(table, next(n for n in key[2] if n), depth)}"
+    ),
+    "write": lambda table, key, depth: _part(table, key[3], depth),
+    **dict.fromkeys(("written", "drawn", "done", "after"), lambda table, key, depth: _part(table, key[1], depth)),
+    "_operator.getitem": lambda table, key, depth: f"{_part(table, key[1], depth)}[{_part(table, key[2], depth)}]",
+}
+"""How expressions of some kinds are shown."""

@@ -37,7 +37,7 @@ backend = "local"
 def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallLlama]:
     made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools)
     shutil.copy(HERE / "hidden_passes.py", made.plan.path.parent)
-    yield replace(made, plan=replace(made.plan, run=replace(made.plan.run, backend="local")))
+    return replace(made, plan=replace(made.plan, run=replace(made.plan.run, backend="local")))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def given(pools: Pools, tmp_path: Path) -> Iterator[tuple[Path, Pools]]:
     (tmp_path / "given.toml").write_text(GIVEN)
     for name in ("hidden_passes.py", "given_step.py"):
         shutil.copy(HERE / name, tmp_path)
-    yield tmp_path, pools
+    return tmp_path, pools
 
 
 def run_of(given: tuple[Path, Pools], pass_name: str) -> PlanRun:

@@ -25,7 +25,7 @@ ENTRIES = ("tok_embeddings", "layers.[0-1]", "norm+output")
 def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallLlama]:
     made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools)
     shutil.copy(HERE / "legal_passes.py", made.plan.path.parent)
-    yield made
+    return made
 
 
 def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, overlap: Any = None) -> PlanRun:
