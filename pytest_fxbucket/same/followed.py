@@ -54,8 +54,8 @@ class Followed:
         return node in self._packed or not self.brought.isdisjoint(inputs_of(node))
 
     def begin(self, node: fx.Node) -> bool:
-        """Make ``node`` a buffer, if data is moved into it."""
-        if node not in self._buffers:
+        """Make ``node`` a buffer, if data is moved into it, and it lies in memory as its meta tensor does."""
+        if node not in self._buffers or not all(map(self._is_contiguous, inputs_of(node))):
             return False
         self.values[node] = execute(node, map_arg(node.args, self.known), dict(node.kwargs), self.memory)
         self.brought.add(node)
@@ -65,6 +65,8 @@ class Followed:
         """Follow ``node``; whether its value is told by its bytes."""
         if operator.effects.writes and not all(target in self.brought for target in written(node)):
             return False  # memory of the model's own is written, which is told by its states
+        if operator.by_memory and node.all_input_nodes[0] not in self.brought:
+            return False  # what was computed lies there as its kernel left it
         try:
             args, kwargs = map_arg(node.args, self.known), map_arg(node.kwargs, self.known)
             self.values[node] = execute(node, args, kwargs, self.memory)
@@ -76,6 +78,12 @@ class Followed:
         if not operator.view and self.context.states.changing:
             self._root(node)
         return False
+
+    def _is_contiguous(self, node: fx.Node) -> bool:
+        if node in self.brought:
+            return True
+        value = self.context.table.facts.get(self.context.made[node])
+        return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
     def known(self, node: fx.Node) -> Any:
         """The meta tensor of ``node``; what only was computed so far is followed from here."""

@@ -41,6 +41,8 @@ class Operator:
     """Whether it only computes: nothing is written, drawn or shared, and no data is merely moved."""
     moves: bool
     """Whether it only moves data."""
+    by_memory: bool
+    """Whether it sees the memory under its first input, not its elements."""
     is_new: bool
     """Whether it makes a buffer."""
     is_wait: bool
@@ -84,6 +86,7 @@ def read(node: fx.Node) -> Operator:
         effects=effects,
         is_plain=not (acts or moves or launches or is_wait or by_member),
         moves=moves,
+        by_memory=name.startswith(("aten::as_strided", "aten::_reshape_alias", "inductor::")),
         is_new=name in _NEW,
         is_wait=is_wait,
         launches=launches,
