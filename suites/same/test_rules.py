@@ -284,3 +284,92 @@ def test_sizes_are_expressions_too() -> None:
 
     assert unlike(scaled(operator.add), scaled(operator.add)) == []
     assert unlike(scaled(operator.add), scaled(operator.mul))
+
+
+def test_a_difference_behind_what_is_not_followed_is_red_all_the_same() -> None:
+    def behind(target: object) -> fx.GraphModule:
+        p = new()
+        (a,) = p.shards("a")
+        node = p.graph.call_function(identity, (a,))
+        node.meta["val"] = a.meta["val"]
+        return p.returns(p.call(target, node))  # type: ignore[arg-type]
+
+    assert all(line.startswith("left: ") for line in unlike(behind(aten.neg.default), behind(aten.neg.default)))
+    assert "first differs at" in unlike(behind(aten.neg.default), behind(aten.exp.default))[0]
+
+
+def launched(order: str) -> fx.GraphModule:
+    """A view is made, its input written, the view sent, in ``order``."""
+    p = new()
+    a, b = p.shards("ab")
+    view = sent = a
+    for step in order:
+        if step == "v":
+            view = p.call(aten.view.default, a, [3, 2])
+        elif step == "w":
+            p.call(aten.add_.Tensor, a, b)
+        else:
+            sent = p.launch_gather(view)
+    return p.returns(p.neg(p.wait(sent)))
+
+
+def test_what_is_sent_is_what_a_view_shows_when_it_is_sent() -> None:
+    check(lambda: launched("vwg"), lambda: launched("wvg"), lambda: launched("vgw"))
+
+
+def buffered(*shape: int) -> fx.GraphModule:
+    p = new()
+    (a,) = p.shards("a")
+    buffer = p.call(aten.empty.memory_format, [2, 3], device=torch.device("cpu"))
+    p.call(aten.copy_.default, buffer, a)
+    return p.returns(p.call(aten.t.default, p.call(aten.view.default, buffer, list(shape))))
+
+
+def test_a_copy_is_what_was_copied_in_its_own_shape_alone() -> None:
+    def turned() -> fx.GraphModule:
+        p = new()
+        (a,) = p.shards("a")
+        return p.returns(p.neg(a))
+
+    def copied(*shape: int) -> fx.GraphModule:
+        made = buffered(*shape)
+        for node in made.graph.find_nodes(op="call_function", target=aten.t.default):
+            node.target = aten.neg.default
+        return made
+
+    check(turned, lambda: copied(2, 3), lambda: copied(3, 2))
+
+
+def test_two_draws_of_one_shape_are_two() -> None:
+    def made(*order: int) -> fx.GraphModule:
+        p = new()
+        (a,) = p.shards("a")
+        draws = [p.call(aten.rand_like.default, a) for _ in range(2)]
+        return p.returns(*(draws[index] for index in order))
+
+    assert unlike(made(0, 1), made(0, 1)) == []
+    assert unlike(made(0, 1), made(1, 0))
+
+
+def test_the_first_of_two_effects_is_not_lost() -> None:
+    def asserting(names: str) -> fx.GraphModule:
+        p = new()
+        given = dict(zip("ab", p.shards("ab"), strict=True))
+        for name in names:
+            p.call(aten._assert_async.default, p.call(aten.all.default, given[name]))
+        return p.returns(p.neg(given["a"]))
+
+    assert any("what is done to the world" in line for line in unlike(asserting("ab"), asserting("b")))
+
+
+def test_a_constant_that_is_written_is_left_as_it_was_left() -> None:
+    def counted(*, written: bool) -> fx.GraphModule:
+        made = constant("x", 1.0)
+        (held,) = made.graph.find_nodes(op="get_attr")
+        if written:
+            with made.graph.inserting_before(made.graph.output_node()):
+                made.graph.call_function(aten.add_.Tensor, (held, 1.0))
+        return made
+
+    assert unlike(counted(written=True), counted(written=True)) == []
+    assert unlike(counted(written=True), counted(written=False))
