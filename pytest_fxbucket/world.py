@@ -16,10 +16,11 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
 from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.graph_modules import why_not_its_graph
 from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.graph.groups import members_of_groups
-from pytest_fxbucket.graph.own_copy import own_copy, why_not_its_graph
+from pytest_fxbucket.graph.own_copy import own_copy
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
 from pytest_fxbucket.graph.reading import Reading, read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order

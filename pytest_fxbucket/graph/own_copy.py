@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor
-
-if TYPE_CHECKING:
-    from types import CodeType
 
 
 def own_copy(module: fx.GraphModule) -> fx.GraphModule:
@@ -37,18 +34,3 @@ def _copied(held: Any, memo: dict[int, Any]) -> Any:
     if held.is_leaf:
         return copy.deepcopy(held, memo)
     return held.detach().clone()
-
-
-def why_not_its_graph(module: object) -> str:
-    """Why calling ``module`` would run something else than its graph, as a clause; empty if it would not."""
-    if not isinstance(module, fx.GraphModule):
-        return ""
-    forward: Any = type(module).forward
-    code: CodeType | None = getattr(forward, "__code__", None)
-    if "forward" in vars(module) or code is None or not code.co_filename.startswith("<eval_with_key>"):
-        return "has a forward that is not its graph's"
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        return "has hooks, which run later in Python"
-    if getattr(module.graph._codegen, "_body_transformer", None) is not None:
-        return "has code that is changed when it is generated"
-    return ""

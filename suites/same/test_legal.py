@@ -83,3 +83,10 @@ def test_ranks_that_launch_what_does_not_belong_together_are_red_though_each_by_
     verdict = run_of(llama, "legal_passes:crosswise").check("same")
     assert verdict.outcome == "failed"
     assert "does not belong together: rank 0 sends" in verdict.lines[0]
+
+
+def test_a_forward_that_is_not_the_graphs_is_named(llama: SmallLlama) -> None:
+    verdict = run_of(llama, "legal_passes:forward_of_my_own").check("same")
+    assert verdict
+    said = "the joint graph that the pass returned has a forward that is not its graph's: the graph is what is compared and run"
+    assert said in verdict.summary
