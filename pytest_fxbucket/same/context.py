@@ -39,14 +39,13 @@ class Context:
     def number(self, key: Key, node: fx.Node) -> int:
         """The number of the expression ``key``, met at ``node``."""
         number = self.table.number(key)
-        if number not in self.node_of:
-            self.node_of[number] = node
+        self.node_of.setdefault(number, node)
         return number
 
     def learn(self, number: int, value: Any) -> None:
         """A fake value of the expression ``number``; of one that an earlier graph has, only that graph is believed."""
-        if number >= self._first:
-            self.table.facts.setdefault(number, value)
+        if number >= self._first and number not in self.table.facts:
+            self.table.facts[number] = value
 
     def operator(self, node: fx.Node) -> Operator:
         """What is known of the target that ``node`` calls."""

@@ -56,8 +56,9 @@ class Table:
 
     def number(self, key: Key) -> int:
         """The number of the expression ``key``."""
-        found = self._numbers.setdefault(key, len(self.keys))
-        if found == len(self.keys):
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.keys)
             self.keys.append(key)
         return found
 
