@@ -70,10 +70,11 @@ class Exact(Memory):
 def expression(table: Table, tensor: torch.Tensor, memory: Memory) -> Key | int:
     """What ``tensor`` stands for: a source itself, if it is just that; else the bytes that it shows, and how it shows them.
 
-    Bytes are told as they lie in memory, since a transposed matrix is one run there, and a thousand in its own order.
+    Bytes are told as they lie in memory, since a transposed matrix is one run there, and a thousand in its own order; with the
+    strides that say which element is which, but not with gaps between them: those hold what somebody else reads.
     """
-    runs = memory.read(contents.in_memory_order(tensor))
-    if len(runs) == 1 and tensor.is_contiguous():
+    runs, strides = memory.read(contents.in_memory_order(tensor)), _without_gaps(tensor)
+    if len(runs) == 1:
         one = runs[0]
         known = table.facts.get(one.source)
         if (
@@ -84,10 +85,27 @@ def expression(table: Table, tensor: torch.Tensor, memory: Memory) -> Key | int:
             and known.dtype == tensor.dtype == contents.dtype_of(one.form)
             and known.shape == tensor.shape
             and known.is_contiguous()
+            and strides == _without_gaps(known)
         ):
             return one.source
-    form = Const("tensor", f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}")
+    form = Const("tensor", f"{tensor.dtype} {tuple(tensor.shape)} {strides}")
     return ("bytes", form, tuple(spans(runs)))
+
+
+def _without_gaps(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of ``tensor`` if its elements lay one behind the other, in the order in which they lie in memory."""
+    if tensor.is_contiguous():
+        strides = [1] * tensor.dim()
+        for dim in range(tensor.dim() - 2, -1, -1):
+            strides[dim] = strides[dim + 1] * tensor.shape[dim + 1]
+        return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, strides, strict=True))
+    found, step = [0] * tensor.dim(), 1
+    lying = tensor.stride()
+    for dim in sorted(range(tensor.dim()), key=lambda d: (lying[d], tensor.shape[d])):
+        if tensor.shape[dim] != 1 and lying[dim]:
+            found[dim] = step
+            step *= tensor.shape[dim]
+    return tuple(found)
 
 
 def spans(runs: Runs) -> list[tuple[int, Where]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.mesh import fake_mesh
@@ -11,7 +12,7 @@ from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.same.comparing import crosswise
-from pytest_fxbucket.same.step import Found, Side, compared
+from pytest_fxbucket.same.step import Found, Side, Walked, compared
 from pytest_fxbucket.same.table import Table
 from pytest_fxbucket.same.told import difference_text, expression_text, waste_text
 
@@ -29,6 +30,7 @@ class Same:
 
     def __init__(self, world: World) -> None:
         self.world, self.table = world, Table()
+        self._walked: Walked = {}
 
     def verdict(self) -> Verdict:
         """Compare every graph of the step. Raises what capture and passes raise."""
@@ -102,10 +104,9 @@ class Same:
         step, after = self.world.reference(rank), self._finals(rank)[phase]
         module = step.graphs[phase]
         before = _side(module.graph, module, step, phase)
-        members = self._members(rank, [before.graph, after.graph])
-        before, after = (Side(s.graph, s.root, s.inputs, s.outputs, members) for s in (before, after))
+        before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))
         self.world.say(f"comparing expressions of {len(after.graph.nodes)} nodes as rank {rank} of {self.world.size}")
-        return compared(self.table, before, after)
+        return compared(self.table, before, after, self._walked)
 
     def _lines(self, found: Found) -> Iterator[str]:
         yield from (difference_text(self.table, one) for one in found.differences)

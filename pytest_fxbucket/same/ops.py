@@ -25,6 +25,8 @@ _MAY_COPY = frozenset(f"aten::{name}" for name in ("reshape", "contiguous", "fla
 """Operators that give a view if they can, and else a copy."""
 _LAZY = frozenset(f"aten::{name}" for name in ("_conj", "_neg_view", "conj", "resolve_conj", "resolve_neg"))
 """Operators that show other numbers than those that memory holds."""
+_OF_MEMORY = frozenset(f"aten::{name}" for name in ("stride", "sym_stride", "sym_storage_offset", "is_contiguous"))
+"""Operators whose result is how a tensor lies in memory, which is not told where bytes are."""
 _NEW = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "new_empty", "zeros", "new_zeros"))
 
 
@@ -79,12 +81,13 @@ def read(node: fx.Node) -> Operator:
         label = _python_name(target)
     launches, is_wait = collectives.launch_kind(node), collectives.is_wait(node)
     acts = effects.writes or effects.shares or effects.shares_all or effects.everything or effects.random or effects.chained
+    left = _left(node, effects)
     by_member = name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"))
     return Operator(
         label="aten::view" if name in _COPIES and label != "aten::view.dtype" else label,
         defaults=defaults,
         effects=effects,
-        is_plain=not (acts or moves or launches or is_wait or by_member),
+        is_plain=not (acts or moves or launches or is_wait or by_member or left),
         moves=moves,
         by_memory=name.startswith(("aten::as_strided", "aten::_reshape_alias", "inductor::")),
         is_new=name in _NEW,
@@ -95,7 +98,7 @@ def read(node: fx.Node) -> Operator:
         cast=_casts(name),
         by_member=by_member,
         nested=name.startswith("aten::_fused_"),
-        left=_left(node, effects),
+        left=left,
     )
 
 
@@ -109,6 +112,8 @@ def _left(node: fx.Node, effects: Effects) -> str:
         return f"{node.target} {effects.barrier}"
     if effects.joins:
         return f"{node.target} puts one storage in another's place"
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _OF_MEMORY:
+        return f"{node.target} sees how memory lies"
     if isinstance(node.target, torch._ops.HigherOrderOperator) or not effects.barrier:
         return ""
     return f"{node.target} {effects.barrier}"

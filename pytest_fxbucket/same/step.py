@@ -53,10 +53,23 @@ class Found:
     """What is launched before and after, and among whom."""
 
 
-def compared(table: Table, before: Side, after: Side) -> Found:
-    """``after`` held against ``before``. Raises PassError for a graph that cannot be run."""
+Walked = dict[object, Walk]
+"""Graphs that were walked already with a table, by what they are."""
+
+
+def compared(table: Table, before: Side, after: Side, known: Walked | None = None) -> Found:
+    """``after`` held against ``before``, which is walked once for all that share ``known``.
+
+    Raises PassError for a graph that cannot be run.
+    """
     homes = _homes(before)
-    one, other = _walked(table, before, homes), _walked(table, after, homes)
+    key = id(before.graph), tuple(sorted(before.members.items()))
+    one = known.get(key) if known is not None else None
+    if one is None:
+        one = _walked(table, before, homes)
+        if known is not None:
+            known[key] = one
+    other = _walked(table, after, homes)
     ends = [_pairs(before.outputs, one.outputs(), after.outputs, other.outputs())]
     ends.append(_pairs(before.inputs, one.left_in_inputs(), after.inputs, other.left_in_inputs()))
     outputs, inputs = ([Pair(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)

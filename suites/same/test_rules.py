@@ -373,3 +373,31 @@ def test_a_constant_that_is_written_is_left_as_it_was_left() -> None:
 
     assert unlike(counted(written=True), counted(written=True)) == []
     assert unlike(counted(written=True), counted(written=False))
+
+
+def unpacked(form: str) -> fx.GraphModule:
+    """A gathered matrix: by itself, as rows with gaps between them, or in memory by columns."""
+    p = new()
+    a, b = p.shards("ab", 1, 4)
+    if form == "alone":
+        return p.returns(p.call(aten.exp.default, p.gather(a)))
+    rows = p.gather(p.call(aten.cat.default, [b, a] if form == "other" else [a, b], 1))
+    part = p.call(aten.slice.Tensor, rows, 1, 0, 4)
+    if form == "columns":
+        turned = p.call(aten.clone.default, p.call(aten.t.default, part), memory_format=torch.contiguous_format)
+        part = p.call(aten.t.default, turned)
+    return p.returns(p.call(aten.exp.default, part))
+
+
+def test_there_may_be_gaps_between_rows_since_they_are_not_read() -> None:
+    check(lambda: unpacked("alone"), lambda: unpacked("gaps"), lambda: unpacked("other"))
+    assert unlike(unpacked("alone"), unpacked("columns"))
+
+
+def test_what_sees_how_memory_lies_is_left_where_bytes_are_told_without_gaps() -> None:
+    made = unpacked("gaps")
+    for node in made.graph.find_nodes(op="call_function", target=aten.exp.default):
+        node.target = aten.sym_stride.int
+        node.args = (*node.args, 0)
+        node.meta["val"] = 8
+    assert any("sees how memory lies" in line for line in unlike(made, made))
