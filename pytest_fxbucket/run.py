@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.world import World
 
 _MOST_LINES = 30
-CHECKS = ("audit", "golden", "collectives", "bitwise", "eager", "benchmark")
+CHECKS = ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")
 ON_RANKS = frozenset({"bitwise", "eager", "benchmark"})
 """Checks that run the step, on `[run] world`."""
 
@@ -98,6 +98,7 @@ class PlanRun:
             "audit": self._audit,
             "golden": self._golden,
             "collectives": self._collectives,
+            "same": self._same,
             "bitwise": self._bitwise,
             "eager": self._eager,
             "benchmark": self._benchmark,
@@ -265,6 +266,11 @@ class PlanRun:
         if lines:
             return failed("collectives", _counted(len(lines), "problem", "that would hang or race"), _capped(lines))
         return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
+
+    def _same(self, folder: Folder) -> Verdict:
+        from pytest_fxbucket.same.of_plan import Same
+
+        return Same(self._mesh_world).verdict()
 
     def _bitwise(self, folder: Folder) -> Verdict:
         choice = self._choice("bitwise")

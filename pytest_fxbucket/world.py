@@ -16,9 +16,11 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
 from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.graph_modules import why_not_its_graph
 from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.graph.own_copy import own_copy
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
 from pytest_fxbucket.graph.reading import Reading, read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
@@ -96,6 +98,8 @@ class World:
     """What the first rank's capture and its pass took, as "capture" and "pass"."""
     said: set[str] = field(default_factory=set)
     """Why captures of the plan failed, as far as it was said."""
+    odd: list[str] = field(default_factory=list)
+    """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
     _failed: FxbucketError | None = None
     _ways: dict[int, Way] = field(default_factory=dict)
     _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
@@ -121,13 +125,27 @@ class World:
             self.say(f"tracing the step as rank {rank} of {self.size}")
             try:
                 with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
-                    return capture_plan(self.plan, self.mesh, rank)
+                    return self._own(capture_plan(self.plan, self.mesh, rank))
             except FxbucketError as error:
                 self._failed = error
         if str(self._failed) in self.said:
             raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
         self.said.add(str(self._failed))
         raise self._failed
+
+    def _own(self, step: StepGraph) -> StepGraph:
+        """``step``; of graphs that came from outside copies, since whoever made them, a pass too, may still have them."""
+        if self.plan.graph is None:
+            return step
+        for phase, module in step.graphs.items():
+            self._note(f"the {phase} graph that was given", module)
+        return replace(step, graphs={phase: own_copy(module) for phase, module in step.graphs.items()})
+
+    def _note(self, what: str, module: object) -> None:
+        if (why := why_not_its_graph(module)) and (
+            clause := f"{what} {why}: the graph is what is compared and run"
+        ) not in self.odd:
+            self.odd.append(clause)
 
     @cached_property
     def resolution(self) -> Resolution:
@@ -227,6 +245,9 @@ class World:
             made = {
                 phase: run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries)) for phase in step.graphs
             }
+        for phase, one in made.items():
+            if one.report is None:
+                self._note(f"the {phase} graph that the pass returned", one.root)
         if self.stages.modules:
             made = {p: replace(one, modules=(*one.modules, *self.stages.modules)) for p, one in made.items()}
         return {phase: self._look(phase, step, bucketed, readings[phase]) for phase, bucketed in made.items()}

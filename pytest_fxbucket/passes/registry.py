@@ -14,6 +14,7 @@ from torch import fx
 from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
+from pytest_fxbucket.graph.own_copy import own_copy
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
@@ -66,8 +67,8 @@ def run_pass(name: str, job: Job) -> Bucketed:
     Raises :class:`PassError` or :class:`PlanError` if it cannot be done, whatever the pass itself raised.
     """
     root = job.step.graphs[job.phase]
-    graph = copy.deepcopy(root.graph)
     if name == "manual":
+        graph = copy.deepcopy(root.graph)
         forget_order(graph)
         try:
             report = _run_manual(graph, job)
@@ -78,7 +79,7 @@ def run_pass(name: str, job: Job) -> Bucketed:
     foreign, modules = _foreign(name)
     plans = _plans_by_module(job) if job.plan.bucket.enabled else []
     try:
-        result = foreign(fx.GraphModule(root, graph), plans)
+        result = foreign(own_copy(root), plans)
     except (FxbucketError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # a pass may end its process, or skip a test

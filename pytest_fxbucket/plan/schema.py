@@ -402,6 +402,10 @@ class Checks:
     audit: bool = field(default=True, metadata=check_switch("the graph keeps what the plan promises"))
     golden: bool = field(default=True, metadata=check_switch("the schedule is the reviewed one"))
     collectives: bool = field(default=True, metadata=check_switch("all ranks launch the same, and nothing can hang"))
+    same: bool = field(
+        default=True,
+        metadata=check_switch("every output and written input stands for the expression that it stood for before the pass"),
+    )
     bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
     eager: bool = field(
         default=True,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
-
 from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
+from pytest_fxbucket.graph.own_copy import own_copy
 from pytest_fxbucket.transforms.invariants import Looked, look, refuse_broken
 from pytest_fxbucket.transforms.pairing import refuse_unpaired
 from pytest_fxbucket.transforms.traits import traits_of
@@ -76,9 +74,7 @@ def run_stages(stages: Sequence[Stage], step: StepGraph, state: State) -> list[S
 def _run(stage: Stage, step: StepGraph, state: State) -> StepGraph:
     _refuse_args(stage, step, state)
     _refuse_needs(stage, step)
-    mine = replace(
-        step, graphs={phase: fx.GraphModule(module, copy.deepcopy(module.graph)) for phase, module in step.graphs.items()}
-    )
+    mine = replace(step, graphs={phase: own_copy(module) for phase, module in step.graphs.items()})
     with _naming(stage), blamed(lambda: stage.where):
         after = stage.function(mine, state, **stage.args)
     refuse_unpaired(stage.where, step, after, state)

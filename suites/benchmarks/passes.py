@@ -33,6 +33,8 @@ from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.same.step import Side, compared
+from pytest_fxbucket.same.table import Table
 from pytest_fxbucket.schedule.events import schedule_of
 from pytest_fxbucket.world import Passed, World
 from suites.benchmarks.decoder import RANKS, plan_of
@@ -214,12 +216,28 @@ def golden(graphs: Graphs) -> float:
     return clock(work)
 
 
+def same(graphs: Graphs) -> float:
+    """Every output, held against the expression that it stood for: both graphs, one rank."""
+    step, bucketed, members = graphs.step, graphs.passed.bucketed, graphs.world.members
+    inputs, outputs = step.inputs["joint"], step.outputs["joint"]
+    before = Side(graphs.gm.graph, graphs.gm, inputs, outputs, members)
+    after = Side(bucketed.graph, bucketed.root, inputs, outputs, members)
+
+    def work() -> None:
+        found = compared(Table(), before, after)
+        assert not found.differences, found.differences[:3]
+        assert found.outputs == len(outputs)
+
+    return clock(work)
+
+
 ROWS: dict[str, Callable[[Graphs], float]] = {
     "the pass": lambda graphs: timed(graphs, manual_overlap_bucketing)[0],
     "reading": reading,
     "audit": auditing,
     "collectives": collectives,
     "golden": golden,
+    "same": same,
 }
 
 

@@ -41,7 +41,7 @@ def outcome(verdict: Verdict) -> tuple[str, tuple[str, ...]]:
 
 def test_a_traced_step_with_roles_passes_all_four_checks(pools: Pools, tmp_path: Path) -> None:
     run = run_of(PLAN, pools, tmp_path)
-    for check in ("audit", "golden", "collectives", "bitwise"):
+    for check in ("audit", "golden", "collectives", "same", "bitwise"):
         assert outcome(run.check(check)) == ("passed", ())
     assert "6 gradients" in run.check("bitwise").summary
     summary = run.summary()

@@ -17,7 +17,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 
 ROOT = Path(__file__).parents[2]
-CHECKS = ("audit", "golden", "collectives", "bitwise", "eager")
+CHECKS = ("audit", "golden", "collectives", "same", "bitwise", "eager")
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ class TestFromTheCommandLine:
             ("swapped_in_both", {"audit", "golden"}, "*member 1 of the layout is layers.0.attention.wv.weight*"),
             (
                 "wrong_on_last_rank",
-                {"audit", "bitwise", "eager"},
+                {"audit", "same", "bitwise", "eager"},
                 "*step 0, rank 3: gradient layers.1.attention.wk.weight*ULP*",
             ),
         ],
@@ -254,7 +254,7 @@ class TestFromTheCommandLine:
         golden.write_bytes(text)
         result = pytester.runpytest_subprocess("--fxbucket-plans=small.toml", f"--fxbucket-pass=broken_passes:{name}", "-rA")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.assert_outcomes(passed=5 - len(red), failed=len(red))
+        result.assert_outcomes(passed=6 - len(red), failed=len(red))
         result.stdout.fnmatch_lines([words])
         assert {check for check in CHECKS if re.search(rf"^FAILED .*::{check}\b", result.stdout.str(), re.M)} == red
         assert golden.read_bytes() == text

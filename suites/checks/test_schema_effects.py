@@ -168,6 +168,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("checks", "audit"): Case("false", "items"),
     ("checks", "golden"): Case("false", "items"),
     ("checks", "collectives"): Case("false", "items"),
+    ("checks", "same"): Case("false", "items"),
     ("checks", "bitwise"): Case("false", "items"),
     ("checks", "eager"): Case("false", "items"),
     ("eager", "factory"): Case('"effects_models:trainer"', "eager", "a trainer of nothing"),

@@ -25,6 +25,7 @@ updates = "ready"
 
 [checks]
 bitwise = false
+same = false
 eager = false
 """
 Capsys = pytest.CaptureFixture[str]

@@ -22,6 +22,7 @@ from suites.fuzz.drawing import Step
 from suites.fuzz.drawn import NAMES, drawn
 from suites.passes.on_ranks import compare, copied, fake_groups
 from suites.passes.programs import Program, run_pass, through
+from suites.same import holding
 
 PLANS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("a", "b", "c"),),
@@ -133,6 +134,8 @@ def look_at(pools: Pools, world: int, steps: Sequence[Step], chosen: Chosen) -> 
     after.graph.lint()
     differences = compare(pools, before, after, world, len(steps), program.groups)
     assert not differences, "\n".join([*differences, *_shown(before, after)])
+    alarms = [line for rank in (0, world - 1) for line in holding.problems(before, after, _ranks_of(program, rank))]
+    assert not alarms, "\n".join([*alarms, *_shown(before, after)])
     again = copied(after)
     with fake_groups(world, program.groups):
         run_pass(again.graph, entries, **chosen.options)

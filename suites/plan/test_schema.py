@@ -141,6 +141,6 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
         *[("transform", key) for key in ("name", "args")],
         *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients", "reduce", "ring")],
-        *[("checks", key) for key in ("audit", "golden", "collectives", "bitwise", "eager", "benchmark")],
+        *[("checks", key) for key in ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")],
         *[("eager", key) for key in ("factory", "args", "rounds_otherwise")],
     }

@@ -46,7 +46,7 @@ def test_the_example_of_a_mode_is_one_that_keeps_its_plan(pytester: pytest.Pytes
     mode = 'mode = "mytrainer:summed"\n'
     pytester.makefile(".toml", summed=re.sub(r"mode = .*\n", "", plan).replace("[parallel]\n", f"[parallel]\n{mode}"))
     command = ("--rootdir", str(pytester.path), "--fxbucket-plans=summed.toml", "-k", "not golden")
-    pytester.runpytest_subprocess(*command).assert_outcomes(passed=3, skipped=1, deselected=1)
+    pytester.runpytest_subprocess(*command).assert_outcomes(passed=4, skipped=1, deselected=1)
 
 
 def test_the_table_of_the_plan_file_is_what_the_schema_says() -> None:

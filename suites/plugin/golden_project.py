@@ -24,6 +24,7 @@ plan = ["layers.[0-2]"]
 audit = false
 collectives = false
 bitwise = false
+same = false
 eager = false
 """
 INI = "[pytest]\naddopts = -p no:cacheprovider\n"

@@ -147,5 +147,7 @@ def test_a_failure_says_where_its_files_are_and_why_there(tmp_path: Path, tempor
 def test_a_bitwise_is_green_where_nothing_can_be_left(project: pytest.Pytester, temporary: Path) -> None:
     Path(".fxbucket").symlink_to("/nowhere")
     path = Path("plans/plain.toml")
-    path.write_text(path.read_text() + "[checks]\ngolden = false\naudit = false\ncollectives = false\neager = false\n")
+    path.write_text(
+        path.read_text() + "[checks]\ngolden = false\naudit = false\ncollectives = false\nsame = false\neager = false\n"
+    )
     project.runpytest_inprocess("plans/plain.toml").assert_outcomes(passed=1)

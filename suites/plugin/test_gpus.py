@@ -22,7 +22,7 @@ def test_a_plan_item_is_skipped_by_name(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess(
         "--fxbucket-plans=plans/plain.toml", "--fxbucket-backend=nccl", "-k", "bitwise", "-rs"
     )
-    result.assert_outcomes(skipped=1, deselected=4)
+    result.assert_outcomes(skipped=1, deselected=5)
     result.stdout.fnmatch_lines(["SKIPPED*bitwise: nccl needs 2 GPUs, this machine has 0"])
 
 
@@ -32,7 +32,7 @@ def test_required_gpus_make_it_a_failure(project: pytest.Pytester, how: str) -> 
         project.makeini("[pytest]\nfxbucket_require_gpus = true\n")
     flag = ["--fxbucket-require-gpus"] if how == "option" else []
     result = project.runpytest_subprocess("--fxbucket-plans=plans/plain.toml", "-k", "bitwise", *flag)
-    result.assert_outcomes(failed=1, deselected=4)
+    result.assert_outcomes(failed=1, deselected=5)
     result.stdout.fnmatch_lines(["*nccl needs 2 GPUs, this machine has 0; --fxbucket-require-gpus makes that an error*"])
 
 

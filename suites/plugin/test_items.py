@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKS = ["audit", "golden", "collectives", "bitwise", "eager"]
+CHECKS = ["audit", "golden", "collectives", "same", "bitwise", "eager"]
 GOOD = [f"plans/good.toml::{check}" for check in CHECKS] + [f"plans/good.toml::{check}[keep]" for check in CHECKS]
 PLAIN = [f"plans/plain.toml::{check}" for check in CHECKS]
 BROKEN = ["plans/broken.toml::plan"]
@@ -44,10 +44,10 @@ class TestCollection:
         assert collected(project, node_id) == [node_id]
 
     def test_a_name_without_row_stands_for_its_rows_too(self, project: pytest.Pytester) -> None:
-        assert collected(project, "plans/good.toml::audit") == [GOOD[0], GOOD[5]]
+        assert collected(project, "plans/good.toml::audit") == [GOOD[0], GOOD[6]]
 
     def test_k_selects_by_check_and_by_plan(self, project: pytest.Pytester) -> None:
-        assert collected(project, "--fxbucket-plans=plans", "-k", "audit and good") == [GOOD[0], GOOD[5]]
+        assert collected(project, "--fxbucket-plans=plans", "-k", "audit and good") == [GOOD[0], GOOD[6]]
 
     def test_the_command_that_accepts_a_base_golden_leaves_out_its_rows(self, project: pytest.Pytester) -> None:
         assert collected(project, "plans/good.toml::golden", "--deselect=plans/good.toml::golden[") == [GOOD[1]]
@@ -133,7 +133,7 @@ class TestOddPaths:
         assert collected(project, "--rootdir=.", "--fxbucket-plans=plain.toml", "-k", "audit") == ["plain.toml::audit"]
 
     def test_its_failure_is_in_the_summary_with_a_command_that_accepts(self, project: pytest.Pytester) -> None:
-        checks = "[checks]\naudit = false\ncollectives = false\nbitwise = false\neager = false\n"
+        checks = "[checks]\naudit = false\ncollectives = false\nsame = false\nbitwise = false\neager = false\n"
         Path("plans/a[1].toml").write_text(Path("plans/plain.toml").read_text() + checks)
         result = project.runpytest_subprocess("--fxbucket-plans=plans/a[[]1].toml")
         result.assert_outcomes(failed=1)
@@ -165,7 +165,7 @@ class TestBrokenRow:
 
     def test_it_fails_with_its_sentence(self, rows: pytest.Pytester) -> None:
         result = rows.runpytest_inprocess("plans/plain.toml", "-k", "plan[")
-        result.assert_outcomes(failed=3, deselected=10)
+        result.assert_outcomes(failed=3, deselected=12)
         for line in (
             'plans/plain.toml: [[][[]matrix]] "bad": [[]parallel] has no key "reshard"; did you mean *',
             'plans/plain.toml: [[][[]matrix]] "keep" is there twice; each id must be its own',

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKS = ["audit", "golden", "collectives", "bitwise", "eager"]
+CHECKS = ["audit", "golden", "collectives", "same", "bitwise", "eager"]
 
 
 def outcomes(junit: str) -> dict[str, str]:
@@ -29,7 +29,7 @@ class TestPlans:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
         args = ("--fxbucket-plans=plans", "-v", "--durations=3")
         first = project.runpytest_subprocess(*args, "plans/good.toml", "--fxbucket-accept=new")
-        first.assert_outcomes(passed=10)
+        first.assert_outcomes(passed=12)
         assert golden_names(project) == ["good.keep.txt", "good.txt"]
         first.stdout.fnmatch_lines(
             [
@@ -43,7 +43,7 @@ class TestPlans:
         two = project.runpytest_subprocess(*args, "--junitxml=two.xml", "-n2")
         assert outcomes("one.xml") == outcomes("two.xml")
         for result in (one, two):
-            result.assert_outcomes(passed=14, failed=2)
+            result.assert_outcomes(passed=17, failed=2)
             result.stdout.fnmatch_lines(["*golden/plans/plain.txt is missing; *pytest plans/plain.toml::golden*=new"])
             result.stdout.fnmatch_lines(["plans/plain.toml: * audit passed, golden failed, *"])
         assert golden_names(project) == ["good.keep.txt", "good.txt"]
@@ -98,7 +98,7 @@ class TestEnd:
         Path("dies.py").write_text("import os\nfrom tiny import batch, loss\ndef build(): os.kill(os.getpid(), 9)\n")
         Path("plans/dies.toml").write_text(
             Path("plans/plain.toml").read_text().replace("tiny:", "dies:")
-            + "[checks]\ngolden = false\nbitwise = false\neager = false\n"
+            + "[checks]\ngolden = false\nsame = false\nbitwise = false\neager = false\n"
         )
         result = project.runpytest_subprocess("plans/dies.toml", "plans/plain.toml", "-k", "audit or dies", "-n2")
         result.assert_outcomes(failed=2, passed=1)

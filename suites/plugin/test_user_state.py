@@ -178,9 +178,10 @@ def test_passes_modes_optimizers_and_transformations_that_end_or_skip_are_errors
 def test_a_factory_that_skips_fails_its_items_and_no_others(project: pytest.Pytester) -> None:
     Path("leaver.py").write_text(HEAD + "def build():\n    pytest.skip('not on this machine')\n")
     Path("plans/leaves.toml").write_text(
-        PLAN.replace("tiny:build", "leaver:build") + "\n[checks]\nbitwise = false\neager = false\ngolden = false\n"
+        PLAN.replace("tiny:build", "leaver:build")
+        + "\n[checks]\nsame = false\nbitwise = false\neager = false\ngolden = false\n"
     )
-    Path("plans/good.toml").write_text(PLAN + "\n[checks]\nbitwise = false\neager = false\ngolden = false\n")
+    Path("plans/good.toml").write_text(PLAN + "\n[checks]\nsame = false\nbitwise = false\neager = false\ngolden = false\n")
     result = project.runpytest_subprocess("plans/leaves.toml", "plans/good.toml")
     result.assert_outcomes(failed=2, passed=2)
     result.stdout.fnmatch_lines(

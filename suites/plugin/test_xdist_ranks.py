@@ -45,7 +45,7 @@ def test_plans_on_four_workers_give_the_verdicts_of_one_and_stay_on_one_worker_e
     args = ("--fxbucket-plans=plans", "-p", "no:cacheprovider", "-q", "-k", "not golden")
     one = project.runpytest_subprocess(*args)
     four = project.runpytest_subprocess(*args, "-n", "4")
-    one.assert_outcomes(passed=24, deselected=6)
-    four.assert_outcomes(passed=24)
+    one.assert_outcomes(passed=30, deselected=6)
+    four.assert_outcomes(passed=30)
     workers = set(re.findall(r"WORKER (\S+) (\S+)", four.stdout.str()))
     assert len(workers) == len({plan for plan, _ in workers}) == 2

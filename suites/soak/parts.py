@@ -27,7 +27,7 @@ from suites.soak.holdings import Holding
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 4
-CHECKS = ("audit", "collectives", "bitwise")
+CHECKS = ("audit", "collectives", "same", "bitwise")
 # What the allocators of Python and of the C library may keep of what went through; a leak of 40 KiB an item is far above.
 _MEMORY_KIB = 16 << 10
 _LATE_S = 1.0

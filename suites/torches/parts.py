@@ -21,6 +21,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "suites/schedule",
         "suites/ranks/test_local.py",
         "suites/eager",
+        "suites/same",
         *(f"--ignore={path}" for path in _BESIDE),
     ),
 }

@@ -1,0 +1,179 @@
+"""One rank's step before and after: its graphs walked with one table, and what is compared of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.same.comparing import Difference, Pair, Waste, differences, waste
+from pytest_fxbucket.same.exact import Ranks
+from pytest_fxbucket.same.table import Table
+from pytest_fxbucket.same.walk import Walk
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.capture.roles import Value
+
+_ROLES = {"grad": "the gradient of", "param": "parameter", "loss": "the loss", "held": "attribute", "value": "value"}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One graph, with the constants that it names, and its inputs and outputs."""
+
+    graph: fx.Graph
+    root: torch.nn.Module
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+    members: Mapping[str, Ranks]
+    """Ranks of each process group that it names."""
+
+
+@dataclass
+class Found:
+    """What came of comparing two graphs."""
+
+    differences: list[Difference] = field(default_factory=list)
+    waste: list[Waste] = field(default_factory=list)
+    outputs: int = 0
+    """Outputs that stand for the expression that they stood for."""
+    written: int = 0
+    """Inputs that are written, and do so."""
+    left: dict[str, str] = field(default_factory=dict)
+    """What cannot be shown, each with why."""
+    added: list[str] = field(default_factory=list)
+    """What only one of the graphs has."""
+    sent: tuple[list[tuple[Ranks, int]], list[tuple[Ranks, int]]] = ((), ())  # type: ignore[assignment]
+    """What is launched before and after, and among whom."""
+
+
+Walked = dict[object, Walk]
+"""Graphs that were walked already with a table, by what they are."""
+
+
+def compared(table: Table, before: Side, after: Side, known: Walked | None = None) -> Found:
+    """``after`` held against ``before``, which is walked once for all that share ``known``.
+
+    Raises PassError for a graph that cannot be run.
+    """
+    homes = _homes(before)
+    key = id(before.graph), tuple(sorted(before.members.items()))
+    one = known.get(key) if known is not None else None
+    if one is None:
+        one = _walked(table, before, homes)
+        if known is not None:
+            known[key] = one
+    other = _walked(table, after, homes)
+    ends = [_pairs(before.outputs, one.outputs(), after.outputs, other.outputs())]
+    ends.append(_pairs(before.inputs, one.left_in_inputs(), after.inputs, other.left_in_inputs()))
+    outputs, inputs = ([Pair(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)
+    written = {
+        name for name, number in zip(_names(before.inputs), one.left_in_inputs(), strict=True) if not _is_input(table, number)
+    }
+    inputs = [Pair(f"{pair.name} as the step leaves it", pair.before, pair.after) for pair in inputs]
+    others = [Pair("the random state", one.draws, other.draws), Pair("what is done to the world", one.world, other.world)]
+    kept = one.left_in_attributes(), other.left_in_attributes()
+    names = dict.fromkeys([*kept[0], *kept[1]])
+    others += [Pair(f"attribute {n} as the step leaves it", kept[0].get(n, 0), kept[1].get(n, 0)) for n in names]
+    found = Found(added=[_text(name) for end in ends for name, (a, b) in end.items() if not (a and b)])
+    found.sent = one.sent, other.sent
+    shaky = _shaky(table)
+    parted = differences(table, other, [*outputs, *inputs, *others])
+    excused = {name: _why(table, d.after) for d in parted if _is_excused(table, shaky, d) for name in d.names}
+    found.differences = [d for d in parted if not _is_excused(table, shaky, d)]
+    blamed = {name for d in parted for name in d.names}
+    for pair in (*outputs, *inputs, *others):
+        if pair.name in blamed:
+            continue
+        if shaky and shaky[pair.after]:
+            excused[pair.name] = _why(table, pair.after)
+    found.left = excused
+    shown = [pair for pair in outputs if pair.name not in blamed and pair.name not in excused]
+    found.outputs = len(shown)
+    found.written = len(written)
+    found.waste = waste(one, other, table.within([*other.outputs(), *other.left_in_inputs(), other.draws, other.world]))
+    return found
+
+
+def _walked(table: Table, side: Side, homes: Mapping[str, Any]) -> Walk:
+    names = [_input(name) for name in _names(side.inputs)]
+    places = {place: homes[name] for place, name in enumerate(names) if name in homes}
+    return Walk(side.graph, side.root, table, names, side.members, places)
+
+
+Name = tuple[str, str, int]
+
+
+def _names(values: Iterable[Value]) -> list[Name]:
+    """Role, FQN, and which of that name: graphs of which one has more state pair by name."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found: list[Name] = []
+    for value in values:
+        seen[value.role, value.fqn] += 1
+        found.append((value.role, value.fqn, seen[value.role, value.fqn]))
+    return found
+
+
+def _text(name: Name) -> str:
+    role, fqn, _ = name
+    return " ".join(filter(None, (_ROLES.get(role, role), fqn)))
+
+
+def _input(name: Name) -> str:
+    role, fqn, number = name
+    return f"{fqn or role}{'' if role == 'param' else f' ({role})'} {number}"
+
+
+def _pairs(
+    before: Sequence[Value], numbers: Sequence[int], after: Sequence[Value], others: Sequence[int]
+) -> dict[Name, tuple[int, int]]:
+    """By name what stands before and after, 0 where it is not there."""
+    one, other = (dict(zip(_names(v), n, strict=True)) for v, n in ((before, numbers), (after, others)))
+    return {name: (one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
+def _is_input(table: Table, number: int) -> bool:
+    return bool(table.keys[number][0] == "input")
+
+
+def _homes(side: Side) -> dict[str, Any]:
+    """Inputs that share a storage, as the graph before has it."""
+    nodes = [node for node in side.graph.nodes if node.op == "placeholder"]
+    keys = {}
+    for name, node in zip(_names(side.inputs), nodes, strict=True):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            try:
+                keys[_input(name)] = ("input", storage_key(value))
+            except (NotImplementedError, RuntimeError):
+                continue
+    often = Counter(keys.values())
+    return {name: key for name, key in keys.items() if often[key] > 1}
+
+
+def _shaky(table: Table) -> bytearray:
+    """For each expression whether anything in it is not followed; empty if all is. Parts have lower numbers than wholes."""
+    if not table.left:
+        return bytearray()
+    found = bytearray(len(table))
+    for number in range(len(table)):
+        found[number] = number in table.left or any(found[part] for part in table.parts(number))
+    return found
+
+
+def _is_excused(table: Table, shaky: bytearray, one: Difference) -> bool:
+    """Whether ``one`` is of something that is not followed, and that the graph before does not have there."""
+    if not shaky or not shaky[one.after]:
+        return False
+    new = {number for number in table.within([one.after]) if number in table.left}
+    return not new <= table.within([one.before])
+
+
+def _why(table: Table, number: int) -> str:
+    return next((table.left[one] for one in sorted(table.within([number])) if one in table.left), "")

@@ -1,0 +1,273 @@
+"""One graph, node by node: the expression that each value stands for.
+
+What only computes is told by its operator and its arguments. What launches bring, and what moves data on from there, is told by
+its bytes, since packing and unpacking are what a pass may do anew; so is what moves data into launches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.compat.fx_nodes import inputs_of
+from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph import collectives, contents
+from pytest_fxbucket.graph.effects import written
+from pytest_fxbucket.graph.memory import precision_of
+from pytest_fxbucket.graph.ops import returns_written
+from pytest_fxbucket.same.attributes import digest_of
+from pytest_fxbucket.same.context import Context
+from pytest_fxbucket.same.exact import Ranks, among
+from pytest_fxbucket.same.followed import Followed, tensors
+from pytest_fxbucket.same.launching import Launching
+from pytest_fxbucket.same.ops import Operator
+from pytest_fxbucket.same.table import LIST, PLAIN, Const, Key, Table, const
+
+
+class Walk:
+    """``graph``, whose ``inputs`` are named in order; the rest as for :class:`Context`.
+
+    Raises :class:`PassError` for a graph that cannot be run.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        root: torch.nn.Module,
+        table: Table,
+        inputs: Sequence[str],
+        members: Mapping[str, Ranks],
+        homes: Mapping[int, Any],
+    ) -> None:
+        self._context = Context(graph, root, table, members, homes)
+        self._made, self._number, self._learn = self._context.made, self._context.number, self._context.learn
+        self._followed = Followed(self._context)
+        self._launching = Launching(self._followed)
+        self._brought, self._states = self._followed.brought, self._context.states
+        self._inputs = iter(inputs)
+        self._items: dict[fx.Node, tuple[int, ...]] = {}
+        """Of what is computed member by member the expression of each."""
+        self.computed: Counter[int] = Counter()
+        """How often each expression is computed."""
+        self.draws = self.world = table.number(("start",))
+        """Expressions of the random state, and of what was done to the world."""
+        for node in self.nodes:
+            try:
+                self._visit(node)
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                why = " ".join(str(error).split())[:200]
+                raise PassError(f"the graph cannot be followed: {node.target} ({node.name}): {why}") from error
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """Those of the graph, in order."""
+        return self._context.nodes
+
+    @property
+    def node_of(self) -> Mapping[int, fx.Node]:
+        """Where each expression is met at first."""
+        return self._context.node_of
+
+    @property
+    def sent(self) -> list[tuple[Ranks, int]]:
+        """What each launch sends, and among whom."""
+        return self._launching.sent
+
+    def outputs(self) -> list[int]:
+        """The expression of each output, in order."""
+        returned = self.nodes[-1].args[0]
+        said = map(self._said, returned if isinstance(returned, (list, tuple)) else [returned])
+        return [one if type(one) is int else self._context.table.number((LIST, one)) for one in said]
+
+    def left_in_inputs(self) -> list[int]:
+        """What each input holds at the end."""
+        return [self._followed.read(node) for node in self.nodes if node.op == "placeholder"]
+
+    def left_in_attributes(self) -> dict[str, int]:
+        """What each attribute holds at the end that the graph writes."""
+        held = [node for node in self.nodes if node.op == "get_attr" and self._states.state and self._states.now(node)]
+        return {str(node.target): self._followed.read(node) for node in held}
+
+    def _visit(self, node: fx.Node) -> None:
+        if node.op == "call_function":
+            operator = self._context.operator(node)
+            if operator.is_plain:
+                self._compute(node, operator)
+            elif operator.launches is not None:
+                if not self._launching.launch(node, operator):
+                    self._launch_as_a_whole(node, operator)
+            elif operator.same:
+                self._as_it_is(node)
+            elif operator.moves:
+                self._move(node, operator)
+            else:
+                self._compute(node, operator)
+        elif node.op == "placeholder":
+            self._begin(node, ("input", Const("input", next(self._inputs))))
+        elif node.op == "get_attr":
+            self._begin(node, ("attribute", Const("bytes", digest_of(self._context.root, str(node.target)))))
+        elif node.op != "output":
+            self._compute(node, self._context.operator(node))
+
+    def _begin(self, node: fx.Node, key: Key) -> None:
+        self._made[node] = number = self._number(key, node)
+        self._learn(number, node.meta.get("val"))
+
+    def _as_it_is(self, node: fx.Node) -> None:
+        source = next(iter(inputs_of(node)))
+        if source in self._followed.values:
+            self._followed.values[node] = self._followed.values[source]
+        if source in self._brought:
+            self._brought.add(node)
+            return
+        self._made[node] = self._made[source]
+        if source in self._items:
+            self._items[node] = self._items[source]
+
+    def _move(self, node: fx.Node, operator: Operator) -> None:
+        if operator.is_new and self._followed.begin(node):
+            return
+        if self._followed.concerns(node) and self._followed.move(node, operator):
+            return
+        if node.target is getitem and (items := self._items.get(node.all_input_nodes[0])) is not None:
+            self._item(node, items)
+        elif operator.cast is not None and (cast := self._cast(node, operator.cast(node))) is not None:
+            self._begin(node, cast)
+        else:
+            self._compute(node, operator)
+
+    def _item(self, node: fx.Node, items: tuple[int, ...]) -> None:
+        """What ``node`` takes of what was computed member by member, of a list of lists a list of what each member gave."""
+        source, index = node.all_input_nodes[0], node.args[1]
+        assert isinstance(index, int)
+        if source.op == "call_function" and self._context.operator(source).nested:
+            parts = self._items[node] = tuple(self._number(("item", one, const(index)), node) for one in items)
+            self._begin(node, (LIST, *parts))
+        else:
+            self._made[node] = items[index]
+            self._learn(items[index], node.meta.get("val"))
+
+    def _cast(self, node: fx.Node, dtype: object) -> Key | None:
+        """The expression of a cast, as it is told of one that is folded into a pack."""
+        source = self._followed.read(node.all_input_nodes[0])
+        fact = self._context.table.facts.get(source)
+        if dtype is None or not isinstance(fact, torch.Tensor):
+            return None
+        return ("cast", source, const(fact.dtype), const(dtype))
+
+    def _compute(self, node: fx.Node, operator: Operator) -> None:
+        said = self._arguments(node, operator)
+        if operator.is_plain:
+            self._made[node] = number = self._number((operator.label, *said), node)
+            self.computed[number] += 1
+            self._learn(number, node.meta.get("val"))
+            return
+        said = (*said, *self._moment(operator))
+        parts = _members(said) if operator.by_member else None
+        numbers: tuple[int, ...] = ()
+        if parts is None:
+            number = self._number((operator.label, *said), node)
+        else:
+            numbers = self._items[node] = tuple(self._number((operator.label, *part), node) for part in parts)
+            number = self._number((LIST, *numbers), node)
+        self._made[node] = number
+        self._learn(number, node.meta.get("val"))
+        if operator.left:
+            self._context.table.left.setdefault(number, operator.left)
+        if not operator.moves:
+            self.computed.update(numbers or (number,))
+        self._act(node, operator, number, numbers)
+
+    def _moment(self, operator: Operator) -> Key:
+        """What must have been drawn and done before, for an operator that draws or does something."""
+        effects = operator.effects
+        drawn = (("drawn", self.draws),) if effects.random or effects.barrier else ()
+        return (*drawn, ("after", self.world)) if effects.chained or effects.barrier else drawn
+
+    def _act(self, node: fx.Node, operator: Operator, number: int, numbers: tuple[int, ...] = ()) -> None:
+        """What ``node`` does besides giving a result, ``number``, of ``numbers`` member by member."""
+        effects = operator.effects
+        if effects.random or effects.barrier:
+            self.draws = self._number(("drawn", number), node)
+        if effects.chained or effects.barrier:
+            self.world = self._number(("done", number), node)
+        if effects.writes or effects.everything:
+            self._write(node, number, numbers)
+
+    def _write(self, node: fx.Node, number: int, numbers: tuple[int, ...]) -> None:
+        """What ``node`` computed is what its written arguments hold from now on."""
+        targets = written(node)
+        for index, target in enumerate(targets):
+            said = numbers[index % len(numbers)] if numbers else number
+            out = self._number(("written", said, const(index // len(numbers) if numbers else index)), node)
+            if target not in self._brought:
+                self._followed.changed(target, out, node)
+                continue
+            for tensor in tensors(self._followed.values[target]):
+                runs = contents.run(out, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype)
+                self._followed.memory.write(tensor, runs)
+        if targets and returns_written(node):
+            self._as(node, targets[0])
+
+    def _as(self, node: fx.Node, target: fx.Node) -> None:
+        """``node`` is ``target``, which it wrote."""
+        if target in self._brought:
+            self._followed.values[node] = self._followed.values[target]
+            self._brought.add(node)
+        else:
+            self._made[node] = self._made[target]
+
+    def _launch_as_a_whole(self, node: fx.Node, operator: Operator) -> None:
+        """A launch that is told by its arguments, its group by its members."""
+        group, members = const(str(collectives.argument(node, "group_name") or "")), self._launching.members(node)
+        said = tuple(among(members) if members and one == group else one for one in self._arguments(node, operator))
+        number = self._number((operator.label, *said, *self._moment(operator)), node)
+        self._made[node] = number
+        self._learn(number, node.meta.get("val"))
+        self._launching.note(members, number)
+        self._act(node, operator, number)
+
+    def _arguments(self, node: fx.Node, operator: Operator) -> Key:
+        """All arguments in the order of the schema, those left out as their defaults."""
+        args, kwargs, defaults = node.args, node.kwargs, operator.defaults
+        said = [self._said(value) for value in args]
+        if operator.view and self._states.changing and args and isinstance(args[0], fx.Node) and args[0] not in self._brought:
+            # A view has no moment of its own: what it shows is what is there when somebody looks.
+            said[0] = self._made[args[0]]
+        if len(said) < len(defaults):
+            for name, default in defaults[len(said) :]:
+                said.append(self._said(kwargs[name]) if name in kwargs else default)
+        elif kwargs and not defaults:
+            said += [(name, self._said(value)) for name, value in sorted(kwargs.items())]
+        return tuple(said)
+
+    def _said(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is fx.Node:
+            return self._followed.read(value)
+        if kind in PLAIN:
+            return const(value)
+        if isinstance(value, (list, tuple)):
+            return (LIST, *map(self._said, value))
+        if kind is dict:
+            return ("{", *((str(key), self._said(one)) for key, one in sorted(value.items())))
+        if kind is slice:
+            return ("slice", self._said(value.start), self._said(value.stop), self._said(value.step))
+        return const(value)
+
+
+def _members(said: Key) -> list[Key] | None:
+    """The arguments of each member, if those that are lists have one for each; None if there is nothing to part."""
+    lists = [type(one) is tuple and len(one) > 1 and one[0] == LIST for one in said]
+    counts = {len(one) - 1 for one, listed in zip(said, lists, strict=True) if listed}
+    if len(counts) != 1:
+        return None
+    return [
+        tuple(one[index + 1] if listed else one for one, listed in zip(said, lists, strict=True))
+        for index in range(counts.pop())
+    ]

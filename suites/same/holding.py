@@ -1,0 +1,47 @@
+"""Two graphs held against each other without a plan: what same says of them, a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.same.step import Found, Side, compared
+from pytest_fxbucket.same.table import Table
+from pytest_fxbucket.same.told import difference_text, waste_text
+
+Members = Mapping[str, tuple[int, ...]]
+
+
+def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) -> list[str]:
+    """Where ``after`` is not ``before``; ``members`` are the ranks of each group that they name. None: it is."""
+    table = Table()
+    found = held(table, before, after, members)
+    return [
+        *(difference_text(table, one) for one in found.differences),
+        *map(waste_text, found.waste),
+        *(f"left: {name}, {why}" for name, why in found.left.items()),
+    ]
+
+
+def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> Found:
+    """What came of it."""
+    return compared(table, _side(before, members), _side(after, members))
+
+
+def _side(module: fx.GraphModule, members: Members) -> Side:
+    graph = module.graph
+    returned = graph.output_node().args[0]
+    outputs = returned if isinstance(returned, (list, tuple)) else [returned]
+    return Side(graph, module, _values(graph.find_nodes(op="placeholder")), _values(outputs), members)
+
+
+def _values(nodes: object) -> list[Value]:
+    found = []
+    for number, node in enumerate(nodes):  # type: ignore[call-overload]
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        found.append(Value("value", str(number), shape, getattr(value, "dtype", None)))
+    return found

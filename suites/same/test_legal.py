@@ -1,0 +1,92 @@
+"""Variations of a schedule that change no value: none of them raises an alarm."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.capture.mesh import shard_mesh
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.world import World
+from suites.checks.small_llama import SmallLlama
+
+HERE = Path(__file__).parent
+ENTRIES = ("tok_embeddings", "layers.[0-1]", "norm+output")
+
+
+@pytest.fixture(scope="module")
+def llama(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallLlama]:
+    made = SmallLlama.make(tmp_path_factory.mktemp("llama"), pools)
+    shutil.copy(HERE / "legal_passes.py", made.plan.path.parent)
+    return made
+
+
+def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, overlap: Any = None) -> PlanRun:
+    plan = replace(
+        llama.plan,
+        bucket=replace(llama.plan.bucket, **(bucket or {})),
+        overlap=replace(llama.plan.overlap, **(overlap or {})),
+    )
+    folder = plan.path.parent
+    run = PlanRun(plan, RunSettings(folder, folder / "golden", folder / "artifacts", pass_name), llama.pools)
+    run.__dict__["_mesh_world"] = World(plan, shard_mesh(4), pass_name, print, _steps=llama.captured._steps)
+    return run
+
+
+def entries(*names: str) -> dict[str, Any]:
+    return {"plan": parse_entries([*names], "test")}
+
+
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "as planned": {},
+    "nothing merged": {"bucket": {"enabled": False}},
+    "execution order": {"bucket": {"layout": "execution"}},
+    "several dtypes": {"bucket": {"dtypes": "mixed"}},
+    "small caps": {"bucket": {"cap_mb": (0.01,)}},
+    "a cap for each": {"bucket": {"cap_mb": (0.002, 0.05)}},
+    "by size": {"bucket": {"by": "size", "plan": (), "cap_mb": (0.05,)}},
+    "one bucket": {"bucket": entries("tok_embeddings+layers.[0-1]+norm+output"), "overlap": {"prefetch": 0}},
+    "modules of layers": {"bucket": entries("layers.*.attention", "layers.*.feed_forward") | {"unplanned": "root"}},
+    "the rest unplanned": {"bucket": entries("layers.[0-1]") | {"unplanned": "allow"}},
+    "columns reshaped": {"bucket": {"packer": "suites.benchmarks.pack_forms:reshaped"}},
+    "gradients owned": {"bucket": {"packer": "suites.benchmarks.pack_forms:owned"}},
+    "gradients sliced": {"bucket": {"packer": "suites.benchmarks.pack_forms:sliced"}},
+    "joined by cat": {"bucket": {"packer": "suites.benchmarks.pack_forms:fused"}},
+    "no prefetch": {"overlap": {"prefetch": 0}},
+    "two ahead": {"overlap": {"prefetch": 2}},
+    "waits not deferred": {"overlap": {"defer_reduce": False}},
+    "order kept": {"overlap": {"insert_overlap_deps": True}},
+    "gathers on a group of their own": {"overlap": {"gather_group": "own"}},
+    "torch's pass": {"pass_name": "torch"},
+    **{
+        name: {"pass_name": f"legal_passes:{name}"}
+        for name in ("untouched", "shuffled_1", "shuffled_2", "shuffled_3", "written_out", "gathered_anew")
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_a_legal_variation_raises_no_alarm(llama: SmallLlama, name: str) -> None:
+    verdict = run_of(llama, **VARIATIONS[name]).check("same")
+    assert verdict, repr(verdict)
+    assert verdict.summary == "22 outputs stand for the same expressions on 4 ranks"
+
+
+def test_ranks_that_launch_what_does_not_belong_together_are_red_though_each_by_itself_is_right(llama: SmallLlama) -> None:
+    verdict = run_of(llama, "legal_passes:crosswise").check("same")
+    assert verdict.outcome == "failed"
+    assert "does not belong together: rank 0 sends" in verdict.lines[0]
+
+
+def test_a_forward_that_is_not_the_graphs_is_named(llama: SmallLlama) -> None:
+    verdict = run_of(llama, "legal_passes:forward_of_my_own").check("same")
+    assert verdict
+    said = "the joint graph that the pass returned has a forward that is not its graph's: the graph is what is compared and run"
+    assert said in verdict.summary
