@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Operation(NamedTuple):
+    """What addends are combined by."""
+
+    name: str
+    """As torch's ReduceOp has it."""
+    factor: float | torch.Tensor | None = None
+    """What each addend is multiplied by first, in its own dtype, as NCCL does; None: nothing, or of an average 1/ranks."""
+
+    @property
+    def label(self) -> str:
+        """For people, and to tell what ranks launch apart."""
+        return self.name.lower() if self.factor is None else f"{self.name.lower()} {float(self.factor):g}"
+
 
 _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
+    "PREMUL_SUM": torch.add,
     "PRODUCT": torch.mul,
     "MIN": torch.minimum,
     "MAX": torch.maximum,
@@ -19,13 +35,13 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def combining(operation: str) -> Callable[..., torch.Tensor]:
+def combining(operation: Operation) -> Callable[..., torch.Tensor]:
     """What makes one addend of two, into `out`."""
-    return _COMBINE[operation]
+    return _COMBINE[operation.name]
 
 
 def in_rank_order(
-    parts: Sequence[torch.Tensor], operation: str, ranks: Sequence[int] = (), owner: int | None = None
+    parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int] = (), owner: int | None = None
 ) -> torch.Tensor:
     """All `parts`, in their order, combined into the first, which is returned.
 
@@ -38,23 +54,26 @@ def in_rank_order(
     return total
 
 
-def addends(parts: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
+def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[torch.Tensor]:
     """What `operation` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up."""
-    if operation != "AVG":
+    factor = 1 / len(parts) if operation.name == "AVG" else operation.factor
+    if factor is None:
         return parts
-    share = torch.tensor(1 / len(parts), dtype=parts[0].dtype, device=parts[0].device)
+    share = torch.as_tensor(factor).to(parts[0])
     return [part.mul_(share) for part in parts]
 
 
-def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
-    """The name of the operation in `opts`; ValueError if there is none in rank order, or none for the dtype of `tensors`."""
+def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
+    """The operation in `opts`; ValueError if there is none in rank order, or none for the dtype of `tensors`."""
     name = str(opts.reduceOp.op.name)
     if name not in _COMBINE:
         raise ValueError(f"reductions in rank order have no {name}; expected one of {', '.join(_COMBINE)}")
     for tensor in tensors:
-        if name == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"an average of {tensor.dtype}; expected a floating dtype")
-    return name
+        if name in ("AVG", "PREMUL_SUM") and not (tensor.is_floating_point() or tensor.is_complex()):
+            what = "an average" if name == "AVG" else "a sum of products"
+            raise ValueError(f"{what} of {tensor.dtype}; expected a floating dtype")
+    # what FSDP2's set_gradient_divide_factor makes; only as it is pickled does it say the factor
+    return Operation(name, opts.reduceOp.__getstate__()[1] if name == "PREMUL_SUM" else None)
 
 
 def options(kind: Callable[[], Any], given: Any) -> Any:

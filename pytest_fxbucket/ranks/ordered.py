@@ -221,7 +221,7 @@ class OrderedGloo(c10d.ProcessGroup):
         self, tensors: list[torch.Tensor], opts: Any, owner: int | None = None, kind: str = "all_reduce"
     ) -> c10d.Work:
         operation, add = operation_of(opts, tensors), sums.current()
-        token = self._launch(f"{kind}({operation.lower()})", tensors)
+        token = self._launch(f"{kind}({operation.label})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
 
@@ -242,7 +242,7 @@ class OrderedGloo(c10d.ProcessGroup):
         with torch.no_grad(), c10d.without_dispatch_modes():
             for output, row in zip(outputs, rows, strict=True):
                 require_same_size(output, row[self.rank()])
-            token = self._launch(f"reduce_scatter({operation.lower()})", [piece for row in rows for piece in row])
+            token = self._launch(f"reduce_scatter({operation.label})", [piece for row in rows for piece in row])
             sent = [(output, *self._scatter(row)) for output, row in zip(outputs, rows, strict=True)]
 
         def finish() -> None:

@@ -21,7 +21,7 @@ from math import gcd
 
 import torch
 
-from pytest_fxbucket.ranks.arithmetic import addends, combining
+from pytest_fxbucket.ranks.arithmetic import Operation, addends, combining
 
 _CELL_BYTES = 16
 """What channels and chunks are multiples of."""
@@ -37,7 +37,9 @@ class Ring:
     ranks_per_node: int
     """Global ranks 0 to this one are the first node's, and so on."""
 
-    def __call__(self, parts: Sequence[torch.Tensor], operation: str, ranks: Sequence[int], owner: int | None) -> torch.Tensor:
+    def __call__(
+        self, parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int], owner: int | None
+    ) -> torch.Tensor:
         """All ``parts``, flat and of one dtype, by the group's ``ranks``, combined into a new tensor.
 
         ``owner`` is the place in the group of whoever gets the result; None: all do, as of an all-reduce.

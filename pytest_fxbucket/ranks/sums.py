@@ -7,13 +7,15 @@ from typing import Protocol
 
 import torch
 
-from pytest_fxbucket.ranks.arithmetic import in_rank_order
+from pytest_fxbucket.ranks.arithmetic import Operation, in_rank_order
 
 
 class Sums(Protocol):
     """How the addends of all ranks become one tensor."""
 
-    def __call__(self, parts: Sequence[torch.Tensor], operation: str, ranks: Sequence[int], owner: int | None) -> torch.Tensor:
+    def __call__(
+        self, parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int], owner: int | None
+    ) -> torch.Tensor:
         """Combine ``parts``, flat and of one dtype, one of each of the group's ``ranks``; ``parts`` may be written.
 
         ``owner`` is the place in the group of the rank that gets the result; None: all do.

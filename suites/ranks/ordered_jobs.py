@@ -146,6 +146,27 @@ def other_operations(rank, world, payload):
     return results
 
 
+def divided_by_a_factor(rank, world, payload):
+    """Whether FSDP2's own factor multiplies each rank's gradient before the sum, with the bits of NCCL's operation for that."""
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(4, 4 * world, bias=False)
+    sharded = torch.nn.Linear(4, 4 * world, bias=False)
+    sharded.load_state_dict(plain.state_dict())
+    fully_shard(sharded).set_gradient_divide_factor(3.0)
+    gradients = []
+    for each in range(world):
+        torch.manual_seed(1 + each)
+        plain.weight.grad = None
+        plain(torch.randn(2, 4)).square().sum().backward()
+        gradients.append(plain.weight.grad * torch.tensor(1 / 3.0))
+    torch.manual_seed(1 + rank)
+    sharded(torch.randn(2, 4)).square().sum().backward()
+    total = gradients[0]
+    for gradient in gradients[1:]:
+        total = total + gradient
+    return same([sharded.weight.grad.to_local()], [total.chunk(world)[rank]])
+
+
 def bad_average(rank, world, payload):
     dist.all_reduce(torch.ones(2, dtype=torch.int64), op=dist.ReduceOp.AVG)
 

@@ -56,6 +56,12 @@ def test_other_reductions_and_uneven_or_empty_ones_work(pools):
     assert results[0]["reduce"] == 0.0
 
 
+@pytest.mark.parametrize("backend", ["gloo", "local"])
+def test_a_factor_of_fsdp2s_multiplies_each_addend(pools, backend):
+    """torchtitan sets one, to add gradients that its loss has divided already."""
+    assert pools.get(3, backend).run(JOBS + "divided_by_a_factor", [None] * 3, timeout_s=20) == [True] * 3
+
+
 def test_an_average_of_integers_is_refused(pools):
     with pytest.raises(RankFailure, match=r"an average of torch\.int64"):
         run(pools, 4, "bad_average")

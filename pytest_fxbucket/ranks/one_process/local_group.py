@@ -240,7 +240,7 @@ class LocalGroup(c10d.ProcessGroup):
         operation = operation_of(opts, tensors)
         into = tensors if owner in (None, self.rank()) else []
         compute = pieces.reduction(operation, self._table.ranks, lambda index: owner)
-        return self._launch(f"{kind}({operation.lower()})", tensors, tensors, into, compute, pieces.fill)
+        return self._launch(f"{kind}({operation.label})", tensors, tensors, into, compute, pieces.fill)
 
     def _reduce_scatter(self, outputs: _Tensors, rows: list[_Tensors], opts: Any, sources: _Tensors | None = None) -> c10d.Work:
         operation = operation_of(options(c10d.ReduceScatterOptions, opts), outputs)
@@ -249,7 +249,7 @@ class LocalGroup(c10d.ProcessGroup):
         sent = [piece for row in rows for piece in row]
         own = slice(self.rank(), None, self.size())
         return self._launch(
-            f"reduce_scatter({operation.lower()})",
+            f"reduce_scatter({operation.label})",
             sources or sent,
             sent,
             outputs,

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pytest_fxbucket.ranks import sums
+from pytest_fxbucket.ranks.arithmetic import Operation
 from pytest_fxbucket.ranks.one_process.exchange import CollectiveMismatch
 
 _Tensors = list[torch.Tensor]
 
 
-def reduction(operation: str, ranks: Sequence[int], owner: Callable[[int], int | None]) -> Callable[[list[_Tensors]], _Tensors]:
+def reduction(
+    operation: Operation, ranks: Sequence[int], owner: Callable[[int], int | None]
+) -> Callable[[list[_Tensors]], _Tensors]:
     """A function that combines the i-th tensors of all members, the `ranks`, for all i.
 
     The member `owner`(i) gets the result; None: all do.
