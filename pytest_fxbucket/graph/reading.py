@@ -63,7 +63,8 @@ class _Reader:
         if begun is None and (own := begun_in(self.found)):
             self.begun = own
             self.found = follow(graph, {*new, *own})
-        self.forward = _forward_nodes(graph, inputs, outputs, new)
+        self.early = _made_early(graph, outputs, new)
+        self.forward = _forward_nodes(graph, inputs, outputs, new) | self.early
         self.update = update_nodes(graph, inputs, outputs)
         self.graph, self.inputs, self.outputs = graph, inputs, outputs
         self.forward_positions = {self.position[node] for node in self.forward}
@@ -173,7 +174,7 @@ class _Reader:
                 if fqn := self.names.get(number):
                     made = contributions(self._maker(number), self.position, self.forward_order)
                     here = [node for node in made if self.role.get(node) != "carried"]
-                    self.computes.update((self.position[n], "forward" if n in self.forward else "backward", fqn) for n in here)
+                    self.computes.update((self.position[n], "forward" if n in self.early else "backward", fqn) for n in here)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
 
@@ -310,20 +311,25 @@ def _forward_nodes(
     graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], updated_before: Collection[fx.Node]
 ) -> set[fx.Node]:
     """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
-    results = zip(returned(graph.output_node()), outputs, strict=True)
-    found = [(node, value.role) for node, value in results if _is_node(node)]
-    if losses := [node for node, role in found if role == "loss"]:
-        gradients = made_of(graph, [node for node, role in found if role == "grad"], updated_before)
-        early = {node for node in gradients if computes(node) and _is_made_in_forward(node)}
-        return made_of(graph, losses, updated_before) | early
+    if losses := _returned_as("loss", graph, outputs):
+        return made_of(graph, losses, updated_before)
     if any(value.role == "carried" for value in inputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
 
 
-def _is_made_in_forward(node: fx.Node) -> bool:
-    """Whether a tracer says so, as of gradients that a loss makes of its chunks while forward runs."""
-    return bool(node.meta.get("nn_module_stack")) and direction_of(node) == "forward"
+def _made_early(graph: fx.Graph, outputs: Sequence[Value], updated_before: Collection[fx.Node]) -> set[fx.Node]:
+    """Compute of gradients that, as its tracer says, a loss makes of its chunks while forward runs; none without a loss."""
+    if not _returned_as("loss", graph, outputs):
+        return set()
+    gradients = made_of(graph, _returned_as("grad", graph, outputs), updated_before)
+    marked = (node for node in gradients if node.meta.get("nn_module_stack") and computes(node))
+    return {node for node in marked if direction_of(node) == "forward"}
+
+
+def _returned_as(role: str, graph: fx.Graph, outputs: Sequence[Value]) -> list[fx.Node]:
+    results = zip(returned(graph.output_node()), outputs, strict=True)
+    return [node for node, value in results if value.role == role and _is_node(node)]
 
 
 def _is_node(value: object) -> bool:

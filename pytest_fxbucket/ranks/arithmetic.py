@@ -35,6 +35,9 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+_PREMULTIPLIED = frozenset({torch.float32, torch.bfloat16})
+
+
 def combining(operation: Operation) -> Callable[..., torch.Tensor]:
     """What makes one addend of two, into `out`."""
     return _COMBINE[operation.name]
@@ -51,16 +54,25 @@ def in_rank_order(
     total, combine = parts[0], combining(operation)
     for part in parts[1:]:
         combine(total, part, out=total)
-    return total
+    return averaged(total, operation, len(parts))
 
 
 def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[torch.Tensor]:
-    """What `operation` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up."""
-    factor = 1 / len(parts) if operation.name == "AVG" else operation.factor
+    """What `operation` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up.
+
+    Of other dtypes than float32 and bfloat16 FSDP2 averages no addends: it divides their sum.
+    """
+    is_premultiplied = operation.name == "AVG" and parts[0].dtype in _PREMULTIPLIED
+    factor = 1 / len(parts) if is_premultiplied else operation.factor
     if factor is None:
         return parts
-    share = torch.as_tensor(factor).to(parts[0])
+    share = torch.as_tensor(factor, dtype=parts[0].dtype, device=parts[0].device)
     return [part.mul_(share) for part in parts]
+
+
+def averaged(total: torch.Tensor, operation: Operation, ranks: int) -> torch.Tensor:
+    """`total` of all addends of `operation`; divided by `ranks` where that is still to be done of an average."""
+    return total.div_(ranks) if operation.name == "AVG" and total.dtype not in _PREMULTIPLIED else total
 
 
 def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:

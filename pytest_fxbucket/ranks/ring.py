@@ -21,7 +21,7 @@ from math import gcd
 
 import torch
 
-from pytest_fxbucket.ranks.arithmetic import Operation, addends, combining
+from pytest_fxbucket.ranks.arithmetic import Operation, addends, averaged, combining
 
 _CELL_BYTES = 16
 """What channels and chunks are multiples of."""
@@ -57,7 +57,7 @@ class Ring:
                 piece.copy_(parts[first][low:high])
                 for place in others:
                     combine(piece, parts[place][low:high], out=piece)
-        return total
+        return averaged(total, operation, len(parts))
 
     def order(self, channel: int, ranks: Sequence[int]) -> list[int]:
         """Places in the group ``ranks`` (ascending global ranks) in the order of the ring ``channel``.

@@ -47,4 +47,4 @@ def test_{backend}(fxbucket_mesh):
     pytester.makepyfile(test_marked="import pytest\nimport torch\nimport torch.distributed as dist\n" + marks)
     (pytester.path / "small.toml").write_text(PLAN)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", "small.toml", "test_marked.py")
-    result.assert_outcomes(passed=9)
+    result.assert_outcomes(passed=10)
