@@ -12,7 +12,7 @@ from pytest_fxbucket.bench.feeding import BUCKETED, PLUGIN, feed, info_of, why_n
 from pytest_fxbucket.checks.verdict import passed
 from pytest_fxbucket.collect import OfPlan, place
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.options import fx_session
+from pytest_fxbucket.session import fx_session
 from pytest_fxbucket.terminal import error_text, failure_lines
 
 if TYPE_CHECKING:

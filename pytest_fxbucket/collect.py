@@ -12,8 +12,7 @@ import pytest
 
 from pytest_fxbucket.body.item import is_marked
 from pytest_fxbucket.errors import FxbucketError, PlanError
-from pytest_fxbucket.options import fx_session
-from pytest_fxbucket.session import key_of
+from pytest_fxbucket.session import fx_session, key_of
 from pytest_fxbucket.terminal import error_text, failure_lines, parts_of
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def row_of(one: Plan | BrokenRow) -> str | None:
 def needs_ranks(item: pytest.Item) -> bool:
     """Say whether an item will run functions on ranks."""
     if isinstance(item, OfPlan):
-        from pytest_fxbucket.run import ON_RANKS
+        from pytest_fxbucket.checks.registry import ON_RANKS
 
         return item.check in ON_RANKS
     return is_marked(item) or not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -17,9 +17,6 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import MODES
 from pytest_fxbucket.pass_names import no_pass
 from pytest_fxbucket.ranks.backend import CHOICES
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.session import FxSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +93,6 @@ class Options:
     def shown(self, path: Path) -> str:
         """Return `path` as people and node ids write it: from rootdir if it lies below."""
         return Path(os.path.relpath(path, self.rootdir)).as_posix()
-
-
-STATE: pytest.StashKey[FxSession] = pytest.StashKey()
-
-
-def fx_session(config: pytest.Config) -> FxSession:
-    """Return what the plugin keeps for this pytest session."""
-    return config.stash[STATE]
 
 
 def add_options(parser: pytest.Parser) -> None:

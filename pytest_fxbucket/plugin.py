@@ -16,18 +16,10 @@ from pytest_fxbucket.collect import OfPlan, PlanFile, PlanRef, is_last_of_plan, 
 from pytest_fxbucket.controller import Controller
 from pytest_fxbucket.errors import FxbucketError, without_our_frames
 from pytest_fxbucket.odd_paths import OddPaths, as_arguments
-from pytest_fxbucket.options import (
-    STATE,
-    add_accept_alias,
-    add_options,
-    close_bare_accept,
-    fx_session,
-    read_options,
-    reparse,
-)
+from pytest_fxbucket.options import add_accept_alias, add_options, close_bare_accept, read_options, reparse
 from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.ranks.seats.member import member_of
-from pytest_fxbucket.session import FxSession, key_of
+from pytest_fxbucket.session import STATE, FxSession, fx_session, key_of
 from pytest_fxbucket.terminal import error_text, header_lines, wait_printer
 from pytest_fxbucket.whole_files import WholeFiles
 

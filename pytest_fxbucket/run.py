@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.artifacts import Folder
+from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
@@ -27,30 +28,10 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.world import World
 
 _MOST_LINES = 30
-CHECKS = ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")
-ON_RANKS = frozenset({"bitwise", "eager", "benchmark"})
-"""Checks that run the step, on `[run] world`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """How plans are run in this session."""
-
-    rootdir: Path
-    golden_dir: Path
-    artifacts: Path
-    pass_name: str = "manual"
-    backend: str | None = None
-    """Instead of the plan's; None: the plan's."""
-    require_gpus: bool = False
-    """Whether it is an error when GPUs are too few for the back end, and not a skip, or gloo for auto."""
-    accept: str | None = None
-    """new, changed, all: which goldens may be written; None: none."""
-    log_of: str | None = None
-    """Name of this process's log, if that is all that it leaves below `artifacts`; None: it leaves everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +199,8 @@ class PlanRun:
         return passed("audit", f"{summary} ({notes})" if notes else summary)
 
     def _golden(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.golden.text import mismatch_lines, text_of
+        from pytest_fxbucket.golden.text import mismatch_lines
+        from pytest_fxbucket.world import text_of
 
         store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)
         path = store.path_for(self.plan.path, self.plan.matrix_id)

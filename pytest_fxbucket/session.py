@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_fxbucket.asserting.sources import Sources
 from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.progress import Progress
@@ -83,7 +85,8 @@ class FxSession:
 
     def run_of(self, plan: Plan) -> PlanRun:
         """Return the plan's PlanRun, the same one until it is released."""
-        from pytest_fxbucket.run import PlanRun, RunSettings
+        from pytest_fxbucket.run import PlanRun
+        from pytest_fxbucket.settings import RunSettings
 
         options, key = self.options, key_of(plan)
         if key not in self._runs:
@@ -134,3 +137,11 @@ class FxSession:
         if self._pools is not None:
             self._pools.close()
             self._pools = None
+
+
+STATE: pytest.StashKey[FxSession] = pytest.StashKey()
+
+
+def fx_session(config: pytest.Config) -> FxSession:
+    """Return what the plugin keeps for this pytest session."""
+    return config.stash[STATE]

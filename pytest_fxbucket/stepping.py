@@ -17,8 +17,7 @@ from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
-    from pytest_fxbucket.capture.roles import Parameter, Phase, StepGraph, Value
+    from pytest_fxbucket.capture.roles import OptimizerBuilder, Parameter, Phase, StepGraph, Value
     from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 
 LEARNING_RATE = 0.03125
@@ -43,7 +42,7 @@ class Stepping:
     mesh: Mesh
     parallel: Parallel
     parameters: tuple[Parameter, ...]
-    optimizing: Optimizing | None
+    optimizing: OptimizerBuilder | None
     first_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """First tensors of state that is no optimizer's, by FQN."""
     called: tuple[str, ...] = ()

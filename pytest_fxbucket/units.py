@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def human_bytes(size: int) -> str:
     """Write bytes with a binary unit and one decimal."""
@@ -16,3 +18,14 @@ def human_bytes(size: int) -> str:
 def counted(number: int, what: str) -> str:
     """``1 node``, ``2 nodes``."""
     return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def times(count: int) -> str:
+    """never, once, 2 times."""
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
+
+
+def some(fqns: Sequence[str]) -> str:
+    """The first three FQNs, and how many more."""
+    shown = ", ".join(fqns[:3])
+    return shown if len(fqns) <= 3 else f"{shown} and {len(fqns) - 3} more"

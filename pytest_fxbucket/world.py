@@ -19,16 +19,19 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.graph_modules import why_not_its_graph
 from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.golden.text import golden_text
+from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.own_copy import own_copy
 from pytest_fxbucket.graph.portable import PortableGraph, digest, encode
-from pytest_fxbucket.graph.reading import Reading, read_given, read_graph
+from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.resolved import entries_of
 from pytest_fxbucket.plan.selector import Resolution
 from pytest_fxbucket.process_state import fresh_state
 from pytest_fxbucket.schedule.dims import dims_text
+from pytest_fxbucket.schedule.events import schedule_of
 from pytest_fxbucket.transforms.registry import Stages, stages_of
 from pytest_fxbucket.transforms.running import Stage, Staged, State, run_stages
 from pytest_fxbucket.transforms.traits import traits_of
@@ -323,6 +326,18 @@ class World:
             calls, problems = calls_of(graph, reading, groups)
             self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)
         return self._known[key]
+
+
+def text_of(world: World, rank: int, name: str) -> str:
+    """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it.
+
+    Raises :class:`GoldenError` for a process group that nobody knows.
+    """
+    schedules = {
+        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
+        for phase, one in world.final(rank).items()
+    }
+    return golden_text(name, world.step(rank).mesh, schedules)
 
 
 def _state_of(step: StepGraph) -> State:

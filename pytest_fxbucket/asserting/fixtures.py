@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fxbucket.options import fx_session
+from pytest_fxbucket.session import fx_session
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder

@@ -23,8 +23,8 @@ from pytest_fxbucket.bench.timeline.span import Span
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.placing import place
+from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.portable import decode, digest, encode_module
-from pytest_fxbucket.passes.own_group import ensure_twins
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.stepping import state_and_batches, update
 

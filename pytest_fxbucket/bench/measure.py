@@ -18,7 +18,7 @@ from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.span import Span
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
     from pytest_fxbucket.plan.schema import Benchmark
     from pytest_fxbucket.world import World
 

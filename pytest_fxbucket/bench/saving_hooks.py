@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fxbucket.bench.safe_save import never_replaced, replace_whole, save_new
 from pytest_fxbucket.compat.pytest_benchmark_storage import drop_empty, json_and_storage, save_with
-from pytest_fxbucket.options import fx_session
+from pytest_fxbucket.session import fx_session
 
 
 class Saving:

@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks.messages import MAX_RANKS
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Benchmark, Plan
     from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.run import RunSettings
+    from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.world import World
 
 

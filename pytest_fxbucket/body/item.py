@@ -12,8 +12,8 @@ import pytest
 from pytest_fxbucket.body.marker import MARKER, SIGNATURE, Wanted, check, is_marked, wanted
 from pytest_fxbucket.body.per_rank import PerRank
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.options import fx_session
 from pytest_fxbucket.ranks.backend import ON_GPUS
+from pytest_fxbucket.session import fx_session
 from pytest_fxbucket.terminal import error_text
 
 if TYPE_CHECKING:

@@ -64,8 +64,7 @@ def _trace(
     from pytest_fxbucket.capture.parallel.forwards import forwards_of
     from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.capture.repeat.reusing import trace_reusing
-    from pytest_fxbucket.capture.roles import StepGraph
-    from pytest_fxbucket.transforms.traits import Told
+    from pytest_fxbucket.capture.roles import StepGraph, Told
 
     given = plan.model.inputs if plan.model is not None else ()
     parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
-    from pytest_fxbucket.transforms.traits import Told
-
 Role = Literal["param", "buffer", "held", "state", "hyper", "batch", "loss", "grad", "carried", "value"]
+Direction = Literal["forward", "backward", "optimizer"]
 Phase = Literal["joint", "forward", "backward", "setup", "steady", "cleanup"]
 """The last three are of a step whose work crosses iterations: its first call, each later one, and what finishes the last."""
 
@@ -61,6 +59,27 @@ class MeshDim:
     size: int
 
 
+class OptimizerBuilder(Protocol):
+    """What makes the optimizers of a step; plain data that goes to the ranks."""
+
+    def build(self, parts: Mapping[str, torch.Tensor]) -> list[torch.optim.Optimizer]:
+        """Make the optimizers over ``parts``, which has all parameters by FQN."""
+
+    def state(self, parts: Mapping[str, torch.Tensor], with_gradient: set[str]) -> dict[tuple[str, str], torch.Tensor]:
+        """Give state before the first step, and the learning rates, by role and name as graphs' inputs have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a transformation says it did. Checks never believe it; people read it."""
+
+    transformation: str
+    done: tuple[str, ...] = ()
+    """A clause for each thing that was changed."""
+    left: tuple[tuple[str, str], ...] = ()
+    """(what was not changed, why)."""
+
+
 @dataclass(frozen=True)
 class StepGraph:
     """A training step as one rank traced it, not bucketed. Nobody changes its graphs: passes work on copies."""
@@ -73,7 +92,7 @@ class StepGraph:
     """FQN of every module, in registration order; the root is ''."""
     mesh: tuple[MeshDim, ...]
     rank: int
-    optimizing: Optimizing | None = None
+    optimizing: OptimizerBuilder | None = None
     """What makes the optimizers whose update the step has; None if it has none."""
     reused: str = ""
     """Which layers were repeated instead of traced, or why none, as one clause; empty if nobody asked for it."""

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name, some, times
-from pytest_fxbucket.checks.promised_launches import alignment, launch_problems
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, dtype_name
+from pytest_fxbucket.checks.promised_launches import launch_problems
 from pytest_fxbucket.checks.promised_memory import memory_problems
 from pytest_fxbucket.checks.promised_overlap import overlap_problems
 from pytest_fxbucket.checks.promised_resharding import resharding_problems
@@ -22,12 +22,14 @@ from pytest_fxbucket.compat.groups import twin_name, untwinned
 from pytest_fxbucket.graph.contents import EXACT
 from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.memory import MANTISSA_BITS
+from pytest_fxbucket.graph.preserved import alignment
 from pytest_fxbucket.schedule.events import nameless_text
+from pytest_fxbucket.units import some, times
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fxbucket.graph.reading import Bucket, Member, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
 
 __all__ = ["MOST_DISPLACED", "Promise", "audit"]
 

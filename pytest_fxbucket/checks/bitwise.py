@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise_job import Difference, Outcome
-    from pytest_fxbucket.graph.reading import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
     from pytest_fxbucket.ranks.failure import RankFailure
 
 

@@ -18,8 +18,8 @@ from pytest_fxbucket.checks.bitwise_localise import first_difference
 from pytest_fxbucket.checks.bitwise_runs import Key, OneGraph, PhaseGraph, Run, ThreeGraphs, Took, decay
 from pytest_fxbucket.checks.edge_values import is_on_edges, put_edges
 from pytest_fxbucket.checks.placing import place
+from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.portable import PortableGraph, decode, digest, encode_module
-from pytest_fxbucket.passes.own_group import ensure_twins
 from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.gpus.nccl import record
 from pytest_fxbucket.stepping import KEPT, Stepping, state_and_batches

@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.ops import written_arguments
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
 
 Ranks = tuple[int, ...]
 

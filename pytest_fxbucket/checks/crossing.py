@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_fxbucket.capture.roles import Phase
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
     from pytest_fxbucket.world import World
 
 _NAME = "next_iteration"

@@ -16,7 +16,8 @@ from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind, of_round
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
 
 MB = 1 << 20
 

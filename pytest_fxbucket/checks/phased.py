@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.capture.roles import Value
-    from pytest_fxbucket.graph.reading import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.dtypes import dtype_named
 from pytest_fxbucket.plan.reshard import Asked
+from pytest_fxbucket.units import some
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fxbucket.capture.roles import Parameter
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction, Parameter
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selector import Resolution
 
@@ -134,14 +135,3 @@ def stages_of(promise: Promise, buckets: Sequence[Bucket], when: Callable[[Bucke
 def dtype_name(dtype: torch.dtype | None) -> str:
     """``float32`` of ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-def times(count: int) -> str:
-    """never, once, 2 times."""
-    return {0: "never", 1: "once"}.get(count, f"{count} times")
-
-
-def some(fqns: Sequence[str]) -> str:
-    """The first three FQNs, and how many more."""
-    shown = ", ".join(fqns[:3])
-    return shown if len(fqns) <= 3 else f"{shown} and {len(fqns) - 3} more"

@@ -10,7 +10,7 @@ from pytest_fxbucket.checks.phased import Phased, is_moved
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
 
 
 def hidden_by_nothing(entry_of: Mapping[str, str], steady: Phased) -> list[str]:

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.checks.phased import Phased, is_moved
-from pytest_fxbucket.checks.promise import some, times
 from pytest_fxbucket.checks.promised_hiding import hiding_problems
 from pytest_fxbucket.graph.reductions import reductions_of
 from pytest_fxbucket.graph.updates import UPDATED, ancestors
+from pytest_fxbucket.units import some, times
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.capture.roles import Phase
-    from pytest_fxbucket.graph.reading import Bucket
+    from pytest_fxbucket.graph.buckets import Bucket
 
 _HANDS_ON: tuple[Phase, ...] = ("setup", "steady")
 _TAKES: tuple[Phase, ...] = ("steady", "cleanup")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.expected import Expected, expected
 from pytest_fxbucket.checks.needs import Needs
-from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind, some, times
+from pytest_fxbucket.checks.promise import DIRECTIONS, KINDS, Promise, of_kind
 from pytest_fxbucket.compat.groups import untwinned
+from pytest_fxbucket.graph.preserved import alignment
+from pytest_fxbucket.units import some, times
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
 
 Member = tuple[str, str]
 """FQN, and process group where it is launched on several."""
@@ -123,9 +125,3 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
             yield f"{one.label}: {member.fqn} begins at byte {member.offset} of a rank's part, expected {begin}"
             return
         begin += member.bytes
-
-
-def alignment(bucket: Bucket) -> int:
-    """Members of several dtypes each begin at a multiple of the largest element, others right behind each other."""
-    sizes = {member.dtype: member.dtype.itemsize for member in bucket.members}
-    return max(sizes.values()) if len(sizes) > 1 else 1

@@ -16,7 +16,8 @@ from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kin
 from pytest_fxbucket.graph.live import gathered_lives, live_bytes
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
 
 
 def memory_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:

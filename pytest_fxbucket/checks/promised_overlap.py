@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kind, of_round, some, stages_of
+from pytest_fxbucket.checks.promise import DIRECTIONS, Promise, by_round, of_kind, of_round, stages_of
 from pytest_fxbucket.checks.promised_places import placing_problems, starts_of
 from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.units import some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
 
 Stages = dict[str, list["Bucket"]]
 """Buckets by entry, in order of their first waits: a parameter may be read long before anything is computed of it."""

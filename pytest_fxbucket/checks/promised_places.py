@@ -11,7 +11,8 @@ from pytest_fxbucket.graph.microbatches import in_rounds
 from pytest_fxbucket.graph.microbatches import of_round as places_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.graph.buckets import Reading
 
 
 def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import Promise, of_kind, some
+from pytest_fxbucket.checks.promise import Promise, of_kind
 from pytest_fxbucket.plan.reshard import kept_entries
+from pytest_fxbucket.units import some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
 
 
 def resharding_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:

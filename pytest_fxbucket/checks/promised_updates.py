@@ -6,13 +6,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promise import Promise, some
+from pytest_fxbucket.checks.promise import Promise
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.readiness import readiness
+from pytest_fxbucket.units import some
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.graph.buckets import Reading
     from pytest_fxbucket.graph.feeds import Update
-    from pytest_fxbucket.graph.reading import Reading
 
 
 def update_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:

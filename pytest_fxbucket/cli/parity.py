@@ -67,7 +67,8 @@ def _planned(plan: Plan, options: Namespace) -> Plan:
 def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
     from pytest_fxbucket.eager.telling import Listener
     from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.run import PlanRun, RunSettings
+    from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.settings import RunSettings
 
     root = root_of(plan.path)
     settings = RunSettings(root, root / "golden", root / ".fxbucket", options.pass_name, options.backend)

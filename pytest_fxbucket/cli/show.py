@@ -75,7 +75,7 @@ def name_of(plan: Plan) -> str:
 def golden_file(world: World, rank: int, name: str) -> str:
     """The plan's golden, the whole file, as it is on ``rank``."""
     from pytest_fxbucket.golden.store import render
-    from pytest_fxbucket.golden.text import text_of
+    from pytest_fxbucket.world import text_of
 
     return render(text_of(world, rank, name))
 

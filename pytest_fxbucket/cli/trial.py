@@ -56,7 +56,8 @@ def _problem(source: Source, bucket: Draft, out: Path, say: Callable[[str], None
     """What is wrong with the plan, and the module that looks at values; nothing if it passes."""
     from pytest_fxbucket.compat.trace import untraceable
     from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.run import PlanRun, RunSettings
+    from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.settings import RunSettings
 
     (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
     with TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ from pytest_fxbucket.eager.step import local, plain
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_fxbucket.graph.reading import Direction
+    from pytest_fxbucket.capture.roles import Direction
 
 _LOSS = "the loss"
 _UNDEFINED = ("aten::empty", "aten::new_empty")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
 
 
 @dataclass(frozen=True, slots=True)

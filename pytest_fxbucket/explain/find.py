@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.checks.registry import CHECKS
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.plan.hints import some
 from pytest_fxbucket.plan.load import BrokenRow, load_rows
 from pytest_fxbucket.plan.rules import nearest
-from pytest_fxbucket.run import CHECKS
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Parameter

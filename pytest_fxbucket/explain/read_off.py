@@ -13,12 +13,13 @@ from pytest_fxbucket.graph.live import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.readiness import readiness, updates_between
 from pytest_fxbucket.passes.overlapped import overlapped
-from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
+from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.reading import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
 
 
 def report_of_reading(

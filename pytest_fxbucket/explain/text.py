@@ -13,9 +13,9 @@ from pytest_fxbucket.passes.splits import sentence
 from pytest_fxbucket.units import human_bytes
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import Told as Transformed
     from pytest_fxbucket.explain.told import Graph, Told
     from pytest_fxbucket.passes.report import BucketReport
-    from pytest_fxbucket.transforms.traits import Told as Transformed
 
 WIDTH = 120
 _ENTRY = 40

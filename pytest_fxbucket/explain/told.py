@@ -15,9 +15,9 @@ from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.world import World
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Member
+    from pytest_fxbucket.capture.roles import Told as Transformed
+    from pytest_fxbucket.graph.buckets import Member
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.transforms.traits import Told as Transformed
     from pytest_fxbucket.world import Passed
 
 

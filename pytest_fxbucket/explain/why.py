@@ -12,7 +12,8 @@ from pytest_fxbucket.plan.hints import new_entry
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Graph, Parameter, Told
-    from pytest_fxbucket.passes.report import BucketReport, LeftAlone
+    from pytest_fxbucket.passes.report import BucketReport
+    from pytest_fxbucket.passes.targets import LeftAlone
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.schedule.changes import changes
-from pytest_fxbucket.schedule.events import Schedule, schedule_of
+from pytest_fxbucket.schedule.events import Schedule
 from pytest_fxbucket.schedule.text import schedule_lines
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import MeshDim
-    from pytest_fxbucket.world import World
 
 _MOST_WORDS = 40
 _MOST_DIFF = 60
-
-
-def text_of(world: World, rank: int, name: str) -> str:
-    """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it.
-
-    Raises :class:`GoldenError` for a process group that nobody knows.
-    """
-    schedules = {
-        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
-        for phase, one in world.final(rank).items()
-    }
-    return golden_text(name, world.step(rank).mesh, schedules)
 
 
 def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule]) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.graph import collectives
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.capture.roles import Direction
     from pytest_fxbucket.graph.feeds import Update
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.graph.overwritten import Read
-
-Direction = Literal["forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.compat.groups import group_ranks, make_twin, twin_name
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph.collectives import read_launch
 
@@ -34,7 +34,6 @@ def join(graph: fx.Graph, mesh: Mesh | None, what: str) -> None:
     import torch.distributed as dist
 
     from pytest_fxbucket.capture.mesh import make_groups
-    from pytest_fxbucket.passes.own_group import ensure_twins
 
     names = _names(graph)
     if not names:
@@ -53,6 +52,18 @@ def join(graph: fx.Graph, mesh: Mesh | None, what: str) -> None:
         ensure_twins(graph)
     if unknown := [name for name in names if name not in members_of_groups(graph)]:
         raise GraphError(f"{what} launches collectives on process group {unknown[0]!r}, which this process does not have")
+
+
+def ensure_twins(graph: fx.Graph) -> None:
+    """Make the twins that ``graph`` names, where this process has none. To be called by all ranks alike before they run it.
+
+    Raises KeyError if this process lacks the group of a twin.
+    """
+    said = (read_launch(node) for node in graph.nodes)
+    names = {launch.group for launch in said if launch is not None and launch.group == twin_name(launch.group)}
+    # One order on all ranks: ranks of two groups that overlap would wait for each other, and names may differ between ranks.
+    for name in sorted(names, key=lambda name: (group_ranks(name), name)):
+        make_twin(name)
 
 
 def _names(graph: fx.Graph) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
 
 Lives = list[tuple[int, int, int]]
 """(first position, last position, bytes) of each gathered tensor; both ends included."""

@@ -17,7 +17,7 @@ from pytest_fxbucket.plan.rules import show
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Direction
+    from pytest_fxbucket.capture.roles import Direction
 
 ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
 """From a node to its modules as (FQN, class), outermost first."""

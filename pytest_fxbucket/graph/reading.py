@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket import collector
+from pytest_fxbucket.capture.roles import Direction
 from pytest_fxbucket.compat.groups import untwinned
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.apart import why_apart
 from pytest_fxbucket.graph.begun import begun_in, named_in
-from pytest_fxbucket.graph.buckets import Bucket, Direction, Member, Reading
+from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
 from pytest_fxbucket.graph.compute import computes, multiplies
 from pytest_fxbucket.graph.contributions import contributions
 from pytest_fxbucket.graph.direct import direct_reads

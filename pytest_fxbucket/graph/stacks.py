@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.capture.mesh import Mesh
-    from pytest_fxbucket.graph.buckets import Direction
+    from pytest_fxbucket.capture.roles import Direction
 
 
 def tree_of(

@@ -20,7 +20,7 @@ from pytest_fxbucket.graph.portable import PortableGraph, decode, encode_module
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.mesh import Mesh
-    from pytest_fxbucket.graph.buckets import Direction
+    from pytest_fxbucket.capture.roles import Direction
 
 _COPIED = ("get_attr",)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.capture.mesh import Mesh
-    from pytest_fxbucket.graph.buckets import Direction
+    from pytest_fxbucket.capture.roles import Direction
 
 UNKNOWN = "Module"
 """Class of a module that no node's stack names, as of a ModuleList: such are never called."""

@@ -22,8 +22,7 @@ from pytest_fxbucket.plan.rules import one_or_other
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Phase, StepGraph
-    from pytest_fxbucket.graph.buckets import Direction
+    from pytest_fxbucket.capture.roles import Direction, Phase, StepGraph
     from pytest_fxbucket.graph.subgraph import SubGraph
 
 

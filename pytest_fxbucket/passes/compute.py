@@ -13,9 +13,9 @@ from pytest_fxbucket.graph.modules import direction_of
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.capture.roles import Direction
     from pytest_fxbucket.graph.live import Lives
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.graph.reading import Direction
     from pytest_fxbucket.passes.merge import Merged
     from pytest_fxbucket.passes.targets import Target
 

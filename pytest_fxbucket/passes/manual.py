@@ -21,8 +21,9 @@ from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
 from pytest_fxbucket.passes.own_group import on_own_group
 from pytest_fxbucket.passes.provenance import shared_meta
 from pytest_fxbucket.passes.ready import updates_behind
-from pytest_fxbucket.passes.report import LeftAlone, PassReport
+from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.reporting import Before, Done, report_of
+from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx

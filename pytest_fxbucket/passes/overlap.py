@@ -20,12 +20,12 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import Computes, Starts
 from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
-from pytest_fxbucket.passes.report import LeftAlone
+from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.reading import Direction
+    from pytest_fxbucket.capture.roles import Direction
     from pytest_fxbucket.passes.merge import Merged
 
 Stage = list["Merged"]

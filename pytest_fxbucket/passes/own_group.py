@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.compat.groups import group_ranks, make_twin, twin_name
+from pytest_fxbucket.compat.groups import twin_name
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.ops import overload
 
@@ -22,18 +22,6 @@ def on_own_group(launches: Iterable[fx.Node]) -> None:
         said = collectives.read_launch(launch)
         if said is not None and said.kind == "all_gather":
             _rename(launch, twin_name(said.group))
-
-
-def ensure_twins(graph: fx.Graph) -> None:
-    """Make the twins that ``graph`` names, where this process has none. To be called by all ranks alike before they run it.
-
-    Raises KeyError if this process lacks the group of a twin.
-    """
-    said = (collectives.read_launch(node) for node in graph.nodes)
-    names = {launch.group for launch in said if launch is not None and launch.group == twin_name(launch.group)}
-    # One order on all ranks: ranks of two groups that overlap would wait for each other, and names may differ between ranks.
-    for name in sorted(names, key=lambda name: (group_ranks(name), name)):
-        make_twin(name)
 
 
 def _rename(launch: fx.Node, name: str) -> None:

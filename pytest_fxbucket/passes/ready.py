@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.readiness import Ready, readiness, updates_between
-from pytest_fxbucket.passes.report import LeftAlone
+from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx

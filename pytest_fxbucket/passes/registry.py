@@ -24,7 +24,7 @@ from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Parameter, Phase, StepGraph
-    from pytest_fxbucket.graph.reading import Reading
+    from pytest_fxbucket.graph.buckets import Reading
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selector import ResolvedEntry
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_fxbucket.passes.splits import Split, remedy, sentence
+from pytest_fxbucket.passes.targets import LeftAlone
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,6 @@ class BucketReport:
     """Entries (modules, where the plan names none) whose compute that is, in order. Of some nodes none is known."""
     updates: tuple[str, ...] = ()
     """Of a reduction: other entries of which an update stands between its launch and its first wait, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftAlone:
-    """A launch that was not merged or not moved, and why."""
-
-    what: str
-    reason: str
-    direction: str = ""
-    kind: str = ""
-    """Of a launch that was not merged; empty of one that was not moved."""
-    fqns: tuple[str, ...] = ()
-    """Parameters that it carries, as far as any are known."""
 
 
 @dataclass(frozen=True, slots=True)

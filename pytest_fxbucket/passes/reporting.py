@@ -11,7 +11,8 @@ from pytest_fxbucket.graph.displaced import displaced
 from pytest_fxbucket.graph.live import Lives, peak_bytes
 from pytest_fxbucket.passes.compute import gathered_lives
 from pytest_fxbucket.passes.overlapped import Labels, Overlapped, labels_of, overlapped
-from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
+from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx

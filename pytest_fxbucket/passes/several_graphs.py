@@ -22,7 +22,7 @@ from pytest_fxbucket.plan.selector import ROOT, resolve
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.reading import Direction
+    from pytest_fxbucket.capture.roles import Direction
     from pytest_fxbucket.passes.overlap import Places
     from pytest_fxbucket.passes.report import PassReport
     from pytest_fxbucket.plan.schema import Plan

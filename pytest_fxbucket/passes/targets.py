@@ -13,17 +13,29 @@ from pytest_fxbucket.passes import launches
 from pytest_fxbucket.passes.carried import Carried, carried
 from pytest_fxbucket.passes.launches import Part
 from pytest_fxbucket.passes.module_names import ModuleStackFn, entries_by_module
-from pytest_fxbucket.passes.report import LeftAlone
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Value
-    from pytest_fxbucket.graph.reading import Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction, Value
+    from pytest_fxbucket.graph.buckets import Reading
 
 Ends = tuple[Sequence["Value"], Sequence["Value"]]
 _NO_ENTRY = "no entry names its module"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A launch that was not merged or not moved, and why."""
+
+    what: str
+    reason: str
+    direction: str = ""
+    kind: str = ""
+    """Of a launch that was not merged; empty of one that was not moved."""
+    fqns: tuple[str, ...] = ()
+    """Parameters that it carries, as far as any are known."""
 
 
 @dataclass(slots=True, eq=False)  # freezing takes thrice as long, and there are thousands

@@ -15,7 +15,7 @@ def some(fqns: Sequence[str], most: int = 3) -> str:
     return ", ".join(fqns[:most]) + more
 
 
-def unplanned(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:
+def unplanned_parameters(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:
     """Say that parameters are in no entry, and the ways out; ``entries`` are the names of those that there are."""
     subject = "1 parameter is" if len(fqns) == 1 else f"{len(fqns)} parameters are"
     hint = f'add an entry such as "{new_entry(fqns[0], entries)}"'

@@ -61,7 +61,7 @@ def resolve(
         resolved, owners = _claim(found, names)
         left = tuple(fqn for fqn in parameters if fqn not in owners)
         if left and unplanned == "error":
-            raise PlanError(hints.unplanned(left, [entry.name for entry in resolved]))
+            raise PlanError(hints.unplanned_parameters(left, [entry.name for entry in resolved]))
         if left and unplanned == ROOT:
             _no_entry_named_root(resolved)
             resolved.append(ResolvedEntry(ROOT, tuple(fqn for fqn in names.in_unit() if fqn not in owners)))

@@ -10,7 +10,8 @@ from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.schedule.sections import DIRECTIONS, Sections, direction_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Bucket, Direction, Member, Reading
+    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
 
 ACTIVATIONS = "activations"
 """What carries no parameter and no parameter's gradient."""

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.reading import Direction, Reading
+    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.graph.buckets import Reading
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
 _NAME = re.compile(rf"({'|'.join(DIRECTIONS)})(?: #(\d+))?")

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.collectives import Call, calls_of
-from pytest_fxbucket.checks.invariants import carried, lost, other_bytes, other_readers
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.groups import members_of_groups
-from pytest_fxbucket.graph.reading import Reading, read_given, read_graph
+from pytest_fxbucket.graph.preserved import carried, lost, other_bytes, other_readers
+from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 
 if TYPE_CHECKING:

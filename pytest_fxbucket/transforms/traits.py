@@ -32,17 +32,6 @@ class Traits:
     """Whether it gives set-up, steady and clean-up graphs: a captured step takes ``last_step`` then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a transformation says it did. Checks never believe it; people read it."""
-
-    transformation: str
-    done: tuple[str, ...] = ()
-    """A clause for each thing that was changed."""
-    left: tuple[tuple[str, str], ...] = ()
-    """(what was not changed, why)."""
-
-
 def transformation(
     *,
     needs: Sequence[Need] = (),

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.options import fx_session
+from pytest_fxbucket.session import fx_session
 from suites.bench.storage import KIND, Project
 
 

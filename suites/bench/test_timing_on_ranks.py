@@ -19,7 +19,8 @@ from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.world import World
 from suites.bench.timing_jobs import Clocked
 

@@ -16,9 +16,10 @@ from unittest import mock
 from pytest_fxbucket import collector
 from pytest_fxbucket.cli.show import full_text
 from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.golden.text import change_lines, text_of
+from pytest_fxbucket.golden.text import change_lines
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.schedule import text as schedule_text
+from pytest_fxbucket.world import text_of
 from suites.benchmarks.passes import Graphs, clock
 
 LAYERS = 108

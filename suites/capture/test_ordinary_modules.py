@@ -16,7 +16,8 @@ from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Bucket, Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 MODULES: dict[str, dict[str, Any]] = {
     "by_own_orders": {},

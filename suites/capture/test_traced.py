@@ -21,7 +21,8 @@ from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Graph, Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

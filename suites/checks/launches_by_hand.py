@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pytest_fxbucket.checks.promise import Promise
-from pytest_fxbucket.graph.reading import Bucket, Member
+from pytest_fxbucket.graph.buckets import Bucket, Member
 
 F32, BF16 = torch.float32, torch.bfloat16
 ENTRIES = {"a": ("a.u", "a.v", "a.w"), "b": ("b.u", "b.v")}

@@ -15,7 +15,8 @@ from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
 from pytest_fxbucket.ranks import backend
 from pytest_fxbucket.ranks.backend import Machine
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 PLAN = Plan(
     Path(__file__).with_name("mlp.toml"),

@@ -18,7 +18,8 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGER_OF = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -9,7 +9,8 @@ import pytest
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.transforms.registry import BUILT_IN
 
 PLAN = """

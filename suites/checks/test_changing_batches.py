@@ -16,7 +16,8 @@ from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Run
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 TRACED = (Value("param", "w", (2,), torch.float32), Value("batch", "['x']", (3, 8), torch.float32))
 FIRST = {"x": torch.ones(3, 8), "scale": 2.0, "mask": None}

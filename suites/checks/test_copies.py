@@ -14,7 +14,8 @@ from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 
 def bitwise(pools: Pools, folder: Path, model: dict[str, Any], **parallel: Any) -> Verdict:

@@ -16,7 +16,8 @@ from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Optimizer, Parallel, Plan, Run, Step
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 PLAN = Plan(
     Path(__file__).with_name("whole.toml"),

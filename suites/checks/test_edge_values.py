@@ -12,7 +12,8 @@ from pytest_fxbucket.checks.edge_values import put_edges
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]
 PLAN = """

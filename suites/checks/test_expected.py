@@ -14,8 +14,8 @@ from torch import fx
 from pytest_fxbucket.checks.expected import Expected, expected
 from pytest_fxbucket.checks.needs import Needs
 from pytest_fxbucket.checks.promised_launches import launch_problems
+from pytest_fxbucket.graph.buckets import Member, Reading
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.graph.reading import Member, Reading
 
 KB = 1 / 1024
 aten = torch.ops.aten

@@ -11,10 +11,9 @@ import pytest
 
 from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.text import text_of
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.world import World
+from pytest_fxbucket.world import World, text_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,8 @@ from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.checks.audit import Promise, audit
 from pytest_fxbucket.compat.collectives import c10d_functional
-from pytest_fxbucket.graph.reading import Reading, read_graph
+from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph.updates import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_parameter

@@ -7,7 +7,8 @@ import pytest
 from pytest_fxbucket.explain.folded import Row, fold, fold_names
 from pytest_fxbucket.explain.text import WIDTH, graph_lines
 from pytest_fxbucket.explain.told import Graph
-from pytest_fxbucket.passes.report import BucketReport, LeftAlone, PassReport
+from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.targets import LeftAlone
 
 
 @pytest.mark.parametrize(

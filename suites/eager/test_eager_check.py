@@ -9,7 +9,8 @@ import torch
 
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from suites.eager.eager_net import plan_of
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from pytest_fxbucket.capture.mesh import Mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from suites.eager.eager_net import plan_of
 from suites.eager.wrong_captures import FAULTS, Fault, faulty
 

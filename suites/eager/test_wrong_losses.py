@@ -12,7 +12,8 @@ from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from suites.eager.wrong_captures import Fault, faulty
 from suites.eager.wrong_losses import LOSSES
 

@@ -11,8 +11,8 @@ from handmade import GROUP, RANKS, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.contents import EXACT
-from pytest_fxbucket.graph.reading import Reading
 
 SHARDS = {"a": (2, 3), "b": (4,), "c": (1, 2, 2)}
 FULL = {fqn: (shape[0] * RANKS, *shape[1:]) for fqn, shape in SHARDS.items()}

@@ -9,7 +9,7 @@ import torch
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 from torch import fx
 
-from pytest_fxbucket.graph.reading import Reading
+from pytest_fxbucket.graph.buckets import Reading
 
 OTHER = "1"
 

@@ -17,8 +17,9 @@ from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat.fake_group import fake_world
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph.buckets import Bucket, Reading
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.graph.reading import Bucket, Reading, read_graph
+from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 

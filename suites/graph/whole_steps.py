@@ -10,7 +10,8 @@ from typing import Literal
 from torch import fx
 
 from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.graph.reading import Reading, read_graph
+from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_parameter

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.compat.groups import group_ranks, twin_name
+from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.portable import PortableGraph, decode
-from pytest_fxbucket.passes.own_group import ensure_twins
 
 
 def both(rank: int, world: int, graphs: tuple[PortableGraph, PortableGraph]) -> tuple[list[bool], tuple[int, ...], str, int]:

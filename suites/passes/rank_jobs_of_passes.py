@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from pytest_fxbucket.checks.bitwise_job import bits
 from pytest_fxbucket.compat.groups import group_name, twin_name, untwinned
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.portable import PortableGraph, decode
-from pytest_fxbucket.passes.own_group import ensure_twins
 from pytest_fxbucket.ranks import mark
 
 Groups = Mapping[str, Sequence[Sequence[int]]]

@@ -12,8 +12,8 @@ from torch import fx
 
 from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.portable import digest, encode, encode_module
-from pytest_fxbucket.graph.reading import Reading
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan import PlanError
 from pytest_fxbucket.ranks.pools import Pools

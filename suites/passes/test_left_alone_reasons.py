@@ -13,8 +13,7 @@ from hand_made import RANKS, HandMade, aten, c10d, chain
 from torch import fx
 
 from pytest_fxbucket.passes.manual import ManualPass
-from pytest_fxbucket.passes.report import LeftAlone
-from pytest_fxbucket.passes.targets import by_module, by_parameter
+from pytest_fxbucket.passes.targets import LeftAlone, by_module, by_parameter
 
 
 def left_alone(gm: fx.GraphModule, *entries: str, **options: Any) -> list[LeftAlone]:

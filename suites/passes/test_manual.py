@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
 
+from pytest_fxbucket.graph.buckets import Bucket
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.graph.reading import Bucket
 from pytest_fxbucket.passes.registry import manual_pass
 from pytest_fxbucket.passes.targets import by_parameter
 

@@ -14,8 +14,8 @@ import pytest
 
 import fixtures.models.traced
 from pytest_fxbucket.asserting.texts import text_of
+from pytest_fxbucket.checks.registry import CHECKS
 from pytest_fxbucket.golden.text import mismatch_lines
-from pytest_fxbucket.run import CHECKS
 
 GRAPHS = '''
 import torch

@@ -12,7 +12,8 @@ import pytest
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Run
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from suites.checks.small_llama import SmallLlama
 from suites.same.hidden_passes import HIDDEN
 

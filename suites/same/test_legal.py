@@ -13,7 +13,8 @@ import pytest
 from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.world import World
 from suites.checks.small_llama import SmallLlama
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from pytest_fxbucket.capture.roles import Direction
 from pytest_fxbucket.golden.text import golden_text
-from pytest_fxbucket.graph.buckets import Direction
 from pytest_fxbucket.schedule.events import Event, NamedBucket, Schedule
 
 KINDS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from pytest_fxbucket.golden.text import golden_text
-from pytest_fxbucket.graph.reading import Bucket, Member, Reading
+from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
 from pytest_fxbucket.schedule.changes import changes
 from pytest_fxbucket.schedule.events import schedule_of
 

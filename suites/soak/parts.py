@@ -21,7 +21,8 @@ from pathlib import Path
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from suites.ranks.fault_jobs import FAULTS
 from suites.soak.holdings import Holding
 

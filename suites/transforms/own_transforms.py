@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph, Value
+from pytest_fxbucket.capture.roles import StepGraph, Told, Value
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.transforms import transformation
-from pytest_fxbucket.transforms.traits import Told
 
 State = dict[str, torch.Tensor]
 COUNT = "calls"

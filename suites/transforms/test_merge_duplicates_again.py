@@ -11,12 +11,12 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.mesh import mesh_of
+from pytest_fxbucket.capture.roles import Told
 from pytest_fxbucket.checks.audit import audit
 from pytest_fxbucket.checks.promise import promise_of
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Transform
-from pytest_fxbucket.transforms.traits import Told
 from pytest_fxbucket.world import World
 from suites.graph.handmade import Handmade, aten
 from suites.transforms.duplicates import Changed

@@ -8,7 +8,8 @@ import pytest
 
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 PLAN = """
 [model]

@@ -90,7 +90,8 @@ def main() -> None:
     """Print a line for each case: its name, and what its item eager came to."""
     from pytest_fxbucket.plan import parse_plans
     from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.run import PlanRun, RunSettings
+    from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.settings import RunSettings
     from suites.zoo.libraries import provide
 
     provide()

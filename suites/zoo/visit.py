@@ -19,7 +19,8 @@ from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.stepping import Stepping, fields_of, state_and_batches, update
 from suites.zoo.eager import eager_steps
 from suites.zoo.lockstep import run_together

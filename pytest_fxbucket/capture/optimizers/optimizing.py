@@ -13,12 +13,12 @@ from pytest_fxbucket.plan.resolved import entries_of
 
 if TYPE_CHECKING:
     import torch
-    from torch.optim import Optimizer as TorchOptimizer
+    from torch.optim import Optimizer
 
     from pytest_fxbucket.capture.joint import Joint
     from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.capture.roles import Parameter
-    from pytest_fxbucket.plan.schema import Optimizer, Plan
+    from pytest_fxbucket.plan import schema
     from pytest_fxbucket.plan.selector import ResolvedEntry
 
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Optimizing:
     """What makes the optimizers; plain data that goes to the ranks."""
 
-    specs: tuple[Optimizer, ...]
+    specs: tuple[schema.Optimizer, ...]
     trainable: tuple[str, ...]
     """FQNs in registration order."""
     entries: tuple[ResolvedEntry, ...]
@@ -34,7 +34,7 @@ class Optimizing:
     modules: tuple[str, ...]
     aliases: Mapping[str, str]
 
-    def build(self, parts: Mapping[str, torch.Tensor]) -> list[TorchOptimizer]:
+    def build(self, parts: Mapping[str, torch.Tensor]) -> list[Optimizer]:
         """The optimizers over ``parts``, which has all parameters by FQN. Raises PlanError as build_optimizers does."""
         return build_optimizers(self.specs, {fqn: parts[fqn] for fqn in self.trainable}, self.entries, self)
 
@@ -48,7 +48,7 @@ class Optimizing:
         return found | {("hyper", fqn): torch.tensor(rate, dtype=torch.float64) for fqn, rate in rates(optimizers).items()}
 
 
-def optimizing_of(plan: Plan, parameters: Sequence[Parameter], modules: Sequence[str]) -> Optimizing:
+def optimizing_of(plan: schema.Plan, parameters: Sequence[Parameter], modules: Sequence[str]) -> Optimizing:
     """What makes the optimizers of ``plan``. Raises PlanError for entries that cannot be resolved."""
     aliases = {alias: parameter.fqn for parameter in parameters for alias in parameter.aliases}
     entries = entries_of(plan, [parameter.fqn for parameter in parameters], modules, aliases).entries

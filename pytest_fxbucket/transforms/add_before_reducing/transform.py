@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket import collector
+from pytest_fxbucket.capture.roles import Told
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.graph.order import order_of
@@ -21,7 +22,7 @@ from pytest_fxbucket.transforms.merge_duplicates.labels import Labels
 from pytest_fxbucket.transforms.merge_duplicates.merging import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.sent import Sent, read
 from pytest_fxbucket.transforms.merge_duplicates.writes import Writes, named
-from pytest_fxbucket.transforms.traits import Told, transformation
+from pytest_fxbucket.transforms.traits import transformation
 
 if TYPE_CHECKING:
     from torch import fx

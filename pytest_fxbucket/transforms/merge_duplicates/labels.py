@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.buckets import Bucket
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.reading import Bucket, read_graph
+from pytest_fxbucket.graph.reading import read_graph
 
 if TYPE_CHECKING:
     from torch import fx

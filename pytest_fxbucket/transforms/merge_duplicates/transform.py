@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from pytest_fxbucket import collector
+from pytest_fxbucket.capture.roles import Told
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Choice, Left, choose
 from pytest_fxbucket.transforms.merge_duplicates.labels import Labels, labelled
 from pytest_fxbucket.transforms.merge_duplicates.merging import merge
-from pytest_fxbucket.transforms.traits import Told, transformation
+from pytest_fxbucket.transforms.traits import transformation
 
 if TYPE_CHECKING:
     import torch

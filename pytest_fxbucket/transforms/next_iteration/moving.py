@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from pytest_fxbucket.capture.roles import Told
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph.reductions import reductions_of
 from pytest_fxbucket.passes.keep_order import AFTER, without_kept_order
@@ -18,7 +19,7 @@ from pytest_fxbucket.transforms.next_iteration.graphs import Cut
 from pytest_fxbucket.transforms.next_iteration.legal import refuse_illegal
 from pytest_fxbucket.transforms.next_iteration.placing import Hidden, place_late
 from pytest_fxbucket.transforms.next_iteration.reductions import NAME, moved_reductions
-from pytest_fxbucket.transforms.traits import BUCKET, Told, transformation
+from pytest_fxbucket.transforms.traits import BUCKET, transformation
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from pytest_fxbucket.bench.timeline.record import traced_steps
 from pytest_fxbucket.bench.timeline.span import Span
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.bitwise_job import Task, bits, state_and_batches
+from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.portable import decode
-from pytest_fxbucket.passes.own_group import ensure_twins
 
 
 @dataclass(frozen=True)
