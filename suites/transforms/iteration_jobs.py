@@ -15,8 +15,8 @@ from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.transforms.next_iteration import next_iteration
-from suites.capture.called_jobs import sharded
-from suites.capture.called_twins import Optimizers, Step, Twins, _bytes
+from suites.train_step.data_parallel_jobs import sharded
+from suites.train_step.step_twins import Optimizers, Step, Twins, _bytes
 
 LAYERS = 4
 c10d = torch.ops._c10d_functional

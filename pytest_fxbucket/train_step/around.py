@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.capture.called.reading import Name, read_by
 from pytest_fxbucket.capture.pictures import Pictures, held_by
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.reading import Name, read_by
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.live import Live
+    from pytest_fxbucket.train_step.live import Live
 
 
 def around_of(function: Callable[..., Any], live: Live, also: Iterable[Callable[..., Any]] = ()) -> dict[Name, object]:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.live import rate_tensor
 from pytest_fxbucket.capture.roles import Role, Value
 from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.live import rate_tensor
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.live import Live
-    from pytest_fxbucket.capture.called.recorder import StepRecorder
-    from pytest_fxbucket.capture.called.signature import Arguments
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+    from pytest_fxbucket.train_step.live import Live
+    from pytest_fxbucket.train_step.recorder import StepRecorder
+    from pytest_fxbucket.train_step.signature import Arguments
 
 
 class Inputs:

@@ -11,7 +11,7 @@ import torch
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.errors import CaptureError
-from suites.capture.called_transforms import (
+from suites.train_step.state_transforms import (
     AVERAGE,
     WEIGHT,
     State,
@@ -24,7 +24,7 @@ from suites.capture.called_transforms import (
     with_outputs,
     without_momentum,
 )
-from suites.capture.called_twins import Twins, adamw, batch, sgd
+from suites.train_step.step_twins import Twins, adamw, batch, sgd
 
 
 def test_a_transform_runs_once_a_trace_and_sees_every_state_by_name() -> None:
@@ -184,7 +184,7 @@ def raising(step: StepGraph, state: State) -> StepGraph:
         (new_input, f"added the input batch {AVERAGE}; only state can be added"),
         (ill_formed, "left a graph that is not well formed"),
         (nothing, "gave a value of type NoneType; it is to give the StepGraph"),
-        (raising, "failed at suites/capture/test_called_transforms.py:"),
+        (raising, "failed at suites/train_step/test_train_step_transforms.py:"),
     ],
 )
 def test_what_does_not_fit_is_told_with_the_transform_and_changes_nothing(change: Any, text: str) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.signature import PLAIN, plain_values
 from pytest_fxbucket.capture.twins import in_modules
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.signature import PLAIN, plain_values
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.called.live import Live
+    from pytest_fxbucket.train_step.live import Live
 
 
 def refuse_other_kinds(live: Live) -> None:

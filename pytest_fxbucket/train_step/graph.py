@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.called.signature import PLAIN
 from pytest_fxbucket.capture.functional.passed_through import without_passing_through
 from pytest_fxbucket.capture.functional.writes import make_functional
 from pytest_fxbucket.capture.override.expand import expand
@@ -18,10 +17,11 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.live_numbers import node_of
 from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.signature import PLAIN
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.recorder import StepRecorder
     from pytest_fxbucket.capture.override.anchors import Anchors
+    from pytest_fxbucket.train_step.recorder import StepRecorder
 
 _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
 assert set(_ORDER) < set(get_args(Role))

@@ -12,12 +12,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_fxbucket.capture.blame import user_frame
-from pytest_fxbucket.capture.called.gradients import Gradients, watching_zero_grad
-from pytest_fxbucket.capture.called.graph import Made, Reply, finish
-from pytest_fxbucket.capture.called.inputs import Inputs
-from pytest_fxbucket.capture.called.names import StepNamer
-from pytest_fxbucket.capture.called.recorder import StepFunctions, StepRecorder
-from pytest_fxbucket.capture.called.stand_ins import in_optimizers, refuse_other_kinds, unchanged_modules
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
@@ -29,13 +23,19 @@ from pytest_fxbucket.compat.fake_strides import KernelFakeMode
 from pytest_fxbucket.compat.foreach import takes_fake_tensors
 from pytest_fxbucket.compat.trace import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.train_step.gradients import Gradients, watching_zero_grad
+from pytest_fxbucket.train_step.graph import Made, Reply, finish
+from pytest_fxbucket.train_step.inputs import Inputs
+from pytest_fxbucket.train_step.names import StepNamer
+from pytest_fxbucket.train_step.recorder import StepFunctions, StepRecorder
+from pytest_fxbucket.train_step.stand_ins import in_optimizers, refuse_other_kinds, unchanged_modules
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.called.live import Live
-    from pytest_fxbucket.capture.called.signature import Arguments
     from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.train_step.live import Live
+    from pytest_fxbucket.train_step.signature import Arguments
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.sharing import Pair, called, overlapping
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.sharing import Pair, called, overlapping
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.live import Live
-    from pytest_fxbucket.capture.called.reading import Name
+    from pytest_fxbucket.train_step.live import Live
+    from pytest_fxbucket.train_step.reading import Name
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that are baked into a graph, and compared."""

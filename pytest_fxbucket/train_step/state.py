@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.capture.called.trace import refuse_first_step
 from pytest_fxbucket.capture.optimizers.state import make_state
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.trace import refuse_first_step
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fxbucket.capture.called.live import Live
     from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.train_step.live import Live
 
 
 class Making:

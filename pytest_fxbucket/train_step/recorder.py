@@ -14,7 +14,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.gradients import Gradients
+    from pytest_fxbucket.train_step.gradients import Gradients
 
 _ATEN = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.errors import CaptureError
-from suites.capture.called_twins import Optimizers, Run, Twins
+from suites.train_step.step_twins import Optimizers, Run, Twins
 
 FACTOR = 1.0
 X = torch.arange(12.0).reshape(3, 4) / 10

@@ -16,8 +16,8 @@ from pytest_fxbucket.transforms.registry import refuse_order
 from pytest_fxbucket.transforms.running import Stage, Transform, run_stages
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.graph import Made
-    from pytest_fxbucket.capture.called.live import Live
+    from pytest_fxbucket.train_step.graph import Made
+    from pytest_fxbucket.train_step.live import Live
 
 
 @dataclass(frozen=True)

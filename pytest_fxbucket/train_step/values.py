@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.live import rate_tensor
 from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.live import rate_tensor
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.live import Live
-    from pytest_fxbucket.capture.called.signature import Arguments
     from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.train_step.live import Live
+    from pytest_fxbucket.train_step.signature import Arguments
 
 
 class Values:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.errors import CaptureError
-from suites.capture.called_twins import Twins, adamw, batch, sgd
+from suites.train_step.step_twins import Twins, adamw, batch, sgd
 
 
 def test_two_shapes_by_turns_are_traced_once_each() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.sharing import called
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.sharing import called
 
 if TYPE_CHECKING:
     from torch import nn

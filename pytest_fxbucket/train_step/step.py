@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.around import around_of, refuse_changed
-from pytest_fxbucket.capture.called.crossing import Crossing, iterating_of
-from pytest_fxbucket.capture.called.live import Live
-from pytest_fxbucket.capture.called.sharing import refuse_shared_writes
-from pytest_fxbucket.capture.called.signature import Arguments, shared_memory, signature
-from pytest_fxbucket.capture.called.state import Making
-from pytest_fxbucket.capture.called.trace import Traced, trace_call
-from pytest_fxbucket.capture.called.transforming import Transformed, described, transformed
-from pytest_fxbucket.capture.called.values import Values
 from pytest_fxbucket.capture.override.matching import overrides_given
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.iterating import Iterating
+from pytest_fxbucket.train_step.around import around_of, refuse_changed
+from pytest_fxbucket.train_step.crossing import Crossing, iterating_of
+from pytest_fxbucket.train_step.live import Live
+from pytest_fxbucket.train_step.sharing import refuse_shared_writes
+from pytest_fxbucket.train_step.signature import Arguments, shared_memory, signature
+from pytest_fxbucket.train_step.state import Making
+from pytest_fxbucket.train_step.trace import Traced, trace_call
+from pytest_fxbucket.train_step.transforming import Transformed, described, transformed
+from pytest_fxbucket.train_step.values import Values
 from pytest_fxbucket.transforms.traits import traits_of
 
 if TYPE_CHECKING:

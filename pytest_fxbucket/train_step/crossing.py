@@ -13,9 +13,9 @@ from pytest_fxbucket.iterating import Iterating
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_fxbucket.capture.called.trace import Traced
-    from pytest_fxbucket.capture.called.values import Values
     from pytest_fxbucket.capture.roles import StepGraph
+    from pytest_fxbucket.train_step.trace import Traced
+    from pytest_fxbucket.train_step.values import Values
 
 
 def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:
