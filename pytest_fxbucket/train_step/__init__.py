@@ -1,1 +1,1 @@
-"""A user's own training step, captured and called like the function."""
+"""The captured train step: a user's own step, traced once and then called like the function."""

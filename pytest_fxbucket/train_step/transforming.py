@@ -1,23 +1,26 @@
-"""Runs a user's graph transformations on a step, once, and checks what each left."""
+"""Transformations of a traced step: they run once a trace, and work that they move into the next call is followed there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.capture.roles import Parameter, StepGraph
 from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.iterating import Iterating
 from pytest_fxbucket.transforms.pairing import refuse_unpaired
 from pytest_fxbucket.transforms.registry import refuse_order
 from pytest_fxbucket.transforms.running import Stage, Transform, run_stages
 
 if TYPE_CHECKING:
     from pytest_fxbucket.train_step.graph import Made
-    from pytest_fxbucket.train_step.live import Live
+    from pytest_fxbucket.train_step.live import Live, Values
+    from pytest_fxbucket.train_step.trace import Traced
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,11 @@ class Transformed:
     added: Mapping[str, torch.Tensor]
     """First tensors of state that was not there before."""
     removed: Mapping[str, torch.Tensor]
-    """What state that is gone looked like: fake tensors."""
+    """Fake tensors like the state that is gone."""
 
 
 def described(made: Made, live: Live) -> StepGraph:
-    """The step that transformations get."""
+    """Describe a traced step as transformations get it: one graph, "joint", of this rank, without a mesh."""
     import torch.distributed as dist
 
     return StepGraph(
@@ -49,8 +52,9 @@ def described(made: Made, live: Live) -> StepGraph:
 def transformed(
     step: StepGraph, states: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor], transforms: Sequence[Transform]
 ) -> Transformed:
-    """Run ``transforms`` one after the other. ``states`` has the optimizers' tensors, ``shared`` what was added before.
+    """Run ``transforms`` one after the other on ``step``.
 
+    ``states`` has tensors of all state by name, ``shared`` those that earlier traces added, which keep their values.
     Raises :class:`CaptureError` if one breaks, or leaves a step that is not paired with its state.
     """
     begin = {value.fqn: states[value.fqn] for value in step.inputs["joint"] if value.role == "state"}
@@ -86,3 +90,73 @@ def _parameters(live: Live) -> tuple[Parameter, ...]:
         for fqn, tensor in live.params.items()
         for shape in [tuple(tensor.shape)]
     )
+
+
+def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:
+    """The runner of a ``step`` whose work crosses iterations, None for any other; ``traced`` is what it was made of.
+
+    Raises :class:`CaptureError` for a transform that did not say so, and for gradients that are added up over calls.
+    """
+    if "cleanup" not in step.graphs:
+        return None
+    if crossing is None:
+        raise CaptureError(
+            "a transform gave set-up, steady and clean-up graphs and did not say so; mark it with "
+            "@transformation(crosses_iterations=True)"
+        )
+    late = [value.fqn for value in step.outputs["cleanup"] if value.role in ("param", "grad")]
+    if kept := next((fqn for fqn in late if fqn in traced.gradients and fqn not in traced.cleared), None):
+        raise CaptureError(
+            f"the step looks at the gradient of {kept} that was there before, which is a call late where its reduction moves; "
+            "begin it with zero_grad()"
+        )
+    return Iterating(step.graphs, step.inputs, step.outputs)
+
+
+class Crossing:
+    """Follows a step whose work crosses iterations: what the last call left to the next one, and whether that still fits."""
+
+    def __init__(self) -> None:
+        self._left: Iterating | None = None
+        self._seen: dict[tuple[str, str], tuple[torch.Tensor, int, int]] = {}
+        """Parameters and state that are a call behind, each with its version (how often it was written) and its address."""
+
+    def step(self, iterating: Iterating, take: Callable[[], Values], cleared: Sequence[str]) -> tuple[Values, dict[str, Any]]:
+        """Run a step of ``iterating``; if the last call was of another one, finish that first.
+
+        ``take`` looks up the values as they are now. Gives those that the step was given, and its results by name. Raises
+        :class:`CaptureError` if somebody wrote to what is a call behind; nothing is changed then.
+        """
+        values = take()
+        self._refuse_written(values)
+        if self._left is not None and self._left is not iterating:
+            self.finish(take)
+        results = iterating.step(values.gather)
+        given = values.write([value for value, _ in results], [made for _, made in results], cleared)
+        self._left = iterating
+        self._remember(iterating, values)
+        return values, given
+
+    def finish(self, take: Callable[[], Values]) -> None:
+        """Do what is left, if anything is."""
+        if self._left is None:
+            return
+        values = take()
+        results = self._left.rest(values.gather)
+        values.write([value for value, _ in results], [made for _, made in results], ())
+        self._left.forget()
+        self._left = None
+        self._seen.clear()
+
+    def _remember(self, iterating: Iterating, values: Values) -> None:
+        self._seen = {(v.role, v.fqn): (own := values.own(v), own._version, own.data_ptr()) for v in iterating.behind}
+
+    def _refuse_written(self, values: Values) -> None:
+        for (role, fqn), (tensor, version, pointer) in self._seen.items():
+            found = values.find(role, fqn)
+            if found is not tensor or (found._version, found.data_ptr()) != (version, pointer):
+                what = "parameter" if role == "param" else role
+                raise CaptureError(
+                    f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
+                    "call before with last_step=True"
+                )

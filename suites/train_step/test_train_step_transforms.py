@@ -87,6 +87,18 @@ def test_a_part_of_the_state_can_be_removed_and_stays_removed() -> None:
     assert {key for held in state.values() for key in held} == {"step", "exp_avg_sq"}
 
 
+def test_a_new_trace_keeps_state_that_was_added_and_what_was_removed_stays_away() -> None:
+    twins = Twins(adamw, transforms=[averaging, without_momentum])
+    for i in range(2):
+        twins.step(*batch(i))
+    average, weight = twins.step.state[AVERAGE].clone(), twins.captured.model.get_parameter(WEIGHT)
+    twins.step.retrace()
+    twins.step(*batch(2))
+    assert twins.step.traces == 2
+    assert torch.equal(twins.step.state[AVERAGE], (average + weight) * 0.5)
+    assert {key for held in twins.captured.optimizers[0].state.values() for key in held} == {"step", "exp_avg_sq"}
+
+
 def unfed(step: StepGraph, state: State) -> StepGraph:
     return given(step, step.inputs["joint"][1:])
 
