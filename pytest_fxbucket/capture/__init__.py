@@ -9,8 +9,8 @@ from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.capture.traced import TracedStep
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.step import CapturedStep, capture_step
     from pytest_fxbucket.capture.override.asked import Override, Subgraph
+    from pytest_fxbucket.train_step.step import CapturedStep, capture_step
 
 __all__ = ["CapturedStep", "Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "capture_step"]
 
@@ -18,7 +18,7 @@ __all__ = ["CapturedStep", "Mesh", "Override", "StepGraph", "Subgraph", "TracedS
 def __getattr__(name: str) -> Any:
     """A step that is called brings torch in: only where it is asked for."""
     if name in ("CapturedStep", "capture_step"):
-        from pytest_fxbucket.capture.called import step
+        from pytest_fxbucket.train_step import step
 
         return getattr(step, name)
     if name in ("Override", "Subgraph"):

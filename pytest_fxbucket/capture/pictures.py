@@ -17,7 +17,6 @@ from torch import nn
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
-_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
 GENERATOR = "a random generator"
 """Begins the picture of one of Python's or numpy's."""
 DEEP = 8
@@ -78,11 +77,6 @@ class Pictures:
         return (type(value), tuple((name, self.of(item, depth)) for name, item in held.items()))
 
 
-def is_plain(value: object) -> bool:
-    """Whether ``value`` is one that holds nothing that might change."""
-    return isinstance(value, (*_PLAIN, float, complex))
-
-
 def attributes_of(value: object) -> dict[str, Any]:
     """The object's own attributes, in slots or not."""
     return {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)} | getattr(value, "__dict__", {})
@@ -103,18 +97,6 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 def is_hooks(name: str) -> bool:
     """Whether ``name`` is an attribute in which torch keeps hooks by numbers that no two modules share."""
     return name.startswith("_") and "_hooks" in name
-
-
-def held_by(owner: object) -> dict[str, Any]:
-    """What ``owner``, a module or an optimizer, has of its own: attributes, a forward or step that was put in place, hooks."""
-    elsewhere = _REGISTERED if isinstance(owner, nn.Module) else _OF_OPTIMIZERS
-    found: dict[str, Any] = {}
-    for name, value in vars(owner).items():
-        if is_hooks(name) and isinstance(value, dict):
-            found.update({name: list(value.values())} if value else {})
-        elif name not in elsewhere and (elsewhere is _REGISTERED or not name.startswith("_")):
-            found[name] = value
-    return found
 
 
 def state_of(model: nn.Module) -> dict[str, object]:

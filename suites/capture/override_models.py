@@ -1,4 +1,4 @@
-"""Models with a module that no tracer can follow; batches of 6 columns, as called_twins has them."""
+"""Models with a module that no tracer can follow; batches of 6 columns, as step_twins has them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pytest_fxbucket.capture import Override, capture_step
 from pytest_fxbucket.errors import CaptureError
 from suites.capture import override_models as models
 from suites.capture import override_subgraphs as subgraphs
-from suites.capture.called_twins import Twins, adamw, batch, usual
+from suites.train_step.step_twins import Twins, adamw, batch, usual
 
 
 def twins(make: Callable[[], nn.Module], overrides: Any) -> Twins:

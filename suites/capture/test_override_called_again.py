@@ -14,7 +14,7 @@ from torch.nn import functional
 from pytest_fxbucket.capture.override.digest import digest_of
 from pytest_fxbucket.errors import CaptureError
 from suites.capture import override_models as models
-from suites.capture.called_twins import Twins, adamw, batch
+from suites.train_step.step_twins import Twins, adamw, batch
 
 OTHER = "module held gives other values when backward calls it again than it gave in forward"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pytest_fxbucket.capture import Override, capture_step
 from pytest_fxbucket.errors import CaptureError
 from suites.capture import override_models as models
-from suites.capture.called_twins import batch
+from suites.train_step.step_twins import batch
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random": (models.Drops, "module held draws random numbers, which backward, where it is called again, would draw anew"),

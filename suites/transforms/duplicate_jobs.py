@@ -12,8 +12,8 @@ from torch.nn import functional
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
-from suites.capture.called_jobs import Sharded, _Gathered, sharded
-from suites.capture.called_twins import Twins, adamw, batch
+from suites.train_step.data_parallel_jobs import Sharded, _Gathered, sharded
+from suites.train_step.step_twins import Twins, adamw, batch
 
 
 class Shared(nn.Module):

@@ -15,8 +15,8 @@ from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.transforms.next_iteration import next_iteration
-from suites.capture.called_jobs import sharded
-from suites.capture.called_twins import Optimizers, Step, Twins, _bytes
+from suites.train_step.data_parallel_jobs import sharded
+from suites.train_step.step_twins import Optimizers, Step, Twins, _bytes
 
 LAYERS = 4
 c10d = torch.ops._c10d_functional
@@ -124,7 +124,7 @@ def later(rank: int, world: int, _: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"behind": unlike(pair)}
     stepped(pair, rank, 2, 9, rows=5)  # another signature finishes what the one before left
     found["of the rest"] = [name for name in unlike(pair) if not name.startswith(("2.", "3."))]
-    pair.step._entries.clear()
+    pair.step.retrace()
     try:
         pair.step(torch.zeros(3, 5), last_step=True)
     except Exception as error:

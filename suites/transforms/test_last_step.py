@@ -12,7 +12,7 @@ from pytest_fxbucket.capture import capture_step
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.transforms import transformation
-from suites.capture.called_twins import batch, net, sgd, usual
+from suites.train_step.step_twins import batch, net, sgd, usual
 
 JOBS = "suites.transforms.iteration_jobs"
 

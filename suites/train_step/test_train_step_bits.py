@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from suites.capture.called_twins import Optimizers, Step, Twins, adamw, batch, net, sgd, usual
+from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, batch, net, sgd, usual
 
 KINDS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 

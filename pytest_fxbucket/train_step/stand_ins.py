@@ -1,4 +1,4 @@
-"""Fake tensors in the places of real ones, in a model and its optimizers, while a step is traced that must change neither."""
+"""Fake twins of all that a step may read: inputs of its graph, and in the real tensors' places while it is traced."""
 
 from __future__ import annotations
 
@@ -9,19 +9,91 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.called.signature import PLAIN, plain_values
-from pytest_fxbucket.capture.twins import in_modules
+from pytest_fxbucket.capture.roles import Role, Value
+from pytest_fxbucket.capture.twins import fake_twin, in_modules
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.guards import PLAIN, plain_values
+from pytest_fxbucket.train_step.live import rate_tensor
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.called.live import Live
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+    from pytest_fxbucket.train_step.guards import Arguments
+    from pytest_fxbucket.train_step.live import Live
+    from pytest_fxbucket.train_step.recorder import StepRecorder
+
+
+class Inputs:
+    """Fake twins of the tensors of ``live`` and ``arguments``, each an input of the graph that ``recorder`` records.
+
+    Raises :class:`CaptureError` for a learning rate that is a tensor where an update would ask for its value.
+    """
+
+    def __init__(self, arguments: Arguments, live: Live, mode: FakeTensorMode, recorder: StepRecorder) -> None:
+        self._live, self._mode, self._recorder = live, mode, recorder
+        self.all: list[tuple[Value, torch.Tensor]] = []
+        self.twins: dict[int, torch.Tensor] = {}
+        """Twins by the identity of the real tensor."""
+        self._reals: list[torch.Tensor] = []
+        """Kept alive, so that no other tensor gets the identity of one of them."""
+        for role, tensors in self._tensors(arguments):
+            for fqn, tensor in tensors.items():
+                if id(tensor) not in self.twins:
+                    self._add_twin(role, fqn, tensor)
+        self.parameters = {fqn: self.twins[id(tensor)] for fqn, tensor in live.params.items()}
+        for fqn, tensor in live.params.items():
+            self.parameters[fqn].grad = self.twins[id(tensor.grad)] if tensor.grad is not None else None
+        self.rates = self._rates()
+        """Learning rates as optimizers get them while they are traced: live numbers, or tensors where a kernel takes one."""
+
+    def add(self, role: Role, fqn: str, fake: torch.Tensor) -> None:
+        """Make ``fake`` an input; at any time."""
+        self.all.append((Value(role, fqn, tuple(fake.shape), fake.dtype), fake))
+        self._recorder.late_input(f"{role}_{fqn}", fake)
+
+    def add_removed(self, removed: Mapping[str, torch.Tensor]) -> None:
+        """Add state that transformations will take out again: to the graph's inputs, and to the optimizers' own state.
+
+        Called while the optimizers have the twins (:func:`in_optimizers`), since their code still asks for it.
+        """
+        for name, tensor in removed.items():
+            fqn, _, key = name.rpartition(".")
+            if fqn not in self._live.owners:
+                continue
+            state = self._live.owners[fqn].state[self.parameters[fqn]]
+            if key not in state:
+                state[key] = fake_twin(self._mode, tensor)
+                self.add("state", name, state[key])
+
+    def _add_twin(self, role: Role, fqn: str, tensor: torch.Tensor) -> None:
+        fake = self.twins[id(tensor)] = fake_twin(self._mode, tensor)
+        self._reals.append(tensor)
+        self.add(role, fqn, fake)
+
+    def _tensors(self, arguments: Arguments) -> Iterator[tuple[Role, Mapping[str, torch.Tensor]]]:
+        yield "param", self._live.params
+        yield "buffer", self._live.buffers
+        yield "grad", self._live.gradients()
+        yield "state", self._live.states()
+        yield "hyper", {fqn: rate_tensor(rate) for fqn, rate in self._live.rates().items()}
+        yield "batch", arguments.tensors()
+
+    def _rates(self) -> dict[str, Any]:
+        fakes = {value.fqn: fake for value, fake in self.all if value.role == "hyper"}
+        fused = {f"{name}.lr" for name, group in self._live.groups() if group.get("fused")}
+        for fqn, rate in self._live.rates().items():
+            if isinstance(rate, torch.Tensor) and fqn not in fused:
+                raise CaptureError(
+                    f"{fqn} is a tensor, whose value the optimizer would ask for; make it a float, which is live, too, or take "
+                    "fused=True"
+                )
+        return {fqn: fake if fqn in fused else self._recorder.number(fake) for fqn, fake in fakes.items()}
 
 
 def refuse_other_kinds(live: Live) -> None:
-    """Only plain tensors have fake twins."""
+    """Raise :class:`CaptureError` for a parameter or buffer that is a tensor subclass, such as a DTensor."""
     for fqn, tensor in (live.params | live.buffers).items():
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise CaptureError(
@@ -32,7 +104,7 @@ def refuse_other_kinds(live: Live) -> None:
 
 @contextmanager
 def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """While inside, modules have the ``twins`` (by identity of the real tensor) in their places; then all is as before.
+    """While inside, modules have ``twins`` (by identity of the real tensor) as parameters and buffers; then all is as before.
 
     Raises :class:`CaptureError` on leaving if a module replaced a buffer or sets an attribute: a graph would not do it again.
     """
@@ -66,7 +138,7 @@ def _refuse_new_buffers(fqn: str, now: Mapping[str, Any], before: Mapping[str, A
 
 @contextmanager
 def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[str, Any]) -> Iterator[None]:
-    """While inside, optimizers step the ``twins`` with learning rates ``rates``, by name; their state has twins as well.
+    """While inside, optimizers hold the ``twins`` of parameters and state, and learning rates ``rates``; then all is as before.
 
     Raises :class:`CaptureError` on leaving if a group, or what of the state is no tensor, was changed.
     """

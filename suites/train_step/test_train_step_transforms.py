@@ -11,7 +11,7 @@ import torch
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.errors import CaptureError
-from suites.capture.called_transforms import (
+from suites.train_step.state_transforms import (
     AVERAGE,
     WEIGHT,
     State,
@@ -24,7 +24,7 @@ from suites.capture.called_transforms import (
     with_outputs,
     without_momentum,
 )
-from suites.capture.called_twins import Twins, adamw, batch, sgd
+from suites.train_step.step_twins import Twins, adamw, batch, sgd
 
 
 def test_a_transform_runs_once_a_trace_and_sees_every_state_by_name() -> None:
@@ -85,6 +85,18 @@ def test_a_part_of_the_state_can_be_removed_and_stays_removed() -> None:
     state.clear()
     twins.step(*batch(0))
     assert {key for held in state.values() for key in held} == {"step", "exp_avg_sq"}
+
+
+def test_a_new_trace_keeps_state_that_was_added_and_what_was_removed_stays_away() -> None:
+    twins = Twins(adamw, transforms=[averaging, without_momentum])
+    for i in range(2):
+        twins.step(*batch(i))
+    average, weight = twins.step.state[AVERAGE].clone(), twins.captured.model.get_parameter(WEIGHT)
+    twins.step.retrace()
+    twins.step(*batch(2))
+    assert twins.step.traces == 2
+    assert torch.equal(twins.step.state[AVERAGE], (average + weight) * 0.5)
+    assert {key for held in twins.captured.optimizers[0].state.values() for key in held} == {"step", "exp_avg_sq"}
 
 
 def unfed(step: StepGraph, state: State) -> StepGraph:
@@ -184,7 +196,7 @@ def raising(step: StepGraph, state: State) -> StepGraph:
         (new_input, f"added the input batch {AVERAGE}; only state can be added"),
         (ill_formed, "left a graph that is not well formed"),
         (nothing, "gave a value of type NoneType; it is to give the StepGraph"),
-        (raising, "failed at suites/capture/test_called_transforms.py:"),
+        (raising, "failed at suites/train_step/test_train_step_transforms.py:"),
     ],
 )
 def test_what_does_not_fit_is_told_with_the_transform_and_changes_nothing(change: Any, text: str) -> None:

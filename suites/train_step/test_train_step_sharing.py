@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.errors import CaptureError
-from suites.capture.called_twins import Optimizers, Twins, sgd
+from suites.train_step.step_twins import Optimizers, Twins, sgd
 
 
 class Buffered(nn.Linear):

@@ -1,4 +1,4 @@
-"""From a recorded step to a functional graph with roles: what the function gave, then new values of what it wrote."""
+"""From a recorded step to a functional graph: its outputs are what the function gave, then new values of what it wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.called.signature import PLAIN
 from pytest_fxbucket.capture.functional.passed_through import without_passing_through
 from pytest_fxbucket.capture.functional.writes import make_functional
 from pytest_fxbucket.capture.override.expand import expand
@@ -18,10 +17,11 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.live_numbers import node_of
 from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step.guards import PLAIN
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.called.recorder import StepRecorder
     from pytest_fxbucket.capture.override.anchors import Anchors
+    from pytest_fxbucket.train_step.recorder import StepRecorder
 
 _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
 assert set(_ORDER) < set(get_args(Role))
@@ -49,7 +49,7 @@ class Made:
 
 
 class Reply:
-    """What the function gave, not yet in terms of the graph. Raises :class:`CaptureError` for what a graph cannot give."""
+    """What the function returned, as leaves with their paths. Raises :class:`CaptureError` for what a graph cannot give."""
 
     def __init__(self, paths: Sequence[str], leaves: Sequence[Any], spec: Any, losses: Sequence[torch.Tensor]) -> None:
         self.paths, self.leaves, self.spec = paths, leaves, spec
@@ -57,7 +57,7 @@ class Reply:
 
     @classmethod
     def of(cls, result: Any, losses: Sequence[torch.Tensor]) -> Reply:
-        """Take ``result`` apart; ``losses`` are the tensors whose backward was run."""
+        """Take ``result`` apart; ``losses`` are the tensors whose backward was run, by which the role "loss" is known."""
         paths, spec = pytree.tree_flatten_with_path(result)
         leaves = [leaf.trigger_wait() if hasattr(leaf, "trigger_wait") else leaf for _, leaf in paths]
         for (path, _), leaf in zip(paths, leaves, strict=True):
@@ -69,7 +69,7 @@ class Reply:
         return cls([f"result{pytree.keystr(path)}" for path, _ in paths], leaves, spec, losses)
 
     def value(self, path: str, leaf: Any) -> Value:
-        """Role and name of an output."""
+        """Describe ``leaf``, an output at ``path``, by role and name."""
         if not isinstance(leaf, torch.Tensor):
             return Value("value", path, (), None)
         is_loss = leaf.dim() == 0 and storage_key(leaf) in self._losses
@@ -83,7 +83,11 @@ def finish(
     results: Sequence[tuple[Value, torch.Tensor]],
     anchors: Anchors,
 ) -> Made:
-    """Make the recorded graph functional. ``results`` are tensors after the step; what it did not change is no output."""
+    """Make the recorded graph functional, with ``inputs`` in the order of their roles.
+
+    ``results`` are what stands in the inputs' places after the step, and gradients that it made: outputs behind the ``reply``,
+    but for what the step did not change. ``anchors`` are expanded into what overrides put there.
+    """
     graph = recorder.graph
     inputs = sorted(inputs, key=lambda pair: _ORDER.index(pair[0].role))
     nodes = [recorder.node(fake) for _, fake in inputs]
@@ -132,7 +136,7 @@ def _reply(
 
 
 def _in_order(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
-    """Inputs first, in their order."""
+    """Move the nodes of ``inputs`` to the front, in their order."""
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for node in inputs:
         if first is not None:
@@ -140,7 +144,7 @@ def _in_order(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
 
 
 def _detached(graph: fx.Graph) -> None:
-    """Fake values without their autograd graph, on the same storages."""
+    """Detach the nodes' fake values from autograd; their storages stay."""
     with torch.no_grad():
         for node in graph.nodes:
             node.meta["val"] = pytree.tree_map(

@@ -74,13 +74,13 @@ class Twins:
         make_model: Callable[[], nn.Module] = net,
         transforms: Sequence[Any] = (),
         overrides: Mapping[Any, Any] = {},
+        guards: Any = (),
     ) -> None:
         self.eager = self._run(make_model, make_optimizers, make_step)
         self.captured = self._run(make_model, make_optimizers, make_step)
         given = self.captured
-        given.step = capture_step(
-            given.step, model=given.model, optimizers=given.optimizers, transforms=transforms, overrides=overrides
-        )
+        rest: dict[str, Any] = {"transforms": transforms, "overrides": overrides, "guards": guards}
+        given.step = capture_step(given.step, model=given.model, optimizers=given.optimizers, **rest)
 
     @property
     def step(self) -> CapturedStep:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from suites.capture.called_twins import Optimizers, Step, Twins, adamw, batch
+from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, batch
 
 MakeStep = Any
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.capture import capture_step
 from pytest_fxbucket.errors import CaptureError
-from suites.capture.called_twins import Run, adamw, batch, net, sgd, usual
+from suites.train_step.step_twins import Run, adamw, batch, net, sgd, usual
 
 
 def refused(step: Callable[..., Any], run: Run, *args: Any) -> str:
@@ -46,7 +46,7 @@ def at(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the first line that has ``text``."""
     lines, first = inspect.getsourcelines(function)
     number = next(i for i, line in enumerate(lines) if text in line)
-    return f"suites/capture/test_called_errors.py:{first + number} in {function.__name__}"
+    return f"suites/train_step/test_train_step_errors.py:{first + number} in {function.__name__}"
 
 
 def forward(run: Run, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_lbfgs_is_told_at_its_line() -> None:
 def test_an_optimizer_that_decides_by_its_counter_is_told() -> None:
     run = trained(lambda model: torch.optim.RAdam(model.parameters()))
     text = refused(usual(run.model, run.optimizers), run)
-    assert text.startswith("tracing the step of the optimizer RAdam failed at suites/capture/called_twins.py:")
+    assert text.startswith("tracing the step of the optimizer RAdam failed at suites/train_step/step_twins.py:")
     assert "decides by the value of a number" in text
 
 

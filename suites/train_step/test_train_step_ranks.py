@@ -8,11 +8,11 @@ from pytest_fxbucket.ranks.pools import Pools
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
+JOB = "suites.train_step.data_parallel_jobs:steps"
 
 
 def test_bucketed_data_parallel_steps_train_as_eager_on_two_ranks(pools: Pools) -> None:
-    payload = {"steps": 3}
-    results = pools.get(WORLD).run("suites.capture.called_jobs:steps", [payload] * WORLD, timeout_s=60, paths=[str(ROOT)])
+    results = pools.get(WORLD).run(JOB, [{"steps": 3}] * WORLD, timeout_s=60, paths=[str(ROOT)])
     assert results[0] == results[1]
     assert results[0] == {
         "replicated": {"all_reduce": 12, "all_gather": 0, "reduce_scatter": 0},

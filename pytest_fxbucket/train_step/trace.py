@@ -12,15 +12,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_fxbucket.capture.blame import user_frame
-from pytest_fxbucket.capture.called.gradients import Gradients, watching_zero_grad
-from pytest_fxbucket.capture.called.graph import Made, Reply, finish
-from pytest_fxbucket.capture.called.inputs import Inputs
-from pytest_fxbucket.capture.called.names import StepNamer
-from pytest_fxbucket.capture.called.recorder import StepFunctions, StepRecorder
-from pytest_fxbucket.capture.called.stand_ins import in_optimizers, refuse_other_kinds, unchanged_modules
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
-from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
+from pytest_fxbucket.capture.optimizers.state import make_state
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.capture.twins import fake_twin
@@ -29,13 +23,17 @@ from pytest_fxbucket.compat.fake_strides import KernelFakeMode
 from pytest_fxbucket.compat.foreach import takes_fake_tensors
 from pytest_fxbucket.compat.trace import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.train_step.graph import Made, Reply, finish
+from pytest_fxbucket.train_step.live import refuse_first_step
+from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
+from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_other_kinds, unchanged_modules
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.called.live import Live
-    from pytest_fxbucket.capture.called.signature import Arguments
     from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.train_step.guards import Arguments
+    from pytest_fxbucket.train_step.live import Live
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Traced:
 
     made: Made
     gradients: Mapping[str, bool]
-    """Which parameters must, or must not, have a gradient before the step, for this graph to be the right one."""
+    """By FQN whether a parameter had a gradient before the step, where the graph is right only for that."""
     cleared: tuple[str, ...]
     """Parameters that have no gradient after the step."""
 
@@ -156,7 +154,7 @@ class _Tracing:
             self.stepping, self.functions.in_optimizer = None, False
 
     def _make_state(self, optimizer: Optimizer) -> None:
-        """State of parameters that are about to be updated for the first time: new inputs of the graph."""
+        """Make the state of parameters that are about to be updated for the first time; it is new inputs of the graph."""
         own = [(fqn, self.parameters[fqn]) for fqn, owner in self.live.owners.items() if owner is optimizer]
         wanted = {fqn: fake for fqn, fake in own if fake.grad is not None and not optimizer.state.get(fake)}
         if not wanted:
@@ -175,7 +173,7 @@ class _Tracing:
                     self.inputs.add("state", f"{fqn}.{key}", value)
 
     def _unseen(self, look: Callable[[], Any]) -> Any:
-        """What ``look`` gives, with nothing of it in the graph."""
+        """Give what ``look`` gives, and record nothing of it."""
         self.recorder.paused = True
         try:
             return look()
@@ -191,7 +189,7 @@ class _Tracing:
         self.namer.is_gradient(self.recorder.node(gradient), self.owners[id(self.parameters[fqn])])
 
     def _now(self, value: Value, fake: torch.Tensor) -> torch.Tensor:
-        """What is in the place of an input after the step: an optimizer may put another tensor there."""
+        """What stands in the place of an input after the step: an optimizer may put another tensor into its state."""
         if value.role != "state" or value.fqn in self.anchors.states:
             return fake
         fqn, _, key = value.fqn.rpartition(".")
@@ -220,7 +218,7 @@ class _Tracing:
 
 @contextmanager
 def _plain_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Learning rates are some number while inside."""
+    """While inside, learning rates are plain numbers, any: a state's first tensors do not depend on them."""
     groups = [group for group in optimizer.param_groups if "lr" in group]
     live = [group["lr"] for group in groups]
     for group in groups:
@@ -230,13 +228,3 @@ def _plain_rates(optimizer: Optimizer) -> Iterator[None]:
     finally:
         for group, rate in zip(groups, live, strict=True):
             group["lr"] = rate
-
-
-def refuse_first_step(optimizer: Optimizer) -> None:
-    """An optimizer whose first step is another than all later ones has no graph that does for all."""
-    for group in optimizer.param_groups:
-        if first_step_differs(group):
-            raise CaptureError(
-                "it is SGD with dampening, which takes its first gradient whole and no later one; take one step without "
-                "capture before, or set dampening to 0"
-            )

@@ -1,1 +1,0 @@
-"""A user's own training step, captured and called like the function."""

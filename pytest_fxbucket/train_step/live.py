@@ -1,0 +1,278 @@
+"""A step's tensors where the user keeps them: found by name, read before a call, written after it, made where they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
+from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from pytest_fxbucket.capture.roles import Value
+
+Pair = tuple[str, str]
+"""Two tensors that share memory, as :func:`called` calls them."""
+_CALLED = {"param": "parameter ", "buffer": "buffer ", "grad": "gradient of ", "batch": "argument "}
+
+
+class Live:
+    """The tensors of a model and its optimizers at one moment, by name; they are the user's own.
+
+    Raises :class:`CaptureError` for an optimizer with a parameter that ``model`` does not have, or that another one has too.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.model, self.optimizers = model, optimizers
+        self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self.buffers: dict[str, torch.Tensor] = dict(model.named_buffers())
+        self.fqns = {id(tensor): fqn for fqn, tensor in self.params.items()}
+        """FQN of each parameter, by its identity."""
+        self.owners: dict[str, Optimizer] = {}
+        """The optimizer that has a parameter, by the parameter's FQN."""
+        for i, optimizer in enumerate(optimizers):
+            for j, group in enumerate(optimizer.param_groups):
+                for parameter in group["params"]:
+                    self._own(optimizer, f"group {j} of optimizer {i} ({type(optimizer).__name__})", parameter)
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters, buffers and the gradients that were there first, as :func:`called` calls them."""
+        roles = {"param": self.params, "buffer": self.buffers, "grad": self.gradients()}
+        return {called(role, fqn): tensor for role, tensors in roles.items() for fqn, tensor in tensors.items()}
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Gradients that are there now, by the parameter's FQN."""
+        return {fqn: parameter.grad for fqn, parameter in self.params.items() if parameter.grad is not None}
+
+    def groups(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every parameter group, with its name ``optimizers.<i>.groups.<j>``."""
+        for i, optimizer in enumerate(self.optimizers):
+            for j, group in enumerate(optimizer.param_groups):
+                yield f"optimizers.{i}.groups.{j}", group
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Tensors of the optimizers' state, by ``<parameter>.<key>``."""
+        return {
+            f"{fqn}.{key}": value
+            for fqn, optimizer in self.owners.items()
+            for key, value in self.state_of(fqn, optimizer).items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def state_of(self, fqn: str, optimizer: Optimizer) -> Mapping[str, Any]:
+        """State of one parameter; empty if it has none yet."""
+        found: Mapping[str, Any] = optimizer.state.get(self.params[fqn], {})
+        return found
+
+    def rates(self) -> dict[str, Any]:
+        """Learning rates, by ``optimizers.<i>.groups.<j>.lr``: numbers, or tensors if the user made them so."""
+        return {f"{name}.lr": group["lr"] for name, group in self.groups() if "lr" in group}
+
+    def _own(self, optimizer: Optimizer, where: str, parameter: torch.Tensor) -> None:
+        fqn = self.fqns.get(id(parameter))
+        if fqn is None:
+            raise CaptureError(
+                f"{where} has a parameter of shape {tuple(parameter.shape)} that the model does not have; give "
+                "capture_step the model whose parameters the optimizer has"
+            )
+        if self.owners.setdefault(fqn, optimizer) is not optimizer:
+            raise CaptureError(f"{where} has parameter {fqn}, which another optimizer has too; give each parameter to one")
+
+
+def rate_tensor(rate: Any) -> torch.Tensor:
+    """Make a learning rate an input of the graph: float64 without dimensions, or the user's own tensor."""
+    return rate if isinstance(rate, torch.Tensor) else torch.tensor(float(rate), dtype=torch.float64)
+
+
+class Values:
+    """The tensors of one call by role and name: ``live``, those of the arguments, and state that transforms ``added``."""
+
+    def __init__(self, arguments: Mapping[str, torch.Tensor], live: Live, added: Mapping[str, torch.Tensor]) -> None:
+        self._live = live
+        self._rates = live.rates()
+        self._of: dict[str, Mapping[str, torch.Tensor]] = {
+            "param": live.params,
+            "buffer": live.buffers,
+            "grad": live.gradients(),
+            "state": {**added, **live.states()},
+            "hyper": {fqn: rate_tensor(rate) for fqn, rate in self._rates.items()},
+            "batch": arguments,
+        }
+        self._taken: dict[tuple[str, str], torch.Tensor] = {}
+        """What the graph was given, and may write."""
+
+    def own(self, value: Value) -> Any:
+        """The user's own object that an input was made of."""
+        return self._rates[value.fqn] if value.role == "hyper" else self._of[value.role][value.fqn]
+
+    def find(self, role: str, fqn: str) -> torch.Tensor | None:
+        """The tensor of a parameter, buffer or state as it is; None if it is gone."""
+        return self._of[role].get(fqn)
+
+    def gather(self, inputs: Iterable[Value]) -> list[torch.Tensor]:
+        """Tensors for the graph. Raises :class:`CaptureError` for one that is missing or has another shape or dtype."""
+        for value in inputs:
+            found = self._of[value.role].get(value.fqn)
+            if found is None:
+                raise CaptureError(
+                    f"{value.role} {value.fqn} is missing, which a transform added; load it into the state of the captured step"
+                )
+            if (tuple(found.shape), found.dtype) != (value.shape, value.dtype):
+                raise CaptureError(
+                    f"{value.role} {value.fqn} has shape {tuple(found.shape)} and dtype {found.dtype}, but the step was traced "
+                    f"with shape {value.shape} and dtype {value.dtype}; load what fits"
+                )
+            self._taken[value.role, value.fqn] = found
+        return list(self._taken.values())
+
+    def write(self, outputs: Iterable[Value], results: Sequence[Any], cleared: Iterable[str]) -> dict[str, Any]:
+        """Write new values into the user's own tensors, in place, and drop the gradients of parameters that are ``cleared``.
+
+        Gives the other results by name.
+        """
+        given: dict[str, Any] = {}
+        targets: list[torch.Tensor] = []
+        news: list[torch.Tensor] = []
+        for value, result in zip(outputs, results, strict=True):
+            target = self._taken.get((value.role, value.fqn))
+            if target is not None:
+                targets.append(target)
+                news.append(result)
+            elif value.role == "grad":
+                self._live.params[value.fqn].grad = result
+            else:
+                given[value.fqn] = result
+        _copy(targets, news)
+        for fqn in cleared:
+            self._live.params[fqn].grad = None
+        return given
+
+
+def _copy(targets: Sequence[torch.Tensor], news: Sequence[torch.Tensor]) -> None:
+    """Write all at once: a new value that lies where another is to be written is copied first."""
+    written = {storage_key(target) for target in targets}
+    with torch.no_grad():
+        safe = [new.clone() if storage_key(new) in written else new for new in news]
+        if safe:
+            torch._foreach_copy_(list(targets), safe)
+
+
+class Making:
+    """Makes the optimizers' state that one call needs and that is not there yet; can put all back to what it was before.
+
+    ``removed``: state that transformations took out; it is not made again. ``added``: what they put in.
+    """
+
+    def __init__(self, live: Live, removed: Mapping[str, Any], added: Collection[str]) -> None:
+        self._live, self._removed, self._added = live, removed, added
+        self._before: dict[str, dict[str, Any]] = {}
+
+    def make(self, inputs: Iterable[Value]) -> None:
+        """Make what ``inputs`` need. Raises :class:`CaptureError` for a parameter that has only a part of its state."""
+        there = self._live.states()
+        missing = [v.fqn for v in inputs if v.role == "state" and v.fqn not in there and v.fqn not in self._added]
+        wanted = dict.fromkeys(name.rpartition(".")[0] for name in missing if name not in self._removed)
+        if not wanted:
+            return
+        for name in missing:
+            self._refuse_partial(name)
+        for optimizer in self._live.optimizers:
+            own = [fqn for fqn in wanted if self._live.owners[fqn] is optimizer]
+            if own:
+                self._make(optimizer, own)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Take state out of the optimizers."""
+        for name in names:
+            fqn, _, key = name.rpartition(".")
+            if fqn in self._live.owners:
+                self._remember([fqn])
+                self._live.owners[fqn].state[self._live.params[fqn]].pop(key, None)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for fqn, state in self._before.items():
+            held = self._live.owners[fqn].state
+            if state:
+                held[self._live.params[fqn]] = state
+            else:
+                held.pop(self._live.params[fqn], None)
+        self._before.clear()
+
+    def _make(self, optimizer: Optimizer, fqns: Sequence[str]) -> None:
+        refuse_first_step(optimizer)
+        self._remember(fqns)
+        make_state([optimizer], [self._live.params[fqn] for fqn in fqns])
+        self.drop(name for name in self._removed if name.rpartition(".")[0] in fqns)
+
+    def _remember(self, fqns: Iterable[str]) -> None:
+        for fqn in fqns:
+            self._before.setdefault(fqn, dict(self._live.state_of(fqn, self._live.owners[fqn])))
+
+    def _refuse_partial(self, name: str) -> None:
+        fqn, _, key = name.rpartition(".")
+        owner = self._live.owners[fqn]
+        if self._live.state_of(fqn, owner):
+            raise CaptureError(
+                f"parameter {fqn} has state in the optimizer {type(owner).__name__}, but no {key}; "
+                "load a state_dict that has it"
+            )
+
+
+def refuse_first_step(optimizer: Optimizer) -> None:
+    """Raise :class:`CaptureError` for an optimizer whose first step is another than all later ones: no graph does for all."""
+    for group in optimizer.param_groups:
+        if first_step_differs(group):
+            raise CaptureError(
+                "it is SGD with dampening, which takes its first gradient whole and no later one; take one step without "
+                "capture before, or set dampening to 0"
+            )
+
+
+def called(role: str, fqn: str) -> str:
+    """What to call a tensor in a sentence."""
+    return f"{_CALLED.get(role, f'{role} ')}{fqn}"
+
+
+def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
+    """Pairs of different tensors with memory in common, from the first byte of each to its last, by name."""
+    spans = sorted((tensor.data_ptr(), name) for name, tensor in tensors.items())
+    open_ones: list[tuple[int, str, torch.Tensor]] = []
+    for start, name in spans:
+        tensor = tensors[name]
+        end = start + _extent_bytes(tensor)
+        if not start or start == end:
+            continue
+        open_ones = [one for one in open_ones if one[0] > start]
+        yield from ((other, name) for _, other, one in open_ones if one is not tensor and one.device == tensor.device)
+        open_ones.append((end, name, tensor))
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.nbytes
+    elements = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return elements * tensor.element_size()
+
+
+def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> None:
+    """Raise :class:`CaptureError` if a tensor of one of ``pairs`` is ``written``: a graph reads all before it writes any."""
+    names = {called(value.role, value.fqn) for value in written}
+    for one, other in pairs:
+        if one in names or other in names:
+            # In memory either may lie first.
+            one, other = sorted((one, other), key=lambda name: (not _is_argument(name), name))
+            both = f"arguments {one[9:]} and {other[9:]}" if _is_argument(one) and _is_argument(other) else f"{one} and {other}"
+            raise CaptureError(f"{both} share memory, and the step writes there; pass it once, or a clone")
+
+
+def _is_argument(name: str) -> bool:
+    return name.startswith("argument ")

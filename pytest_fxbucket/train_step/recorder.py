@@ -1,0 +1,279 @@
+"""Records a user's whole step on fake tensors: its operators, what it does to gradients, and the modules it is in."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.optimizers.recorder import Recorder
+from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+    from torch.optim import Optimizer
+
+_ATEN = torch.ops.aten
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_TENSOR: Any = torch.Tensor
+_GRAD, _DATA = _TENSOR.grad, _TENSOR.data
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+_GRADIENT_OF = "fxbucket_gradient_of"
+"""In a node's meta: FQN of the module of whose parameter it is the gradient."""
+
+
+class StepRecorder(Recorder):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """Records operators as nodes of a graph; tells of each node (``on_node``), and records nothing while it is ``paused``.
+
+    Tensor subclasses take themselves apart first. Raises :class:`CaptureError` for operators that a graph cannot have.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__(mode)
+        self.paused = False
+        self.on_node: Callable[[], None] = lambda: None
+        self.constants: dict[str, torch.Tensor] = {}
+        """Tensors that the step makes of Python numbers, by the attribute of the graph that is to hold them."""
+
+    def late_input(self, name: str, fake: torch.Tensor) -> None:
+        """Make ``fake`` an input though the graph has begun."""
+        first = next(iter(self.graph.nodes), None)
+        with self.graph.inserting_before(first) if first is not None else nullcontext():
+            self.input(name, fake)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in _PLAIN for kind in types):
+            return NotImplemented
+        if self.paused or func.namespace == "prim":
+            with self._mode:
+                return func(*args, **(kwargs or {}))
+        _refuse(func)
+        if func is _ATEN.native_batch_norm.default and args[3] is not None and args[5]:
+            func = _ATEN._native_batch_norm_legit.default
+        if func is _ATEN.lift_fresh.default and not isinstance(args[0], FakeTensor) and args[0].dim():
+            return self._attribute(args[0])
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.on_node()
+        return result
+
+    def hold(self, value: torch.Tensor) -> str:
+        """Keep ``value`` beside the graph, under the name that is given."""
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _attribute(self, value: torch.Tensor) -> torch.Tensor:
+        name = self.hold(value)
+        with self._mode:
+            fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+        self._remember(fake, self.graph.create_node("get_attr", name))
+        self.on_node()
+        return fake
+
+
+def _refuse(func: Any) -> None:
+    if func.namespace == "c10d":
+        raise CaptureError(
+            f"it calls {func}, which works in place and behind autograd's back; use torch.distributed._functional_collectives"
+        )
+    if torch.Tag.inplace_view in func.tags and func is not _ATEN.detach_.default:
+        raise CaptureError(f"it calls {func}, which makes another shape of a tensor in place; use the form that gives a view")
+
+
+class StepFunctions(TorchFunctionMode):
+    """Watches calls of torch's functions, of which the recorder gets to see only the operators.
+
+    Real tensors among the arguments, such as parameters that the step holds itself, are replaced by their ``twins`` (by
+    identity). ``gradients`` is told of each ``.grad`` that is read, set or dropped. Refused are ``item()``, which only an
+    optimizer may call (for its step counters), and writing to ``.data``.
+    """
+
+    def __init__(self, recorder: StepRecorder, twins: Mapping[int, torch.Tensor], gradients: Gradients) -> None:
+        super().__init__()
+        self._recorder, self._twins, self._gradients = recorder, twins, gradients
+        self.in_optimizer = False
+        self.losses: list[torch.Tensor] = []
+        """Tensors whose backward was run."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.twinned(args), self.twinned(kwargs or {})
+        if self._recorder.paused:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.item:
+            return self._number(*args)
+        if func == _DATA.__set__:
+            raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")
+        if func in (_GRAD.__set__, _GRAD.__delete__):
+            self._gradients.set(args[0], args[1] if len(args) > 1 else None)
+        if func in _BACKWARD:
+            self.losses.extend(loss for loss in _flat(args[:1]) if isinstance(loss, torch.Tensor))
+        result = func(*args, **kwargs)
+        if func == _GRAD.__get__:
+            self._gradients.read(args[0], result)
+        return result
+
+    def _number(self, tensor: torch.Tensor) -> Any:
+        if self.in_optimizer:
+            return self._recorder.number(tensor)
+        raise CaptureError(
+            "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
+        )
+
+    def twinned(self, value: Any) -> Any:
+        """``value`` with stand-ins for real tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._twins.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(self.twinned(item) for item in value)
+        return {name: self.twinned(item) for name, item in value.items()} if type(value) is dict else value
+
+
+def _flat(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in _flat(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+class Gradients:
+    """Follows ``.grad`` of each parameter through one step: does what was there before count, and what is there afterwards?
+
+    A step that begins with ``zero_grad()`` does not care whether there were gradients, so that one graph does for its first
+    call and for all later ones. A step that reads, accumulates into or keeps a gradient of before does care. ``parameters`` are
+    the twins by FQN; ``on_read(fqn, gradient)`` is called for each gradient that is looked at.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], on_read: Callable[[str, torch.Tensor], None]) -> None:
+        self._parameters, self._on_read = parameters, on_read
+        self._fqns = {id(parameter): fqn for fqn, parameter in parameters.items()}
+        self._before = {fqn: parameter.grad for fqn, parameter in parameters.items()}
+        self._counts: dict[str, bool] = {}
+        """By parameter whether the gradient of before counts, settled by what happened to it first."""
+
+    def set(self, parameter: torch.Tensor, value: Any) -> None:
+        """``parameter.grad`` is about to become ``value``."""
+        fqn = self._fqns.get(id(parameter))
+        if fqn is not None and value is None:
+            self._counts.setdefault(fqn, parameter.grad is not self._before[fqn])
+        elif fqn is not None:
+            self._counts.setdefault(fqn, True)
+
+    def read(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Somebody looked at ``parameter.grad`` and found ``gradient``."""
+        fqn = self._fqns.get(id(parameter))
+        if fqn is None:
+            return
+        self._counts.setdefault(fqn, True)
+        if gradient is not None:
+            self._on_read(fqn, gradient)
+
+    def drop(self, parameters: Iterable[torch.Tensor]) -> None:
+        """What ``zero_grad()`` does, seen before it looks whether there is any."""
+        for parameter in parameters:
+            self.set(parameter, None)
+
+    def counting(self) -> dict[str, bool]:
+        """By parameter whether it had a gradient before the step, where that makes a difference."""
+        found = self._parameters.items()
+        counts = {fqn for fqn, p in found if self._counts.get(fqn, p.grad is not self._before[fqn])}
+        return {fqn: self._before[fqn] is not None for fqn in self._parameters if fqn in counts}
+
+    def left(self) -> dict[str, torch.Tensor | None]:
+        """Gradients that the step leaves behind, None where it leaves none; without those that it did not replace."""
+        cleared = {fqn for fqn, p in self._parameters.items() if p.grad is None and fqn in self._counts}
+        changed = {fqn: p.grad for fqn, p in self._parameters.items() if p.grad is not self._before[fqn]}
+        return changed | dict.fromkeys(cleared)
+
+
+@contextmanager
+def watching_zero_grad(
+    model: nn.Module, optimizers: Iterable[Optimizer], drop: Callable[[Iterable[torch.Tensor]], None]
+) -> Iterator[None]:
+    """While inside, ``zero_grad()`` of modules and optimizers tells what it drops."""
+    owners: list[Any] = [*model.modules(), *optimizers]
+    before = [vars(owner).get("zero_grad") for owner in owners]
+    for owner in owners:
+        owner.zero_grad = _telling(owner, owner.zero_grad, drop)
+    try:
+        yield
+    finally:
+        for owner, own in zip(owners, before, strict=True):
+            if own is None:
+                del owner.zero_grad
+            else:
+                owner.zero_grad = own
+
+
+def _telling(owner: Any, zero_grad: Callable[..., None], drop: Callable[[Iterable[torch.Tensor]], None]) -> Callable[..., None]:
+    def telling(set_to_none: bool = True) -> None:
+        if set_to_none:
+            drop(_parameters(owner))
+        zero_grad(set_to_none)
+
+    return telling
+
+
+def _parameters(owner: Any) -> Iterable[torch.Tensor]:
+    if isinstance(owner, torch.nn.Module):
+        return owner.parameters()
+    return (parameter for group in owner.param_groups for parameter in group["params"])
+
+
+class StepNamer(NodeNamer):
+    """Names nodes by their modules, in a step that calls the model and its backward as often and in whatever order it likes.
+
+    :meth:`flush` is called after every node. A node of backward gets its module from the autograd node that is being run, so it
+    does not matter who started backward. ``owners`` has the FQN of each parameter's module, by the parameter's identity.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, owners: Mapping[int, str]) -> None:
+        super().__init__(model)
+        self._graph, self._parameters = graph, owners
+
+    @property
+    def failed_module(self) -> str | None:
+        """FQN of the module that the exception being handled was raised in; None if in none."""
+        error, fqn = self._raised
+        return fqn if error is not None and error is sys.exc_info()[1] else None
+
+    def is_gradient(self, node: fx.Node, fqn: str) -> None:
+        """``node`` is the gradient of a parameter of the module ``fqn``."""
+        node.meta.setdefault(_GRADIENT_OF, fqn)
+
+    def flush(self) -> None:
+        """Name the nodes that were added since the last call."""
+        running = trace.current_autograd_node()
+        self._backward = None if running is None else self._owner(running)
+        node = self._last.next if self._last is not None else next(iter(self._graph.nodes))
+        while node.op != "root":
+            self._name(node)
+            self._last = node
+            node = node.next
+
+    def _owner(self, running: object) -> str:
+        accumulated = self._parameters.get(id(getattr(running, "variable", None)))
+        if accumulated is not None:
+            return accumulated
+        place = bisect_right(self._numbers, trace.autograd_number(running)) - 1
+        return self._owners[place] if place >= 0 else ""
+
+    def _name(self, node: fx.Node) -> None:
+        before = self._backward
+        if before is None and len(self._stack) == 1:
+            self._backward = _gradient_owner(node)
+        super()._name(node)
+        self._backward = before
+
+
+def _gradient_owner(node: fx.Node) -> str | None:
+    """Find the module whose gradient ``node`` is made of by nodes with one input each, such as a collective and its wait."""
+    seen: fx.Node | None = node
+    while seen is not None and _GRADIENT_OF not in seen.meta:
+        inputs = seen.all_input_nodes
+        seen = inputs[0] if len(inputs) == 1 else None
+    return None if seen is None else str(seen.meta[_GRADIENT_OF])

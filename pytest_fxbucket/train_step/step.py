@@ -1,0 +1,209 @@
+"""A training step that is called like the function it was captured from, and runs as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.capture.override.matching import overrides_given
+from pytest_fxbucket.capture.roles import StepGraph
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.iterating import Iterating
+from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
+from pytest_fxbucket.train_step.live import Live, Making, Values, refuse_shared_writes
+from pytest_fxbucket.train_step.trace import Traced, trace_call
+from pytest_fxbucket.train_step.transforming import Crossing, Transformed, described, iterating_of, transformed
+from pytest_fxbucket.transforms.traits import traits_of
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.transforms.running import Transform
+
+
+def capture_step(
+    function: Callable[..., Any],
+    *,
+    model: nn.Module,
+    optimizers: Optimizer | Iterable[Optimizer] = (),
+    transforms: Sequence[Transform] = (),
+    overrides: Mapping[str | type[nn.Module], Any] = {},
+    guards: Guard | Iterable[Guard] = (),
+) -> CapturedStep:
+    """Capture ``function``, a training step, as one that runs as a graph and is called alike.
+
+    ``function(*args, **kwargs)`` is an eager step that uses ``model`` and ``optimizers``: forward, backward, clipping,
+    ``step()``, ``zero_grad()``, in its own order, for one batch or several. Arguments and results are tensors, plain values,
+    and tuples, lists and dicts of them; tensors that a call gives have no autograd graph.
+
+    ``function`` itself runs only while it is traced, on fake tensors. A call traces it if nothing was traced yet that fits:
+    what is compared are shapes, strides, dtypes and devices of arguments, parameters and buffers, process groups, structure and
+    plain values of the arguments, plain values of the optimizers' parameter groups (learning rates are live), and what
+    ``guards`` lists: callables that give a value, and paths of attributes of ``model``. Not seen is all else that Python code
+    may read or set: ``model.eval()``, another number in an attribute, closure or global, a hook or submodule that was replaced.
+    List it in ``guards``, or call :meth:`CapturedStep.retrace` after such a change.
+
+    ``transforms`` each get the traced :class:`StepGraph` (graph "joint") and its state by name, and give a step that fits; they
+    run once a trace. ``overrides`` has modules that are not traced, by FQN or class, each with "call" (the real module is
+    called when the graph runs), a ``callable(module)`` that gives a sub-graph, asked here and once for each module, or an
+    :class:`pytest_fxbucket.capture.Override`.
+
+    Raises :class:`CaptureError` for what is no model, optimizer, override or guard.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise CaptureError(f"model is a value of type {type(model).__name__}, expected a torch.nn.Module")
+    given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    for optimizer in given:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise CaptureError(f"optimizers has a value of type {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+    return CapturedStep(function, model, given, tuple(transforms), overrides_given(model, overrides), Guards(model, guards))
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What one trace made."""
+
+    traced: Traced
+    step: StepGraph
+    """What runs: transformed."""
+    iterating: Iterating | None
+    """The graphs of a step whose work crosses iterations."""
+    groups: Mapping[str, tuple[int, ...]]
+    """Ranks of the process groups that it launches on."""
+
+    def fits(self, live: Live) -> bool:
+        """Whether gradients, where it matters, and process groups are now as they were when it was traced."""
+        return has_groups(self.groups) and all(
+            (live.params[fqn].grad is not None) == there for fqn, there in self.traced.gradients.items()
+        )
+
+
+class CapturedStep:
+    """A training step that is called like the function it was captured from; :func:`capture_step` makes it.
+
+    A call writes new values into the model's own parameters and buffers and the optimizers' own state: both ``state_dict()``
+    are right after each call, and may be loaded between two. Learning rates are read at each call. If a call fails, model and
+    optimizers are as they were.
+
+    If a transform moves work into the next call, parameters, state and gradients of what moved are one call behind, and so is
+    ``state_dict()``: a call with ``last_step=True`` finishes them, and the one after it begins anew. A call that runs another
+    traced step finishes what the last one left first. Between calls nothing of what moved may be changed or loaded.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        transforms: Sequence[Transform],
+        overrides: Overrides,
+        guards: Guards,
+    ) -> None:
+        self._function, self._model, self._optimizers, self._transforms = function, model, optimizers, transforms
+        self._overrides, self._guards = overrides, guards
+        self._crossing = Crossing() if any(traits_of(one).crosses_iterations for one in transforms) else None
+        self._programs: dict[Hashable, list[_Program]] = {}
+        self._traces = 0
+        self._removed: dict[str, torch.Tensor] = {}
+        self.state: dict[str, torch.Tensor] = {fqn: first.clone() for fqn, first in overrides.first_state.items()}
+        """State that transforms and overrides added, by name; shared by all traced steps. Save and load it with the model."""
+        self._added: set[str] = set(self.state)
+
+    @property
+    def traces(self) -> int:
+        """How often the function was traced."""
+        return self._traces
+
+    @property
+    def graphs(self) -> tuple[StepGraph, ...]:
+        """Every traced step that a call may run, transformed."""
+        return tuple(program.step for programs in self._programs.values() for program in programs)
+
+    def retrace(self) -> None:
+        """Forget what was traced, so that the next call traces ``function`` again; for changes that no guard sees.
+
+        State that transforms added stays, as does work that the last call left to the next one.
+        """
+        self._programs.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step. Raises :class:`CaptureError` for a step that cannot be traced, and for state that does not fit.
+
+        ``last_step`` is the captured step's own keyword where a transform moves work into the next call, else ``function``'s.
+        """
+        last_step = bool(kwargs.pop("last_step", False)) if self._crossing is not None else False
+        arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers)
+        making = Making(live, self._removed, self._added)
+
+        def take() -> Values:
+            return Values(arguments.tensors(), live, self.state)
+
+        try:
+            program = self._program(arguments, live, making)
+            making.make(value for values in program.step.inputs.values() for value in values)
+            if program.iterating is not None and self._crossing is not None:
+                return self._iterate(program, program.iterating, take, last_step)
+            values = take()
+            inputs = values.gather(program.step.inputs["joint"])
+            with torch.no_grad():
+                results = program.step.graphs["joint"](*inputs)
+        except BaseException:
+            making.undo()
+            raise
+        return self._reply(program, values, values.write(program.step.outputs["joint"], results, program.traced.cleared))
+
+    def _iterate(self, program: _Program, iterating: Iterating, take: Callable[[], Values], last_step: bool) -> Any:
+        assert self._crossing is not None
+        values, given = self._crossing.step(iterating, take, program.traced.cleared)
+        reply = self._reply(program, values, given)
+        if last_step:
+            self._crossing.finish(take)
+        return reply
+
+    def _reply(self, program: _Program, values: Values, given: Mapping[str, Any]) -> Any:
+        made = program.traced.made
+        leaves = [
+            given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
+            for leaf in made.leaves
+        ]
+        return pytree.tree_unflatten(leaves, made.spec)
+
+    def _program(self, arguments: Arguments, live: Live, making: Making) -> _Program:
+        """The program of this call; traced if none fits."""
+        guards = self._guards.now()
+        key = signature(arguments, live, guards)
+        found = next((program for program in self._programs.get(key, ()) if program.fits(live)), None)
+        if found is None:
+            found = self._trace(arguments, live, making, guards)
+            self._programs.setdefault(key, []).append(found)
+            self._traces += 1
+        return found
+
+    def _trace(self, arguments: Arguments, live: Live, making: Making, guards: tuple[Hashable, ...]) -> _Program:
+        traced = trace_call(self._function, arguments, live, self._removed, self._overrides)
+        self._guards.refuse_changed(guards)
+        refuse_shared_writes(shared_memory(arguments, live), traced.made.outputs)
+        step = described(traced.made, live)
+        making.make(step.inputs["joint"])
+        states = live.states() | self._removed | self.state
+        result = transformed(step, states, self.state, self._transforms)
+        iterating = iterating_of(result.step, traced, self._crossing)
+        self._keep(result, live, making)
+        groups: dict[str, tuple[int, ...]] = {}
+        for graph_module in result.step.graphs.values():
+            groups |= members_of_groups(graph_module.graph)
+        return _Program(traced, result.step, iterating, groups)
+
+    def _keep(self, result: Transformed, live: Live, making: Making) -> None:
+        """Remember state that transformations added and removed, and take what they removed out of the optimizers."""
+        self._added.update(result.added)
+        self.state.update(result.added)
+        self._removed.update(result.removed)
+        making.drop(result.removed)

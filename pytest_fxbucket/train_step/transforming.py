@@ -1,0 +1,162 @@
+"""Transformations of a traced step: they run once a trace, and work that they move into the next call is followed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.capture.roles import Parameter, StepGraph
+from pytest_fxbucket.capture.twins import fake_twin
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.iterating import Iterating
+from pytest_fxbucket.transforms.pairing import refuse_unpaired
+from pytest_fxbucket.transforms.registry import refuse_order
+from pytest_fxbucket.transforms.running import Stage, Transform, run_stages
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.train_step.graph import Made
+    from pytest_fxbucket.train_step.live import Live, Values
+    from pytest_fxbucket.train_step.trace import Traced
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """A step after all transformations."""
+
+    step: StepGraph
+    added: Mapping[str, torch.Tensor]
+    """First tensors of state that was not there before."""
+    removed: Mapping[str, torch.Tensor]
+    """Fake tensors like the state that is gone."""
+
+
+def described(made: Made, live: Live) -> StepGraph:
+    """Describe a traced step as transformations get it: one graph, "joint", of this rank, without a mesh."""
+    import torch.distributed as dist
+
+    return StepGraph(
+        graphs={"joint": made.graph_module},
+        inputs={"joint": made.inputs},
+        outputs={"joint": made.outputs},
+        parameters=_parameters(live),
+        modules=tuple(fqn for fqn, _ in live.model.named_modules()),
+        mesh=(),
+        rank=dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,
+    )
+
+
+def transformed(
+    step: StepGraph, states: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor], transforms: Sequence[Transform]
+) -> Transformed:
+    """Run ``transforms`` one after the other on ``step``.
+
+    ``states`` has tensors of all state by name, ``shared`` those that earlier traces added, which keep their values.
+    Raises :class:`CaptureError` if one breaks, or leaves a step that is not paired with its state.
+    """
+    begin = {value.fqn: states[value.fqn] for value in step.inputs["joint"] if value.role == "state"}
+    state = dict(begin)
+    stages = [_stage(transform) for transform in transforms]
+    refuse_order(stages)
+    staged = run_stages(stages, step, state)
+    known = {fqn: shared[fqn] for fqn in state if fqn in shared and fqn not in begin}
+    state.update(known)
+    if known:
+        refuse_unpaired(stages[-1].where, step, staged[-1].step, state)
+    step = staged[-1].step if staged else step
+    for graph_module in step.graphs.values():
+        graph_module.recompile()
+    added = {fqn: tensor for fqn, tensor in state.items() if fqn not in begin}
+    removed = {fqn: fake_twin(FakeTensorMode(), tensor) for fqn, tensor in begin.items() if fqn not in state}
+    return Transformed(step, added, removed)
+
+
+def _stage(transform: Transform) -> Stage:
+    function = getattr(transform, "func", transform)  # of a partial
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return Stage(name, f"transform {name}", transform)
+
+
+def _parameters(live: Live) -> tuple[Parameter, ...]:
+    aliases: dict[str, list[str]] = {fqn: [] for fqn in live.params}
+    for fqn, tensor in live.model.named_parameters(remove_duplicate=False):
+        if (first := live.fqns[id(tensor)]) != fqn:
+            aliases[first].append(fqn)
+    return tuple(
+        Parameter(fqn, tuple(aliases[fqn]), shape, shape, tensor.dtype, tensor.requires_grad, shape)
+        for fqn, tensor in live.params.items()
+        for shape in [tuple(tensor.shape)]
+    )
+
+
+def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:
+    """The runner of a ``step`` whose work crosses iterations, None for any other; ``traced`` is what it was made of.
+
+    Raises :class:`CaptureError` for a transform that did not say so, and for gradients that are added up over calls.
+    """
+    if "cleanup" not in step.graphs:
+        return None
+    if crossing is None:
+        raise CaptureError(
+            "a transform gave set-up, steady and clean-up graphs and did not say so; mark it with "
+            "@transformation(crosses_iterations=True)"
+        )
+    late = [value.fqn for value in step.outputs["cleanup"] if value.role in ("param", "grad")]
+    if kept := next((fqn for fqn in late if fqn in traced.gradients and fqn not in traced.cleared), None):
+        raise CaptureError(
+            f"the step looks at the gradient of {kept} that was there before, which is a call late where its reduction moves; "
+            "begin it with zero_grad()"
+        )
+    return Iterating(step.graphs, step.inputs, step.outputs)
+
+
+class Crossing:
+    """Follows a step whose work crosses iterations: what the last call left to the next one, and whether that still fits."""
+
+    def __init__(self) -> None:
+        self._left: Iterating | None = None
+        self._seen: dict[tuple[str, str], tuple[torch.Tensor, int, int]] = {}
+        """Parameters and state that are a call behind, each with its version (how often it was written) and its address."""
+
+    def step(self, iterating: Iterating, take: Callable[[], Values], cleared: Sequence[str]) -> tuple[Values, dict[str, Any]]:
+        """Run a step of ``iterating``; if the last call was of another one, finish that first.
+
+        ``take`` looks up the values as they are now. Gives those that the step was given, and its results by name. Raises
+        :class:`CaptureError` if somebody wrote to what is a call behind; nothing is changed then.
+        """
+        values = take()
+        self._refuse_written(values)
+        if self._left is not None and self._left is not iterating:
+            self.finish(take)
+        results = iterating.step(values.gather)
+        given = values.write([value for value, _ in results], [made for _, made in results], cleared)
+        self._left = iterating
+        self._remember(iterating, values)
+        return values, given
+
+    def finish(self, take: Callable[[], Values]) -> None:
+        """Do what is left, if anything is."""
+        if self._left is None:
+            return
+        values = take()
+        results = self._left.rest(values.gather)
+        values.write([value for value, _ in results], [made for _, made in results], ())
+        self._left.forget()
+        self._left = None
+        self._seen.clear()
+
+    def _remember(self, iterating: Iterating, values: Values) -> None:
+        self._seen = {(v.role, v.fqn): (own := values.own(v), own._version, own.data_ptr()) for v in iterating.behind}
+
+    def _refuse_written(self, values: Values) -> None:
+        for (role, fqn), (tensor, version, pointer) in self._seen.items():
+            found = values.find(role, fqn)
+            if found is not tensor or (found._version, found.data_ptr()) != (version, pointer):
+                what = "parameter" if role == "param" else role
+                raise CaptureError(
+                    f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
+                    "call before with last_step=True"
+                )
