@@ -1,0 +1,22 @@
+"""Sphinx builds these pages: ``make docs``, where a warning is an error."""
+
+from importlib.metadata import version
+
+project = "pytest-fxbucket"
+release = version("pytest-fxbucket")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+# A link such as page.md#heading leads to that heading, as on GitHub.
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+
+html_theme = "alabaster"
+html_theme_options = {
+    "description": "A bucket plan is a test",
+    "page_width": "76rem",
+    "sidebar_width": "17rem",
+    "fixed_sidebar": True,
+}
+html_show_sourcelink = False
