@@ -1,9 +1,9 @@
 """Sphinx builds these pages: ``make docs``, where a warning is an error."""
 
-from importlib.metadata import version
+from importlib import metadata
 
 project = "pytest-fxbucket"
-release = version("pytest-fxbucket")
+release = metadata.version("pytest-fxbucket")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 # A link such as page.md#heading leads to that heading, as on GitHub.
