@@ -10,7 +10,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+python_maximum_signature_line_length = 100
 
 html_theme = "alabaster"
 html_theme_options = {
