@@ -5,27 +5,31 @@ READY := .venv/.installed
 ZOO := .venv/zoo/.installed
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 COMPAT ?= .compat
+DOCS := build/docs
 
-.PHONY: plans test lint suites reference bench soak compat zoo clean
+.PHONY: plans test lint docs suites reference bench soak compat zoo clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans -n 2
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans/timed.toml  # step time, which workers beside it would change
 
-test: lint suites  ## lint, types and all suites
+test: lint docs suites  ## lint, types, docs and all suites
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(READY)  ## the pages of docs/, where a warning is an error
+	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env --builder html docs $(DOCS)
+
 suites: $(READY) $(ZOO)
 	$(BIN)/pytest suites -n 2 -q
 
-reference: $(READY)  ## README's table of the plan file, from the schema
+reference: $(READY)  ## the table of docs/reference/plan.md, from the schema
 	$(BIN)/python -m suites.plans.plan_reference
 
-bench: $(READY)  ## the figures that README quotes
+bench: $(READY)  ## the figures that docs/figures.md quotes
 	$(BIN)/python suites/benchmarks/main_path.py
 	$(BIN)/python -m suites.benchmarks.ranks
 	$(BIN)/python -m suites.benchmarks.passes
@@ -37,7 +41,7 @@ bench: $(READY)  ## the figures that README quotes
 soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 2,000 mutated plans, goldens, stored runs and command lines, 90 comparisons of step time; tests run a tenth
 	$(BIN)/python -m suites.soak.run $(SOAK)
 
-compat: $(READY)  ## README's table of torch versions: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
+compat: $(READY)  ## the table of torch versions in docs/figures.md: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
 	$(BIN)/python -m suites.torches.run --folder $(COMPAT) --python $(PYTHON) $(TORCHES)
 
 zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the outcome it must have; writes docs/zoo.md; tests run a tenth
@@ -46,7 +50,7 @@ zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the ou
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,models,xdist]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs,models,xdist]'
 	touch $@
 
 # Beside the environment, not in it: torchvision comes for CUDA alone, and where transformers finds that it fails to import.
@@ -56,4 +60,4 @@ $(ZOO): suites/zoo/requirements.txt | $(READY)
 	touch $@
 
 clean:
-	rm -rf .venv .compat .fxbucket .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .compat .fxbucket build .pytest_cache .mypy_cache .ruff_cache

@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="PARAMETER",
         help="say of one parameter why it is in the bucket that it is in: an FQN, the end of one, or a glob",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as README describes it")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
     parser.add_argument(
         "--pass",
         dest="pass_name",

@@ -1,4 +1,4 @@
-"""The report of one graph as plain data: the ``graphs`` of ``fxbucket explain --json``, as README describes them."""
+"""The report of one graph as plain data: the ``graphs`` of ``fxbucket explain --json``, as the docs describe them."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _train(sharding: Mapping[str, Any], rank: int, world: int, compiling: Mappin
 
 
 def example(rank: int, world: int, payload: Mapping[str, Any]) -> Any:
-    """README's example as a job, without compiling code."""
+    """The example of docs/howto/torch-compile.md as a job, without compiling code."""
     from fixtures.compiled import train
 
     with torch._inductor.config.patch(WITHOUT_CODE):

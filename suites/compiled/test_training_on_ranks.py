@@ -37,7 +37,7 @@ def test_ranks_with_padded_rows_and_ranks_without_launch_the_same(pools: Pools) 
     assert len(first["launches"]) == 2 * (4 + 4)
 
 
-def test_the_example_of_the_readme_gives_the_same_losses_in_fewer_launches(pools: Pools) -> None:
+def test_the_example_of_the_docs_gives_the_same_losses_in_fewer_launches(pools: Pools) -> None:
     payload = {"ways": list(train.TITLES), "steps": 2, "shape": {**train.SHAPE, "layers": 1, "dim": 8}}
     ranks = run(pools, "example", payload)
     assert [train.differing(ranks, way) for way in train.BESIDE] == [[], []]

@@ -30,11 +30,11 @@ class Parting:
     """A graph and a plan on which the two passes part."""
 
     name: str
-    """What a person would call it, for README."""
+    """What a person would call it, for the page."""
     torchs: Torchs
     """What torch's pass does in 2.13."""
     ours: str
-    """What ours does and why that is right, for README."""
+    """What ours does and why that is right, for the page."""
     build: graphs.Build
     """What the graph returns."""
     launches: tuple[str, ...] = ()
@@ -221,7 +221,7 @@ PARTINGS: tuple[Parting, ...] = (
 
 
 def table() -> str:
-    """What README shows of :data:`PARTINGS`."""
+    """What docs/explanation/beside-torch.md shows of :data:`PARTINGS`."""
     rows = [f"| {one.name} | {' | '.join(map(one.of, VERSIONS))} | {one.ours} |" for one in PARTINGS]
     head = f"| graph or plan | {' | '.join(f'torch {version}' for version in VERSIONS)} | ours |"
     return "\n".join([head, f"|---|{'---|' * len(VERSIONS)}---|", *rows])

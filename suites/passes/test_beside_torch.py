@@ -26,9 +26,9 @@ from suites.passes.torch_graphs import gathers
 
 VERSION = ".".join(torch.__version__.split(".")[:2])
 of_a_version_in_the_table = pytest.mark.skipif(
-    VERSION not in VERSIONS, reason=f"README says what torch's pass does in {' and '.join(VERSIONS)}, not in {VERSION}"
+    VERSION not in VERSIONS, reason=f"the page says what torch's pass does in {' and '.join(VERSIONS)}, not in {VERSION}"
 )
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "beside-torch.md"
 EACH = pytest.mark.parametrize("parting", PARTINGS, ids=lambda parting: parting.name.replace("`", ""))
 
 
@@ -135,5 +135,5 @@ def schedule(reading: Reading) -> list[tuple[str, str, frozenset[str]]]:
     return [places[place] for place in sorted(places)]
 
 
-def test_readme_shows_the_list() -> None:
-    assert table() in README.read_text()
+def test_the_page_shows_the_list() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""README's table of the plan file, made from the schema: ``python -m suites.plans.plan_reference`` writes it."""
+"""The table of ``docs/reference/plan.md``, made from the schema: ``python -m suites.plans.plan_reference`` writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_fxbucket.cli.toml_text import to_toml
 from pytest_fxbucket.plan.schema import Key, keys, rule_of
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"
 BEGIN = "<!-- Made from the schema: `make reference` writes it anew. -->"
 END = "<!-- End of what is made from the schema. -->"
 
@@ -22,12 +22,12 @@ def reference() -> str:
     return "\n".join(["| key | it takes | default | what it means |", "|---|---|---|---|", *_rows()])
 
 
-def replaced(readme: str) -> str:
-    """Give the text of README with the table anew; raises ValueError where its two marks are not there."""
-    before, found, rest = readme.partition(BEGIN)
+def replaced(page: str) -> str:
+    """Give the text of the page with the table anew; raises ValueError where its two marks are not there."""
+    before, found, rest = page.partition(BEGIN)
     _, also_found, after = rest.partition(END)
     if not (found and also_found):
-        raise ValueError(f"README has no table between {BEGIN} and {END}")
+        raise ValueError(f"the page has no table between {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
 
 
@@ -59,4 +59,4 @@ def _default(key: Key) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(replaced(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

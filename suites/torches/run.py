@@ -2,7 +2,7 @@
 
 ``python -m suites.torches.run --folder .compat 2.11 2.15.0``: an environment of its own for each, made where it is not there
 yet. A CUDA build of torch takes some 6 GB and runs on a CPU; a CPU build, from an index that has some (PIP_EXTRA_INDEX_URL),
-1.4 GB. Prints the table for README, and ends with 1 if anything failed.
+1.4 GB. Prints the table for docs/figures.md, and ends with 1 if anything failed.
 """
 
 from __future__ import annotations

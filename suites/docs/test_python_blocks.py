@@ -1,0 +1,94 @@
+"""Python and plans of the pages, run as a reader would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.options import TABLE
+from pytest_fxbucket.plan import parse_plans
+from suites.docs.blocks import BLOCKS, ROOT, TRIED, Block, missing, of
+from suites.docs.project import merged, runs, write_files
+
+PLAIN = sorted({block.page for block in of("python") if not block.is_test and not block.file})
+
+
+def name_of(block: Block) -> str:
+    """A file's name for the block."""
+    return f"{Path(block.page).stem}_{block.line}".replace("-", "_")
+
+
+def test_tests_and_plans_of_the_pages_pass(pytester: pytest.Pytester) -> None:
+    """All in one run, so that they share warm ranks."""
+    write_files(pytester.path)
+    tests = {f"test_{name_of(block)}.py": block.text for block in of("python") if block.is_test}
+    plans = {f"{name_of(block)}.toml": merged(block.text) for block in of("toml") if runs(block)}
+    for name, text in {**tests, **plans}.items():
+        (pytester.path / name).write_text(text, encoding="utf-8")
+    pytester.makeini("[pytest]\npythonpath = .\n")
+    # The golden of a page's test is new there; -rP shows what tests print. What torch itself does is for other suites.
+    done = pytester.runpytest_subprocess("--rootdir=.", "--fxbucket-accept=new", "-rP", "-v", "-k", "not eager", *tests, *plans)
+    assert done.ret == 0, done.stdout.str()
+    said = done.stdout.str()
+    assert [name for name in (*tests, *plans) if f"{name}::" not in said] == []
+    assert (len(tests), len(plans)) == (5, 3)
+    for block in printed_by_tests():
+        assert missing(said, block.text) == "", block.where
+
+
+def printed_by_tests() -> list[Block]:
+    """``text`` blocks that stand right behind a test."""
+    return [block for before, block in pairwise(TRIED) if block.language == "text" and before.is_test]
+
+
+def test_every_text_block_is_looked_at() -> None:
+    goldens = [block for block in of("text") if block.text.startswith("# fxbucket golden")]
+    assert [block.where for block in of("text") if block not in goldens and block not in printed_by_tests()] == []
+    for block in goldens:
+        plan = block.text.splitlines()[1].removeprefix("plan ").removesuffix(".toml")
+        text = (ROOT / "golden" / f"{plan}.txt").read_text(encoding="utf-8")
+        assert missing(text, block.text) == "", block.where
+
+
+@pytest.mark.parametrize("page", PLAIN)
+def test_python_of_a_page_runs_in_one_process(page: str, tmp_path: Path) -> None:
+    blocks = [block for block in of("python") if block.page == page and not block.is_test and not block.file]
+    lines: list[str] = []
+    for block in blocks:  # as far down as they stand on the page, so that a traceback names the page's line
+        lines += [""] * (block.line - len(lines)) + block.text.splitlines()
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(lines), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{page}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "python"], ids=lambda block: block.where)
+def test_python_is_python(block: Block) -> None:
+    compile(block.text, block.where, "exec")
+
+
+@pytest.mark.parametrize("block", of("toml"), ids=lambda block: block.where)
+def test_a_plan_loads(block: Block) -> None:
+    assert parse_plans(merged(block.text), Path(block.where))
+
+
+@pytest.mark.parametrize("block", of("ini"), ids=lambda block: block.where)
+def test_ini_options_are_ours(block: Block) -> None:
+    named = [line.partition("=")[0].strip() for line in block.text.splitlines() if "=" in line]
+    assert named
+    assert set(named) <= {row.dest for row in TABLE}
+
+
+def test_a_fragment_takes_the_place_of_keys_and_leaves_the_others() -> None:
+    plan = tomllib.loads(merged("[parallel]\nparam_dtype = 'bfloat16'\n[[optimizer]]\nfactory = 'torch.optim:SGD'\n"))
+    assert plan["parallel"] == {"dp_shard": 4, "param_dtype": "bfloat16"}
+    assert [one["factory"] for one in plan["optimizer"]] == ["torch.optim:SGD"]
+    assert tomllib.loads(merged("[model]\nfactory = 'a:b'\n")) == {"model": {"factory": "a:b"}}
+    assert {*tomllib.loads(merged("[graph]\nfactory = 'a:b'\n"))} == {"graph", "parallel", "bucket", "checks", "run"}
