@@ -191,9 +191,7 @@ class PlanRun:
             return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
         entries = len(world.resolution.entries)
         idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).told if not one.done)
-        notes = "; ".join(
-            filter(None, (*world.resolution.notes, *idle, *crossing_notes(world), world.step(0).reused, *world.step(0).notes))
-        )
+        notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
         what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
         summary = f"{what} on {self._looked_at(world)}"
         return passed("audit", f"{summary} ({notes})" if notes else summary)

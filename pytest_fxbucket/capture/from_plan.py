@@ -63,14 +63,12 @@ def _trace(
     from pytest_fxbucket.capture.override.matching import overrides_of
     from pytest_fxbucket.capture.parallel.forwards import forwards_of
     from pytest_fxbucket.capture.parallel.parts import Parts
-    from pytest_fxbucket.capture.repeat.reusing import trace_reusing
     from pytest_fxbucket.capture.roles import StepGraph, Told
 
     given = plan.model.inputs if plan.model is not None else ()
     parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
     overrides = overrides_of(built, plan, forwards)
-    traced = trace_reusing if plan.step.reuse_layers else trace_joint
-    joint = traced(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, given)
+    joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, given)
     graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
     if plan.optimizer:
         optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
@@ -84,7 +82,6 @@ def _trace(
         mesh=mesh.dims,
         rank=rank,
         optimizing=optimizing,
-        reused=joint.reused,
         notes=joint.notes,
         told=(Told("override", tuple(overrides.told())),) if overrides else (),
         first_state=overrides.first_state,

@@ -63,8 +63,6 @@ class Joint:
     outputs: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
     """In registration order."""
-    reused: str = ""
-    """Which layers were repeated instead of traced, or why none; empty if nobody asked for it."""
     notes: tuple[str, ...] = ()
     """What was traced otherwise than the model has it, one clause each."""
 

@@ -88,13 +88,13 @@ def _slots(value: object) -> Iterator[str]:
         yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
 
 
-def own_attributes(module: nn.Module) -> dict[str, Any]:
+def _own_attributes(module: nn.Module) -> dict[str, Any]:
     """What ``module`` holds besides parameters, buffers, children and hooks."""
-    return {name: value for name, value in vars(module).items() if name not in _REGISTERED and not is_hooks(name)}
+    return {name: value for name, value in vars(module).items() if name not in _REGISTERED and not _is_hooks(name)}
 
 
 @cache
-def is_hooks(name: str) -> bool:
+def _is_hooks(name: str) -> bool:
     """Whether ``name`` is an attribute in which torch keeps hooks by numbers that no two modules share."""
     return name.startswith("_") and "_hooks" in name
 
@@ -108,7 +108,7 @@ def state_of(model: nn.Module) -> dict[str, object]:
     pictures = Pictures()
     state: dict[str, object] = generators()
     for fqn, module in model.named_modules():
-        for name, value in own_attributes(module).items():
+        for name, value in _own_attributes(module).items():
             state[f"attribute {name} of {f'module {fqn}' if fqn else 'the root module'}"] = pictures.of(value)
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if not _is_library(cls.__module__)}
     for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
@@ -33,15 +33,6 @@ class Resharding:
         last = self.entry_of.get(last_read(graph, planned))
         kept = kept_entries(self.asked, list(dict.fromkeys(self.entry_of.values())), last)
         return {fqn for fqn in planned.values() if self.entry_of[fqn] in kept}
-
-    def renamed(self, modules: Mapping[str, str]) -> Resharding:
-        """The same of a model whose modules are called otherwise, or are not there."""
-        found = {}
-        for fqn, entry in self.entry_of.items():
-            module, _, name = fqn.rpartition(".")
-            if module in modules:
-                found[f"{modules[module]}.{name}".lstrip(".")] = entry
-        return replace(self, entry_of=found)
 
 
 def resharding_of(model: nn.Module, plan: Plan) -> Resharding:

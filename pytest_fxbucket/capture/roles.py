@@ -94,8 +94,6 @@ class StepGraph:
     rank: int
     optimizing: OptimizerBuilder | None = None
     """What makes the optimizers whose update the step has; None if it has none."""
-    reused: str = ""
-    """Which layers were repeated instead of traced, or why none, as one clause; empty if nobody asked for it."""
     notes: tuple[str, ...] = ()
     """What was traced otherwise than the model has it, one clause each: it makes no difference to its numbers."""
     told: tuple[Told, ...] = ()

@@ -67,9 +67,9 @@ def wrong(where: str, expects: str, value: object) -> PlanError:
     return PlanError(f"{where} must be {expects}, not {show(value)}")
 
 
-def not_built(where: str, value: object, use: str) -> PlanError:
-    """Say that the value at ``where`` is known but not built yet."""
-    return PlanError(f"{where} = {show(value)} is not built yet; use {use}")
+def not_built(where: str, value: object, instead: str) -> PlanError:
+    """Say that the value at ``where`` is known but not built yet, and what to do ``instead``."""
+    return PlanError(f"{where} = {show(value)} is not built yet; {instead}")
 
 
 def one_of(doc: str, *built: str, unbuilt: tuple[str, ...] = (), omit: bool = False) -> Metadata:
@@ -79,7 +79,7 @@ def one_of(doc: str, *built: str, unbuilt: tuple[str, ...] = (), omit: bool = Fa
 
     def read(value: object, where: str) -> object:
         if isinstance(value, str) and value in unbuilt:
-            raise not_built(where, value, usable)
+            raise not_built(where, value, f"use {usable}")
         if not isinstance(value, str):
             raise wrong(where, expects, value)
         if value not in built:
@@ -103,17 +103,17 @@ def some_of(doc: str, *known: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-def switch(doc: str, *, unbuilt: tuple[bool, ...] = ()) -> Metadata:
-    """Take true or false."""
+def switch(doc: str, *, unbuilt: str = "") -> Metadata:
+    """Take true or false; where true is not built yet, ``unbuilt`` is the clause that says what is done instead."""
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, bool):
             raise wrong(where, "true or false", value)
-        if value in unbuilt:
-            raise not_built(where, value, show(not value))
+        if value and unbuilt:
+            raise not_built(where, value, f"{unbuilt}, so leave the key out")
         return value
 
-    return {"rule": Rule(doc, "true or false", read, (False, True), unbuilt, built=not unbuilt)}
+    return {"rule": Rule(doc, "true or false", read, (False, True), (True,) if unbuilt else (), built=not unbuilt)}
 
 
 def check_switch(doc: str, options: type[Any] | None = None) -> Metadata:
@@ -175,7 +175,7 @@ def whole(doc: str, *, least: int, most: int | None = None, limit: int = 10**9) 
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise wrong(where, expects, value)
         if most is not None and value > most:
-            raise not_built(where, value, str(most))
+            raise not_built(where, value, f"use {most}")
         if value > limit:
             raise PlanError(f"{where} must be at most {limit}, not {show(value)}")
         return value
@@ -268,7 +268,7 @@ def degrees(doc: str) -> Metadata:
             if name not in DEGREES:
                 raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
             if name == "pp":
-                raise not_built(f"{where}.{name}", degree, "the other dimensions")
+                raise not_built(f"{where}.{name}", degree, "use the other dimensions")
         return {name: _of_several(degree, f"{where}.{name}") for name, degree in value.items()}
 
     return {"rule": Rule(doc, expects, read)}

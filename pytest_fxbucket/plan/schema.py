@@ -177,7 +177,7 @@ class Step:
     )
     reuse_layers: bool = field(
         default=False,
-        metadata=switch("trace layers that are alike once and repeat them; a model that has none is traced whole"),
+        metadata=switch("trace layers that are alike once and repeat them", unbuilt="layers are traced whole"),
     )
 
 

@@ -1,8 +1,8 @@
-"""Prints what capture costs: 126 Llama layers of a 405B shape with layers reused, and a full trace beside plain make_fx.
+"""Prints what capture costs: the trace of 126 Llama layers of a 405B shape, and of 24 beside plain make_fx.
 
 Fake tensors on a mesh of 512 ranks, one sequence of 8,192 tokens, forward and backward. Seconds of this process on a core,
-which other work on a shared machine disturbs least, and of the clock; memory is the peak of the process. The
-full trace and make_fx of the same joint function, without names, resharding and recompile, are taken in turns. ``make bench``.
+which other work on a shared machine disturbs least, and of the clock; memory is the peak of the process. The trace, and make_fx
+of the same joint function without names, resharding and recompile, are taken in turns. ``make bench``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pytest_fxbucket.capture import joint
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.mesh import fake_mesh, mesh_of
 from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.override.asked import NONE
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.compat import trace
@@ -30,7 +31,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 
-DEEP, FULL, TURNS = 126, 24, 3
+DEEP, SHORT, TURNS = 126, 24, 3
 SHAPE = {"dim": 16384, "heads": 128, "kv_heads": 8, "vocab": 128256}
 AIMS = {"seconds": 10, "gib": 6, "ratio": 1.1}
 
@@ -39,7 +40,7 @@ def batch(rank: int, step: int) -> tuple[Tensor]:
     return (torch.zeros(1, 8192, dtype=torch.int64),)
 
 
-def plan_of(layers: int, reuse: bool) -> Plan:
+def plan_of(layers: int) -> Plan:
     """A 405B shape but for its depth, on 512 ranks."""
     args = ", ".join(f"{key} = {value}" for key, value in {"layers": layers, **SHAPE}.items())
     text = f"""
@@ -54,9 +55,6 @@ dp_shard = 512
 param_dtype = "bfloat16"
 reduce_dtype = "float32"
 
-[step]
-reuse_layers = {str(reuse).lower()}
-
 [bucket]
 plan = ["tok_embeddings", "layers.*", "norm+output"]
 """
@@ -65,32 +63,32 @@ plan = ["tok_embeddings", "layers.*", "norm+output"]
 
 def main() -> None:
     """Print one row a figure."""
-    reused()
+    deep()
     against_make_fx()
 
 
-def reused() -> None:
+def deep() -> None:
     """From the plan to the graph, imports and all."""
-    plan = plan_of(DEEP, True)
+    plan = plan_of(DEEP)
     begin, clock = time.process_time(), time.perf_counter()
     step = capture_plan(plan, mesh_of(plan), 0)
     seconds, passed = time.process_time() - begin, time.perf_counter() - clock
     gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     nodes = len(step.graphs["joint"].graph.nodes)
-    print(f"{DEEP} layers, {nodes:,} nodes: {step.reused}")
+    print(f"{DEEP} layers, {nodes:,} nodes")
     print(f"{seconds:6.2f} s, {passed:.2f} s of the clock, to stay under {AIMS['seconds']}")
     print(f"{gib:6.2f} GiB, to stay under {AIMS['gib']}", flush=True)
 
 
 def against_make_fx() -> None:
     """Best of several, in turns."""
-    plan = plan_of(FULL, False)
+    plan = plan_of(SHORT)
     mesh, mode = mesh_of(plan), FakeTensorMode()
     with mode:
-        model = build(FULL, **SHAPE)
+        model = build(SHORT, **SHAPE)
     runs: dict[str, Callable[[], Any]] = {
         "make_fx": lambda: plain(plan, model, mode),
-        "full trace": lambda: captured(plan, model, mode),
+        "trace": lambda: captured(plan, model, mode),
     }
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(TURNS):
@@ -100,8 +98,8 @@ def against_make_fx() -> None:
                 run()
                 spent[name].append(time.process_time() - begin)
     for name, found in spent.items():
-        print(f"{FULL} layers, {name:10} {min(found):6.2f} s ({', '.join(f'{s:.2f}' for s in found)})")
-    ratio = min(spent["full trace"]) / min(spent["make_fx"])
+        print(f"{SHORT} layers, {name:7} {min(found):6.2f} s ({', '.join(f'{s:.2f}' for s in found)})")
+    ratio = min(spent["trace"]) / min(spent["make_fx"])
     print(f"{ratio:6.2f} times make_fx, to stay under {AIMS['ratio']}")
 
 
@@ -115,7 +113,7 @@ def plain(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     """make_fx of the same function, and nothing else."""
     parts, forwards = Parts.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
     with mock.patch.object(joint, "NodeNamer", _Nobody):
-        step = joint._JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1)
+        step = joint._JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1, NONE, ())
     with mode:
         return trace.trace(step, step.inputs)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from override_plans import captured, override, plan_of
@@ -137,13 +135,10 @@ def test_state_is_an_input_and_an_output_and_no_optimizers(optimizer: tuple[Opti
     assert [told.done for told in step.told] == [tuple(f"layers.{i}.1 is overridden by counting" for i in (0, 1))]
 
 
-def test_an_override_beside_what_tp_parts_and_with_layers_to_reuse_is_traced_whole() -> None:
+def test_an_override_beside_what_tp_parts_has_the_refusal_of_tp() -> None:
     plan = plan_of("deep", override(type="Chooses"), tp=2, tp_plan={"layers.*.0": "colwise"})
     with pytest.raises(CaptureError, match="tp"):  # the next module would have needed the whole: tp itself says so
         captured(plan)
-    plan = plan_of("deep", override(type="Chooses"))
-    step = captured(plan, step=replace(plan.step, reuse_layers=True))
-    assert step.reused == "all layers traced, since modules are overridden"
 
 
 def test_a_graph_with_calls_travels_and_is_the_same_on_every_rank() -> None:

@@ -54,8 +54,8 @@ def test_groups_are_tables_with_params_and_arguments_of_their_own() -> None:
 
 
 def test_values_of_a_step_reach_the_plan() -> None:
-    step = plan_of(f'{SGD}[step]\nmicrobatches = 4\ncheckpoint = ["layers.*"]\nclip_norm = 1\nreuse_layers = true\n').step
-    assert (step.microbatches, step.clip_norm, step.reuse_layers) == (4, 1.0, True)
+    step = plan_of(f'{SGD}[step]\nmicrobatches = 4\ncheckpoint = ["layers.*"]\nclip_norm = 1\nreuse_layers = false\n').step
+    assert (step.microbatches, step.clip_norm, step.reuse_layers) == (4, 1.0, False)
     assert step.checkpoint == (Entry("layers.*", ("layers.*",)),)
 
 

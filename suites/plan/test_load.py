@@ -238,6 +238,10 @@ def test_a_table_written_as_a_value_is_refused() -> None:
     [
         ({"parallel": "dp_shard = 4\npp = 2"}, "pp = 2 is not built yet; use 1"),
         ({"run": "world = { pp = 2 }"}, "world.pp = 2 is not built yet; use the other dimensions"),
+        (
+            {"step": "reuse_layers = true"},
+            ": [step] reuse_layers = true is not built yet; layers are traced whole, so leave the key out",
+        ),
         ({"checks": "benchmark = 1"}, "[checks] benchmark must be true, false or a table, not 1"),
         ({"checks": "benchmark = { treshold = 0.1 }"}, '[checks] benchmark has no key "treshold"; did you mean "threshold"?'),
         ({"checks": "benchmark = { a = 1 }"}, 'no key "a"; known are threshold, precision, budget_s, against'),

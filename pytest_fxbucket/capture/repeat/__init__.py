@@ -1,1 +1,0 @@
-"""Layers that are alike, traced once and repeated."""
