@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.bench.compare import judge, kept, pending, verdict_of
 from pytest_fxbucket.bench.record import Record
-from pytest_fxbucket.bench.stored import find
+from pytest_fxbucket.bench.store import find
 from pytest_fxbucket.checks.verdict import Verdict, skipped
 from suites.bench.records import bucket, graph, record, steps
 from suites.bench.storage import KIND, Project

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.report.inputs import ReportInput
-from pytest_fxbucket.bench.report.write import write_report
+from pytest_fxbucket.bench.report.page import ReportInput, write_report
 from suites.bench.report.pages import EVIL, given, history, step
 
 RANKS = 3

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.commit_of import commit_of
-from pytest_fxbucket.bench.machine import machine_kind
+from pytest_fxbucket.bench.provenance import commit_of, machine_kind
 from pytest_fxbucket.bench.record import Record
 from pytest_fxbucket.errors import BenchmarkError
 from suites.bench.records import fields, graph, record

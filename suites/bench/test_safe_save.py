@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.safe_save import never_replaced, replace_whole, save_new
+from pytest_fxbucket.bench.saving import never_replaced, replace_whole, save_new
 from suites.bench import saver
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.compared_with import compared_with
-from pytest_fxbucket.bench.same_files import same_files
-from pytest_fxbucket.bench.stored import find, runs_of
-from pytest_fxbucket.bench.stored_files import run_files
+from pytest_fxbucket.bench.store import compared_with, find, run_files, runs_of, same_files
 from pytest_fxbucket.commit.repository import Repository
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from suites.bench.records import MACHINE, fields, record

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.stored import runs_of
+from pytest_fxbucket.bench.store import runs_of
 from pytest_fxbucket.errors import BenchmarkError
 from suites.bench.records import MACHINE, fields, record
 from suites.bench.storage import KIND, Project, file_of, file_text, found

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.report.html_page import html_page
-from pytest_fxbucket.bench.report.inputs import ReportInput
-from pytest_fxbucket.bench.report.write import file_names, write_report
+from pytest_fxbucket.bench.report.page import ReportInput, file_names, html_page, write_report
 from pytest_fxbucket.errors import BenchmarkError
 from suites.bench.records import bucket, graph
 from suites.bench.report.pages import EVIL, OTHER_MACHINE, given, history, step
