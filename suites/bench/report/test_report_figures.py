@@ -11,16 +11,15 @@ import torch
 
 from pytest_fxbucket.bench.report.figures import (
     MOST_POINTS,
-    jitter,
     machine_text,
-    ms,
     picked,
     samples_figure,
     size,
     step_figure,
 )
+from pytest_fxbucket.bench.stats import ms
 from pytest_fxbucket.bench.timeline.marks import Span
-from pytest_fxbucket.bench.timeline.spans import drawn, merged
+from pytest_fxbucket.bench.timeline.spans import drawn, jitter, merged
 from suites.bench.records import bucket, record
 from suites.bench.report.pages import history, step
 
