@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pytest_fxbucket.bench.job import Timed, TimingPhase, TimingTask
 from pytest_fxbucket.bench.stats import Pacing, ProcessSet, Series
-from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
-from pytest_fxbucket.bench.timeline.spans import bucket_rows, middle_step
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
+from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.stepping import fields_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Bucket, GraphFacts
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.capture.roles import Phase
+    from pytest_fxbucket.graph.buckets import Reading
     from pytest_fxbucket.graph.portable import PortableGraph
     from pytest_fxbucket.plan.schema import Benchmark
     from pytest_fxbucket.world import World
@@ -118,6 +119,28 @@ def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> 
         "peak_bytes": list(series.peak_bytes[name]),
         "buckets": rows,
     }
+
+
+def bucket_rows(reading: Reading, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[Bucket]:
+    """What a record keeps of each launch of a graph, in order of launch.
+
+    ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one.
+    """
+    labels = labels_of(reading.buckets, {} if variant == UNBUCKETED else entry_of)
+    found = exposed(ranks)
+    rows: list[Bucket] = []
+    for number, (label, bucket) in enumerate(zip(labels, reading.buckets, strict=True)):
+        exposed_s, in_flight_s = found.get(number, (0.0, 0.0))
+        rows.append(
+            {
+                "label": label,
+                "direction": bucket.direction,
+                "bytes": bucket.bytes,
+                "exposed_s": exposed_s,
+                "in_flight_s": in_flight_s,
+            }
+        )
+    return rows
 
 
 def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:

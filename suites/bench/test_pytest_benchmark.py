@@ -101,9 +101,7 @@ class TestUnsaved:
     def test_a_json_that_cannot_be_written_does_not_lose_the_stored_run(self, steps: pytest.Pytester) -> None:
         result = run(steps, "--benchmark-autosave", "--benchmark-json=record.json/all.json")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.stderr.fnmatch_lines(
-            ["Benchmark data is not saved: record.json/all.json could not be written (*)"]
-        )
+        result.stderr.fnmatch_lines(["Benchmark data is not saved: record.json/all.json could not be written (*)"])
         assert len(stored(steps)) == 1
 
     def test_a_json_that_would_take_the_place_of_a_run_ends_pytest_at_once(self, steps: pytest.Pytester) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import subprocess
@@ -156,7 +155,13 @@ def test_our_runs_below_the_storage_and_the_file_to_compare_with_are_never_repla
         assert never_replaced(path, None, str(run)) == "the run to compare with"
         assert never_replaced(path, None, None) == ""
     assert never_replaced(tmp_path / "base.json", storage, compared) == "the run to compare with"
-    for path in (theirs, storage / "kind" / "0003_new.json", storage / "notes.json", tmp_path / "0001_a.json", tmp_path / "latest"):
+    for path in (
+        theirs,
+        storage / "kind" / "0003_new.json",
+        storage / "notes.json",
+        tmp_path / "0001_a.json",
+        tmp_path / "latest",
+    ):
         assert never_replaced(path, storage, "latest") == ""
 
 

@@ -1,4 +1,7 @@
-"""What is made of spans: exposed time of each bucket, rows in which none overlaps, fewer of them to draw, and a trace."""
+"""What is made of spans: exposed time of each bucket, rows in which none overlaps, fewer of them to draw, and a trace.
+
+Imports no torch: an option of pytest's asks whether a report can be written.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of
-
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.record import Bucket
     from pytest_fxbucket.bench.timeline.marks import Kind, Span
-    from pytest_fxbucket.graph.buckets import Reading
 
 
 Steps = Sequence[Sequence["Span"]]
@@ -46,28 +45,6 @@ def exposed(ranks: Sequence[Steps]) -> dict[int, Exposed]:
         bucket: Exposed(*(median(ns[kind].get(bucket, 0) for ns in of_steps) * _S for kind in (0, 1)))
         for bucket in sorted(buckets)
     }
-
-
-def bucket_rows(reading: Reading, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[Bucket]:
-    """What a record keeps of each launch of a graph, in order of launch.
-
-    ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one.
-    """
-    labels = labels_of(reading.buckets, {} if variant == UNBUCKETED else entry_of)
-    found = exposed(ranks)
-    rows: list[Bucket] = []
-    for number, (label, bucket) in enumerate(zip(labels, reading.buckets, strict=True)):
-        exposed_s, in_flight_s = found.get(number, (0.0, 0.0))
-        rows.append(
-            {
-                "label": label,
-                "direction": bucket.direction,
-                "bytes": bucket.bytes,
-                "exposed_s": exposed_s,
-                "in_flight_s": in_flight_s,
-            }
-        )
-    return rows
 
 
 def middle_step(ranks: Sequence[Steps]) -> tuple[Span, ...]:

@@ -180,7 +180,10 @@ def test_runs_on_other_machines_stand_apart_and_say_why(written: Path) -> None:
     page = Page(written / "plans.tiny.html")
     figures = page.figures()
     assert {"samples-0", "samples-1"} <= set(figures)
-    assert "Not comparable with this run: another machine: cores was 8 and is 2, cpu was Intel Xeon 6960P and is AMD EPYC 9B14" in page.text
+    assert (
+        "Not comparable with this run: another machine: cores was 8 and is 2, cpu was Intel Xeon 6960P and is AMD EPYC 9B14"
+        in page.text
+    )
     labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]  # type: ignore[index]  # JSON
     assert labels[0] == ["000000001", "000000002", "000000003", "<b>this run</b><br>fffffffff<br>dirty"]
     assert labels[1] == ["000000001", "000000002"]
