@@ -96,15 +96,6 @@ class TestLatest:
         project.store(99, time="2026-11-21T11:00:00+00:00")  # two of one second are told by their numbers
         assert file_of(found("latest", project)) == "10001_run.json"
 
-    def test_a_newer_run_of_another_machine_is_passed_over_and_said(self, project: Project) -> None:
-        project.store(1)
-        project.store(2, machine={**MACHINE, "cores": 64})
-        it = found("latest", project)
-        assert file_of(it) == "0001_run.json"
-        assert it.note == (
-            f"newer, but passed over: .benchmarks/{KIND}/0002_run.json (not comparable: another machine: cores was 64 and is 2)"
-        )
-
     def test_without_a_run_it_says_how_to_store_one(self, project: Project) -> None:
         project.store(1, plan="plans/other.toml")
         it = found("latest", project)
