@@ -16,7 +16,6 @@ from pytest_fxbucket.errors import BenchmarkError
 
 FORMAT = 1
 _DEEPEST = 64  # tables and lists within each other: far more than a plan has, far fewer than Python can walk
-_MEND = "restore the file, or measure again"
 
 Seconds = Annotated[float, Meta(ge=0, le=MOST_S)]
 Rounds = Annotated[tuple[Annotated[float, Meta(ge=LEAST_S, le=MOST_S)], ...], Meta(min_length=1)]
@@ -140,9 +139,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
-            raise BenchmarkError(f"{where}: the stored measurement is damaged: {error}; {_MEND}") from None
-        except RecursionError:
-            raise BenchmarkError(f"{where}: the stored measurement is nested too deeply; {_MEND}") from None
+            raise BenchmarkError(
+                f"{where}: the stored measurement is damaged: {error}; restore the file, or measure again"
+            ) from None
 
 
 def _is_too_deep(value: object, left: int = _DEEPEST) -> bool:

@@ -41,7 +41,8 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The browser on a page that has loaded."""
     folder = tmp_path_factory.mktemp("report")
-    one = given(RANKS, stored=history(4), plan=f"plans/{EVIL}.toml")
+    plan = f"plans/{EVIL}.toml"
+    one = given(RANKS, stored=history(4, plan=plan), plan=plan)
     spans = {"bucketed": one.spans["bucketed"], "unbucketed": step(RANKS, 2_000_000, module=EVIL, buckets=3)}
     paths = write_report(folder, [ReportInput(one.record, one.stored, spans)])
     load(browser, paths[1])

@@ -217,3 +217,8 @@ def test_a_pass_that_ran_beside_has_its_row_its_step_and_its_trace(tmp_path: Pat
     assert set(page.figures()) == {"samples-0", "step-0", "step-1", "step-2"}
     boxes = [attrs["value"] for tag, attrs in page.tags if tag == "input"]
     assert boxes == ["bucketed", "unbucketed", "mine:my_pass"]
+
+
+def test_a_page_says_what_of_a_step_it_does_not_draw(tmp_path: Path) -> None:
+    page = Page(write_report(tmp_path, [given(ranks=9)])[1])
+    assert page.text.count("8 of 9 ranks are drawn, among them rank 8, which ends last; all of it: plans.tiny.") == 2
