@@ -1,14 +1,19 @@
-"""Step time as items of a plan, and as the answer of a fixture."""
+"""Step time as items of a plan, and as the answer of a fixture; what the ranks measured enters pytest-benchmark as samples.
+
+pytest-benchmark times a function by a clock that one may choose. Ours stands still but for the function, which moves it on by
+the next sample: so a step of many processes is a round like any other, in its tables, files, comparisons and histograms.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fxbucket.bench.feeding import BUCKETED, PLUGIN, feed, info_of, why_not
 from pytest_fxbucket.checks.verdict import passed
 from pytest_fxbucket.collect import OfPlan, place
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
@@ -16,11 +21,14 @@ from pytest_fxbucket.session import fx_session
 from pytest_fxbucket.terminal import error_text, failure_lines
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.of_plan import StepTime
-    from pytest_fxbucket.bench.report.inputs import ReportInput
+    from pytest_fxbucket.bench.report.page import ReportInput
+    from pytest_fxbucket.bench.step_time import StepTime
     from pytest_fxbucket.checks.verdict import Verdict
 
 FIXTURE = "fxbucket_benchmark"
+PLUGIN = "benchmark"
+"""Name of pytest-benchmark among plugins, and of its fixture."""
+BUCKETED = "bucketed"
 
 
 class BenchmarkItem(OfPlan, pytest.Function):
@@ -45,9 +53,9 @@ class BenchmarkItem(OfPlan, pytest.Function):
         __tracebackhide__ = True
         if reason := why_not(self.config, benchmark):
             pytest.skip(f"{self.name}: {reason}")
-        told = self._check(benchmark)
-        if told is not None:
-            pytest.fail(told, pytrace=False)
+        failure = self._check(benchmark)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
         if self.verdict is not None and self.verdict.outcome == "skipped":
             pytest.skip(f"{self.name}: {self.verdict.summary}")
 
@@ -75,9 +83,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
 
         Of torchrun's processes the first one keeps samples, and has those to compare with.
         """
-        from pytest_fxbucket.bench.told import told
-
-        said = passed("benchmark", told(step_time, self.variant))
+        said = passed("benchmark", step_time.summary(self.variant))
         fx = fx_session(self.config)
         if not fx.is_reporting:
             return said
@@ -90,7 +96,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         return verdict
 
     def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:
-        from pytest_fxbucket.bench.compare import kept, pending, verdict_of
+        from pytest_fxbucket.bench.compare import kept, verdict_of
         from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 
         fx = fx_session(self.config)
@@ -98,7 +104,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         assert options.compare is not None
         assert checks, "an item of a check that is on"
         fx.compared_step_times += 1
-        benchmark.extra_info.update(pending(options.compare))  # what could not be judged is no measure of later runs
+        benchmark.extra_info.update(kept(options.compare))  # what could not be judged is no measure of later runs
         folder = storage_folder(self.config)
         verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
         benchmark.extra_info.update(kept(options.compare, verdict))
@@ -106,8 +112,8 @@ class BenchmarkItem(OfPlan, pytest.Function):
 
     def _shown(self, step_time: StepTime) -> ReportInput:
         """Return what the page of the plan shows: this run, and all that are stored."""
-        from pytest_fxbucket.bench.report.inputs import ReportInput
-        from pytest_fxbucket.bench.stored import runs_of
+        from pytest_fxbucket.bench.report.page import ReportInput
+        from pytest_fxbucket.bench.store import runs_of
         from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 
         fx, record = fx_session(self.config), step_time.record
@@ -160,3 +166,45 @@ def _timed(request: pytest.FixtureRequest, benchmark: Any) -> None:
 def _untimed(request: pytest.FixtureRequest) -> None:
     __tracebackhide__ = True
     request.node.time(None)
+
+
+def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]) -> None:
+    """Let pytest-benchmark's fixture take each of `samples` (seconds) as a round."""
+    from pytest_fxbucket.compat.pytest_benchmark_storage import set_timer
+
+    now_s, left = 0.0, iter(samples)
+
+    def slowest_rank() -> float:
+        return now_s
+
+    def step() -> None:
+        nonlocal now_s
+        now_s += next(left, 0.0)  # with --benchmark-cprofile it is called again, when all samples are in
+
+    set_timer(benchmark, slowest_rank)
+    benchmark.extra_info.update(extra_info)
+    benchmark.pedantic(step, rounds=len(samples), iterations=1)
+
+
+def info_of(step_time: StepTime, variant: str, test: str = "") -> dict[str, Any]:
+    """Return what is kept beside the samples: the whole record with those of the bucketed step, else what they are of.
+
+    `test`: node id of a test whose own measurement it is, which is no stored run of the plan.
+    """
+    record = step_time.record.to_dict()
+    if variant != BUCKETED:
+        record = {name: record[name] for name in ("format", "plan", "row")} | {"variant": variant}
+    return {"fxbucket": record | ({"test": test} if test else {})}
+
+
+def why_not(config: pytest.Config, benchmark: Any) -> str:
+    """Say why pytest-benchmark would not take samples here; "" if it would. `benchmark`: its fixture, None: it is not there."""
+    if benchmark is None:
+        return "pytest-benchmark is not there, which keeps the samples; pip install 'pytest-fxbucket[benchmark]'"
+    if find_spec("msgspec") is None:
+        return "msgspec is not there, which reads what is kept; pip install 'pytest-fxbucket[benchmark]'"
+    if benchmark.enabled:
+        return ""
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
+        return "pytest-benchmark takes no samples in workers of pytest-xdist; run it with -n 0"
+    return "pytest-benchmark takes no samples with --benchmark-disable"

@@ -144,7 +144,7 @@ class Controller:
             self._done.removed = prune(found.orphans, self._start)
 
     def _report(self, folder: Path) -> None:
-        from pytest_fxbucket.bench.report.write import write_report
+        from pytest_fxbucket.bench.report.page import write_report
 
         if not self._fx.measured:
             self._done.report = ["no report: no plan's step time was measured"]

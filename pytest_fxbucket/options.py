@@ -223,7 +223,7 @@ def _report(config: pytest.Config) -> Path | None:
         raise pytest.UsageError(f"{where}: {nearest} is a file; expected a folder, or nothing yet")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise pytest.UsageError(f"{where}: {nearest} may not be written to; expected a folder that may")
-    from pytest_fxbucket.bench.report.write import lacks_pictures
+    from pytest_fxbucket.bench.report.page import lacks_pictures
 
     if problem := lacks_pictures():
         raise pytest.UsageError(f"{where}: {problem}")
@@ -246,7 +246,7 @@ def _compare(config: pytest.Config, plans: tuple[Path, ...]) -> str | None:
     is_given = _is_given(config, "compare")
     if not text.strip() and (not is_given or str(config.getini("fxbucket_compare")).strip()):
         return None  # an empty value on the command line turns the ini's off
-    from pytest_fxbucket.bench.compared_with import compared_with
+    from pytest_fxbucket.bench.store import compared_with
 
     base = config.invocation_params.dir if is_given or config.inipath is None else config.inipath.parent
     try:

@@ -26,7 +26,7 @@ from pytest_fxbucket.whole_files import WholeFiles
 if TYPE_CHECKING:
     from pytest_fxbucket.asserting.inline import Expectation
     from pytest_fxbucket.asserting.named import NamedGolden
-    from pytest_fxbucket.bench.of_plan import StepTime
+    from pytest_fxbucket.bench.step_time import StepTime
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.passes.registry import Bucketed
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(Expectations(fx_session(config), controller), "fxbucket-expectations")
     if config.pluginmanager.hasplugin("benchmark"):
-        from pytest_fxbucket.bench.saving_hooks import Saving
+        from pytest_fxbucket.bench.saving import Saving
 
         config.pluginmanager.register(Saving(), "fxbucket-saving")
     if config.pluginmanager.hasplugin("xdist") and _named_plans(config):

@@ -21,8 +21,7 @@ from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.of_plan import StepTime
-    from pytest_fxbucket.bench.timing import Timing
+    from pytest_fxbucket.bench.step_time import StepTime, Timing
     from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
@@ -320,7 +319,7 @@ class PlanRun:
 
     @cached_property
     def _timing(self) -> Timing:
-        from pytest_fxbucket.bench.timing import Timing
+        from pytest_fxbucket.bench.step_time import Timing
 
         return Timing(self.name, lambda: self._run_world, self._backend, self._settings, self._pools, self._its_code, self._say)
 

@@ -13,7 +13,7 @@ from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.report.inputs import ReportInput
+    from pytest_fxbucket.bench.report.page import ReportInput
     from pytest_fxbucket.options import Options
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.ranks.pools import Pools

@@ -5,27 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_fxbucket.bench.comparable import comparable
-from pytest_fxbucket.bench.record import Record
-from pytest_fxbucket.bench.stats import Estimate, ratio_between, ratio_of
-from pytest_fxbucket.bench.stored import OPTION, find
-from pytest_fxbucket.bench.stored_files import COMPARED
-from pytest_fxbucket.bench.then_and_now import (
-    commit,
-    grown,
-    is_unbucketed_another,
-    is_unbucketed_faster_alone,
-    median_s,
-    ms,
-    said,
-    table,
-)
+from pytest_fxbucket.bench.stats import Estimate, ms, ratio_between, ratio_of
+from pytest_fxbucket.bench.store import COMPARED, OPTION, comparable, find, shown
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.record import Record
 
 CHECK = "benchmark"
 _UNTOLD = "cannot be told: "
+_MEASURE_LONGER = ": measure longer (budget_s), or use a quieter machine"
+_MOST_BUCKETS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +43,7 @@ class Comparison:
         the bucketed step should have. "untold": larger than the threshold, but within noise that is larger than it too.
         """
         if self.change.is_slower(self.threshold):
-            is_explained = is_unbucketed_faster_alone(self.old, self.new) and is_unbucketed_another(self.old, self.new)
-            return "gains less" if is_explained else "slower"
+            return "gains less" if self._is_unbucketed_faster_alone and self._is_unbucketed_another else "slower"
         if self.change.is_faster(self.threshold):
             return "faster"
         return "untold" if self._is_noisy and self.change.log_ratio > math.log1p(self.threshold) else "same"
@@ -60,44 +51,77 @@ class Comparison:
     @property
     def summary(self) -> str:
         """One line: what happened, by how much, how sure, since when."""
-        since = f"against {commit(self.old)} of {self.old.time[:10]}"
-        told = f"{self.change} {since}"
+        what = f"{self.change} against {_commit(self.old)} of {self.old.time[:10]}"
         match self.outcome:
             case "slower" | "faster" as outcome:
-                return f"{outcome} against unbucketed than before, outside the noise: {told}"
+                return f"{outcome} against unbucketed than before, outside the noise: {what}"
             case "gains less":
-                return f"bucketing gains less: {self._medians()}; the ratio changed by {told}"
+                medians = (
+                    f"{name} {ms(self.old.median_s(name))} then and {ms(self.new.median_s(name))} now"
+                    for name in ("bucketed", "unbucketed")
+                )
+                return f"bucketing gains less: {', '.join(medians)}; the ratio changed by {what}"
             case "untold":
-                return f"{_UNTOLD}{told} is more than the threshold of {self.threshold:.1%}, and may be noise{_MEASURE_LONGER}"
+                return f"{_UNTOLD}{what} is more than the threshold of {self.threshold:.1%}, and may be noise{_MEASURE_LONGER}"
         if self.change.low <= 0 <= self.change.high:
             noisy = f"; too noisy for a threshold of {self.threshold:.1%}{_MEASURE_LONGER}" if self._is_noisy else ""
-            return f"no difference beyond the noise: {told}{noisy}"
-        return f"within the threshold of {self.threshold:.1%} of the step: {told}"
+            return f"no difference beyond the noise: {what}{noisy}"
+        return f"within the threshold of {self.threshold:.1%} of the step: {what}"
 
     @property
     def _is_noisy(self) -> bool:
         """A loss as large as the threshold would not have been seen."""
         return self.change.half_width > math.log1p(self.threshold)
 
-    def _medians(self) -> str:
-        return ", ".join(
-            f"{name} {ms(median_s(self.old, name))} then and {ms(median_s(self.new, name))} now"
-            for name in ("bucketed", "unbucketed")
-        )
+    @property
+    def _is_unbucketed_faster_alone(self) -> bool:
+        """By the medians the bucketed step is no slower than then, and the unbucketed one became faster."""
+        bucketed, unbucketed = (self.new.median_s(name) - self.old.median_s(name) for name in ("bucketed", "unbucketed"))
+        return bucketed <= 0 > unbucketed
+
+    @property
+    def _is_unbucketed_another(self) -> bool:
+        """The unbucketed step became another one: by its graph, or by the torch or Python that runs it."""
+        graphs = [side.graphs.get("unbucketed") for side in (self.old, self.new)]
+        digests = [graph and graph["digest"] for graph in graphs]
+        return digests[0] != digests[1] or (self.old.torch, self.old.python) != (self.new.torch, self.new.python)
 
     def lines(self) -> list[str]:
         """The numbers, for people."""
-        change = f"change of the ratio: {self.change}, threshold {self.threshold:+.1%}"
-        told = said(self.old, self.new)
-        if is_unbucketed_faster_alone(self.old, self.new) and self.outcome == "slower":
-            told.append(
+        lines = [*self._table(), f"change of the ratio: {self.change}, threshold {self.threshold:+.1%}", *self.notes()]
+        if self._is_unbucketed_faster_alone and self.outcome == "slower":
+            lines.append(
                 "the bucketed step itself is no slower, but the unbucketed one became faster, and its graph, torch and Python "
                 "are the same: so the machine became faster, and the bucketed step should have"
             )
-        return [*table(self.old, self.new, self.then, self.now), change, *told, *grown(self.old, self.new)]
+        return [*lines, *_grown(self.old, self.new)]
 
+    def _table(self) -> list[str]:
+        """Commits, ratios, medians, rounds, versions and launches in aligned columns."""
+        names = ["", "commit", "bucketed/unbucketed", "bucketed, median", "unbucketed, median", "rounds", "pass", "torch"]
+        columns = [[*names, "Python", "launches"]]
+        for title, side, ratio in (("then", self.old, self.then), ("now", self.new, self.now)):
+            medians = (ms(side.median_s(name)) for name in ("bucketed", "unbucketed"))
+            rounds = " + ".join(str(len(each)) for each in side.samples["bucketed"])
+            graph = side.graphs.get("bucketed")
+            launches = str(graph["launches"]) if graph else "?"
+            versions = (side.pass_name, side.torch, side.python)
+            columns.append([title, _commit(side), f"{ratio.ratio:.4f}", *medians, rounds, *versions, launches])
+        widths = [max(map(len, column)) for column in columns]
+        rows = zip(*columns, strict=True)
+        return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
-_MEASURE_LONGER = ": measure longer (budget_s), or use a quieter machine"
+    def notes(self) -> list[str]:
+        """What else a reader has to know to trust the numbers."""
+        old, new = self.old, self.new
+        pairs = (("pass", old.pass_name, new.pass_name), ("torch", old.torch, new.torch), ("Python", old.python, new.python))
+        notes = [f"{what} differs: {then} then, {now} now" for what, then, now in pairs if then != now]
+        for which, record in (("then", old), ("now", new)):
+            if record.dirty:
+                notes.append(f"{which} the work tree was dirty: files differ from commit {(record.commit or '')[:7]}")
+            if not record.is_stable:
+                notes.append(f"{which} step time had not settled when sampling began")
+        return notes
 
 
 def judge(old: Record, new: Record, threshold: float) -> Comparison:
@@ -117,41 +141,57 @@ def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path
     found = find(what, record, storage_folder, rootdir)
     if found.run is None:
         return skipped(CHECK, found.note)
-    where = found.run.shown(rootdir)
-    reasons = comparable(found.run.record, record)
-    if reasons:
+    old, where = found.run.record, shown(found.run.file, rootdir)
+    if reasons := comparable(old, record):
         return skipped(CHECK, f"not comparable with {where}: {'; '.join(reasons)}; store a run of this kind to compare with")
-    comparison = judge(found.run.record, record, threshold)
+    comparison = judge(old, record, threshold)
     notes = [f"stored run: {where}", *([found.note] if found.note else [])]
     if comparison.outcome == "slower":
-        return failed(CHECK, comparison.summary, [*comparison.lines(), *notes, *_advice(found.run.record)])
-    summary = "; ".join([comparison.summary, *notes, *said(found.run.record, record)])
+        side_by_side = f"to run both commits side by side on this machine: fxbucket compare {(old.commit or '')[:7]}"
+        to_accept = (
+            f"if it is meant, store a run with --benchmark-autosave and without {OPTION}, for later ones to be measured by"
+        )
+        advice = [side_by_side, to_accept] if old.commit and not old.dirty else [to_accept]
+        return failed(CHECK, comparison.summary, [*comparison.lines(), *notes, *advice])
+    summary = "; ".join([comparison.summary, *notes, *comparison.notes()])
     return skipped(CHECK, summary) if comparison.outcome == "untold" else passed(CHECK, summary)
 
 
-def _advice(old: Record) -> list[str]:
-    lines = []
-    if old.commit and not old.dirty:
-        lines.append(f"to run both commits side by side on this machine: fxbucket compare {old.commit[:7]}")
-    return [
-        *lines,
-        f"if it is meant, store a run with --benchmark-autosave and without {OPTION}, for later ones to be measured by",
-    ]
-
-
-def kept(what: str, verdict: Verdict) -> dict[str, Any]:
+def kept(what: str, verdict: Verdict | None = None) -> dict[str, Any]:
     """What is put beside the measurement in the extra info, so that "latest" passes over a run that was a regression.
 
-    The outcome is the verdict's, or "untold" where it was skipped because a loss may hide in the noise.
+    The outcome is the verdict's, or "untold" where it was skipped because a loss may hide in the noise; without a verdict
+    "error", which stays if judging ends in one.
     """
+    if verdict is None:
+        return {COMPARED: {"with": what, "outcome": "error", "summary": "it was not judged"}}
     is_untold = verdict.outcome == "skipped" and verdict.summary.startswith(_UNTOLD)
-    return _mark(what, "untold" if is_untold else verdict.outcome, verdict.summary)
+    return {COMPARED: {"with": what, "outcome": "untold" if is_untold else verdict.outcome, "summary": verdict.summary}}
 
 
-def pending(what: str) -> dict[str, Any]:
-    """The same while nothing is judged yet; it stays if judging ends in an error."""
-    return _mark(what, "error", "it was not judged")
+def _grown(old: Record, new: Record) -> list[str]:
+    """The buckets whose wait blocks longer than before, those that grew most first."""
+    before, after = _exposed(old), _exposed(new)
+    longer = [key for key, now in after.items() if now > before.get(key, 0.0)]
+    lines = []
+    for key in sorted(longer, key=lambda key: (before.get(key, 0.0) - after[key], key))[:_MOST_BUCKETS]:
+        label, direction, number = key
+        then = ms(before[key]) if key in before else "no such bucket"
+        lines.append(f"  {label} ({direction}{f', {number + 1}' if number else ''}): {then} then, {ms(after[key])} now")
+    return ["exposed time that grew most:", *lines] if lines else []
 
 
-def _mark(what: str, outcome: str, summary: str) -> dict[str, Any]:
-    return {COMPARED: {"with": what, "outcome": outcome, "summary": summary}}
+def _exposed(record: Record) -> dict[tuple[str, str, int], float]:
+    """By label, direction and how many of that name came before: seconds that the bucket's wait blocks."""
+    found: dict[tuple[str, str, int], float] = {}
+    for bucket in record.buckets("bucketed"):
+        name = (bucket["label"], bucket["direction"])
+        count = sum(key[:2] == name for key in found)
+        if bucket["exposed_s"] is not None:
+            found[*name, count] = bucket["exposed_s"]
+    return found
+
+
+def _commit(record: Record) -> str:
+    """The measured commit as people write it."""
+    return f"{record.commit[:7]}{' with changes' * record.dirty}" if record.commit else "no commit"

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from pytest_fxbucket.bench.pace import Pacing
-from pytest_fxbucket.bench.series import Series
-from pytest_fxbucket.bench.task import PhaseTask, Task, Timed
-from pytest_fxbucket.bench.timed_graph import timed_graph
-from pytest_fxbucket.bench.timeline.exposed import bucket_rows, middle_step
-from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
+from pytest_fxbucket.bench.job import Timed, TimingPhase, TimingTask
+from pytest_fxbucket.bench.stats import Pacing, ProcessSet, Series
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
+from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.timeline.span import Span
+    from pytest_fxbucket.bench.record import Bucket, GraphFacts
+    from pytest_fxbucket.bench.timeline.marks import Span
+    from pytest_fxbucket.capture.roles import Phase
     from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.portable import PortableGraph
     from pytest_fxbucket.plan.schema import Benchmark
     from pytest_fxbucket.world import World
+
 
 BUCKETED = "bucketed"
 SETS = 4
@@ -34,7 +36,7 @@ Worlds = Mapping[str, "World"]
 class Runner(Protocol):
     """What runs tasks on fresh ranks, one each, and gives what they bring back."""
 
-    def __call__(self, tasks: Sequence[Task]) -> list[object]:
+    def __call__(self, tasks: Sequence[TimingTask]) -> list[object]:
         """Run them."""
 
 
@@ -43,8 +45,8 @@ class Measured:
     """What is known of a plan's step time."""
 
     series: Series
-    graphs: Mapping[str, Mapping[str, Any]]
-    """By variant what a record keeps of its graphs: digest, launches, bytes, peak_bytes, buckets."""
+    graphs: Mapping[str, GraphFacts]
+    """By variant what a record keeps of its graphs."""
     spans: Mapping[str, tuple[Span, ...]]
     """By variant one step of all ranks, the one of median length."""
 
@@ -62,19 +64,19 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
         timed = cast("list[Timed]", run(tasks_of(worlds, pacing, TRACED_STEPS if last else 0)))
         _refuse_other_graphs(worlds, timed)
         sets.append(timed)
-    series = _series(sets)
+    series = Series.of([_process_set(timed) for timed in sets])
     graphs = {name: _facts(name, world, series, sets[-1]) for name, world in worlds.items()}
     return Measured(series, graphs, _drawn(sets[-1]))
 
 
-def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task]:
+def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[TimingTask]:
     """What each rank is to do; with ``traced_steps`` its graphs have marks."""
     first = next(iter(worlds.values()))
     return [
-        Task(
+        TimingTask(
             variants=tuple(worlds),
             phases=tuple(
-                PhaseTask(
+                TimingPhase(
                     graphs={name: timed_graph(name, world, rank, phase) for name, world in worlds.items()},
                     marks={name: marks_of(world, rank, phase, name) for name, world in worlds.items()} if traced_steps else {},
                     **fields_of(first.plan, first.mesh, first.step(rank), phase),
@@ -88,46 +90,57 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Task
     ]
 
 
-def _readings(name: str, world: World) -> list[Reading]:
-    if name == UNBUCKETED:
-        return list(world.reference_reading(0).values())
-    return [passed.reading for passed in world.final(0).values()]
-
-
 def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:
     for rank, one in enumerate(timed):
         for name, world in worlds.items():
-            sent = tuple(digest(timed_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)
-            if one.digests[name] != sent:
+            if one.digests[name] != digests(name, world, rank):
                 raise BenchmarkError(f"rank {rank} timed another {name} graph than the one that it was sent")
 
 
-def _series(sets: Sequence[Sequence[Timed]]) -> Series:
-    firsts = [timed[0] for timed in sets]
-    return Series(
-        samples={name: tuple(tuple(first.samples[name]) for first in firsts) for name in firsts[0].samples},
-        warmup_rounds=tuple(first.warmup_rounds for first in firsts),
-        is_stable=all(first.is_stable for first in firsts),
-        has_priority=all(one.has_priority for timed in sets for one in timed),
-        peak_bytes={
-            name: tuple(max(timed[rank].peak_bytes[name] for timed in sets) for rank in range(len(sets[0])))
-            for name in firsts[0].samples
-        },
-    )
+def _process_set(timed: Sequence[Timed]) -> ProcessSet:
+    """What all ranks of one set of processes say together."""
+    first = timed[0]
+    peak_bytes = {name: [one.peak_bytes[name] for one in timed] for name in first.samples}
+    return ProcessSet(first.samples, first.warmup_rounds, first.is_stable, peak_bytes, all(one.has_priority for one in timed))
 
 
-def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> dict[str, Any]:
-    readings = _readings(name, world)
-    rows: list[Mapping[str, Any]] = []
+def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> GraphFacts:
+    if name == UNBUCKETED:
+        readings = list(world.reference_reading(0).values())
+    else:
+        readings = [passed.reading for passed in world.final(0).values()]
+    rows: list[Bucket] = []
     for number, reading in enumerate(readings):
         rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
-        "digest": " ".join(digest(timed_graph(name, world, 0, phase)) for phase in world.step(0).graphs),
+        "digest": " ".join(digests(name, world, 0)),
         "launches": len(rows),
         "bytes": sum(row["bytes"] for row in rows),
         "peak_bytes": list(series.peak_bytes[name]),
         "buckets": rows,
     }
+
+
+def bucket_rows(reading: Reading, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[Bucket]:
+    """What a record keeps of each launch of a graph, in order of launch.
+
+    ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one.
+    """
+    labels = labels_of(reading.buckets, {} if variant == UNBUCKETED else entry_of)
+    found = exposed(ranks)
+    rows: list[Bucket] = []
+    for number, (label, bucket) in enumerate(zip(labels, reading.buckets, strict=True)):
+        exposed_s, in_flight_s = found.get(number, (0.0, 0.0))
+        rows.append(
+            {
+                "label": label,
+                "direction": bucket.direction,
+                "bytes": bucket.bytes,
+                "exposed_s": exposed_s,
+                "in_flight_s": in_flight_s,
+            }
+        )
+    return rows
 
 
 def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
@@ -149,3 +162,24 @@ def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
             ]
         drawn[name] = tuple(spans)
     return drawn
+
+
+def timed_graph(name: str, world: World, rank: int, phase: Phase) -> PortableGraph:
+    """What rank ``rank`` runs as ``name``: the step as captured, or as passes and transformations made it.
+
+    Raises :class:`BenchmarkError` for a step whose work crosses iterations.
+    """
+    if name == UNBUCKETED:
+        return world.unbucketed(rank, phase)
+    final = world.final(rank)
+    if phase not in final:
+        raise BenchmarkError(
+            f"{world.plan.path}: the step runs as graphs {', '.join(final)}, which cannot be timed as one step; leave "
+            "[[transform]] next_iteration out to time it"
+        )
+    return final[phase].portable
+
+
+def digests(name: str, world: World, rank: int) -> tuple[str, ...]:
+    """Of the graphs that rank ``rank`` runs as ``name``, one a phase."""
+    return tuple(digest(timed_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)

@@ -1,18 +1,61 @@
-"""What is stored of one plan's measurement: plain JSON in pytest-benchmark's extra info, read back with care."""
+"""What is stored of one plan's measurement: plain JSON in pytest-benchmark's extra info, read back strictly."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from datetime import datetime
+from statistics import median
+from typing import Annotated, Any, TypedDict
 
-from pytest_fxbucket.bench.record_rules import FORMAT, RULES, SPELLING, is_too_deep
-from pytest_fxbucket.bench.series import Samples
+import msgspec
+from msgspec import Meta
+
+from pytest_fxbucket.bench.stats import LEAST_S, MOST_S
 from pytest_fxbucket.errors import BenchmarkError
 
+FORMAT = 1
+_DEEPEST = 64  # tables and lists within each other: far more than a plan has, far fewer than Python can walk
 
-@dataclass(frozen=True, slots=True)
-class Record:
+Seconds = Annotated[float, Meta(ge=0, le=MOST_S)]
+Rounds = Annotated[tuple[Annotated[float, Meta(ge=LEAST_S, le=MOST_S)], ...], Meta(min_length=1)]
+StoredSamples = Annotated[tuple[Rounds, ...], Meta(min_length=1)]
+Sha = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}([0-9a-f]{24})?\Z")]
+
+
+class Machine(TypedDict):
+    """Kind of machine, see `machine_kind`; no name of a host."""
+
+    system: str
+    arch: str
+    cpu: str
+    cores: Annotated[int, Meta(ge=1)]
+    gpus: list[str]
+
+
+class Bucket(TypedDict):
+    """One launch of a graph."""
+
+    label: str
+    direction: str
+    bytes: int
+    exposed_s: Seconds | None
+    """None, as the next: it could not be had on that back end."""
+    in_flight_s: Seconds | None
+
+
+class GraphFacts(TypedDict):
+    """One variant's graphs."""
+
+    digest: str
+    launches: int
+    bytes: int
+    peak_bytes: list[int]
+    """Of each rank."""
+    buckets: list[Bucket]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT, rename={"pass_name": "pass"}):
     """One measurement of one plan. Nothing in it is absolute: a clone elsewhere has the same identity."""
 
     plan: str
@@ -21,75 +64,86 @@ class Record:
     """Id of its matrix row."""
     workload: Mapping[str, Any]
     """Plan tables as JSON: what must be equal for two runs to be comparable."""
-    commit: str | None
-    """Sha of HEAD in the plan's repository; None: it is in none."""
+    commit: Sha | None
+    """HEAD in the plan's repository; None: it is in none."""
     dirty: bool
     """Files of that repository differ from the commit."""
-    machine: Mapping[str, Any]
-    """Kind of machine, see `machine_kind`; no name of a host."""
+    machine: Machine
     torch: str
     python: str
     backend: str
-    ranks: int
+    ranks: Annotated[int, Meta(ge=1)]
     pass_name: str
-    """"pass" in the JSON."""
     time: str
     """When it was measured: ISO 8601 with a zone."""
-    samples: Mapping[str, Samples]
+    samples: Mapping[str, StoredSamples]
     """Seconds of each step, by variant; of "bucketed" and "unbucketed" at least, and alike in sets and rounds."""
-    warmup_rounds: Sequence[int]
+    warmup_rounds: tuple[Annotated[int, Meta(ge=0)], ...]
     is_stable: bool
     has_priority: bool
-    """All ranks ran before everything else on the machine, see :mod:`pytest_fxbucket.bench.priority`."""
-    capture_s: float
-    pass_s: float
-    graphs: Mapping[str, Mapping[str, Any]]
-    """By variant: digest, launches, bytes, peak_bytes of each rank, and buckets with label, direction, bytes, exposed_s,
-    in_flight_s."""
+    """All ranks ran before everything else on the machine, see `come_first`."""
+    capture_s: Seconds
+    pass_s: Seconds
+    graphs: Mapping[str, GraphFacts]
+    """By variant."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no field by itself can be wrong in."""
+        try:
+            is_time = datetime.fromisoformat(self.time).tzinfo is not None
+        except ValueError:
+            is_time = False
+        if not is_time:
+            raise ValueError("`time` is no time with a zone, such as 2026-11-21T23:00:00+00:00")
+        shapes = {name: [len(rounds) for rounds in sets] for name, sets in self.samples.items()}
+        for name in ("bucketed", "unbucketed", *shapes):
+            if name not in shapes:
+                raise ValueError(f"`samples` lacks {name!r}")
+            if shapes[name] != shapes["bucketed"]:
+                raise ValueError("`samples` has other rounds for one variant than for 'bucketed'")
+        if _is_too_deep(self.workload):
+            raise ValueError("`workload` is nested too deeply")
 
     @property
     def title(self) -> str:
         """The plan as people type it."""
         return self.plan if self.row is None else f"{self.plan}[{self.row}]"
 
+    def median_s(self, variant: str) -> float:
+        """Median step of `variant`, in seconds."""
+        return median(sample for rounds in self.samples[variant] for sample in rounds)
+
+    def ratios(self, variant: str = "bucketed") -> list[float]:
+        """Step time of `variant` by the unbucketed one's, round by round."""
+        sets = zip(self.samples[variant], self.samples["unbucketed"], strict=True)
+        return [ours / theirs for pair in sets for ours, theirs in zip(*pair, strict=True)]
+
+    def buckets(self, variant: str) -> Sequence[Bucket]:
+        """Launches of `variant` in order; none where its graph was not kept."""
+        graph = self.graphs.get(variant)
+        return graph["buckets"] if graph else ()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with the format's number first."""
-        named = {SPELLING.get(each.name, each.name): _plain(getattr(self, each.name)) for each in fields(self)}
-        return {"format": FORMAT, **named}
+        plain: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(self)))  # tuples as the lists that are read back
+        return plain
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Record:
         """Read what `to_dict` gave. Raises BenchmarkError that begins with `where` for another format, or for damage."""
-        if not isinstance(data, Mapping):
+        if isinstance(data, dict) and (type(data.get("format")) is not int or data["format"] != FORMAT):  # true equals 1
             raise BenchmarkError(
-                f"{where}: the stored measurement is no table; it is damaged: restore the file, or measure again"
+                f"{where}: the measurement has format {str(data.get('format'))[:60]} and this version reads {FORMAT}; compare "
+                "with the pytest-fxbucket that wrote it, or measure again"
             )
-        if is_too_deep(data):
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
             raise BenchmarkError(
-                f"{where}: the measurement is nested too deeply; it is damaged: restore the file, or measure again"
-            )
-        if type(data.get("format")) is not int or data["format"] != FORMAT:  # true equals 1
-            raise BenchmarkError(
-                f"{where}: the measurement has format {data.get('format')!r} and this version reads {FORMAT}; compare with the "
-                "pytest-fxbucket that wrote it, or measure again"
-            )
-        for name, rule in RULES.items():
-            if name not in data:
-                raise BenchmarkError(
-                    f"{where}: the measurement lacks {name!r}; it is damaged: restore the file, or measure again"
-                )
-            problem = rule(data[name])
-            if problem:
-                raise BenchmarkError(
-                    f"{where}: {name!r} of the measurement {problem}; it is damaged: restore the file, or measure again"
-                )
-        values = {each.name: data[SPELLING.get(each.name, each.name)] for each in fields(cls)}
-        samples = {name: tuple(map(tuple, sets)) for name, sets in values["samples"].items()}
-        return cls(**values | {"samples": samples})
+                f"{where}: the stored measurement is damaged: {error}; restore the file, or measure again"
+            ) from None
 
 
-def _plain(value: Any) -> Any:
-    """The value with tuples as lists, so that what is written equals what is read."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+def _is_too_deep(value: object, left: int = _DEEPEST) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return left == 0 or any(_is_too_deep(each, left - 1) for each in inner)

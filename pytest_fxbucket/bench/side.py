@@ -2,17 +2,21 @@
 
 It reads requests from stdin and writes answers to the descriptor FD, a line of JSON each: first the plan, answered by what is
 to be run; then sets of processes, each answered when its turns are over; the end of stdin ends it. The two sides may be of
-different versions: what both must agree on has the number PROTOCOL.
+different versions: what both must agree on has the number PROTOCOL, and this module's name is part of it. torch is imported
+once the ranks are being started.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import platform
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.explain.find import find_plan, root_of
@@ -21,9 +25,11 @@ from pytest_fxbucket.ranks.death import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.pools import Pools
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.timed_side import TimedSide
+    from pytest_fxbucket.bench.job import TurnsTaken
+    from pytest_fxbucket.world import World
 
 PROTOCOL = 1
+_JOB = "pytest_fxbucket.bench.job"
 
 
 def main(arguments: list[str]) -> int:
@@ -64,16 +70,80 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
     plan, _ = find_plan(asked["plan"])
     folders = [plan.path.resolve().parent, root_of(plan.path)]
-    pools = Pools(("pytest_fxbucket.bench.turn_job",))
+    pools = Pools((_JOB,))
     stack.callback(pools.close)
     pools.start()
     stack.enter_context(first_on_path(folders))
-    from pytest_fxbucket.bench.timed_side import TimedSide
     from pytest_fxbucket.capture.mesh import mesh_of
     from pytest_fxbucket.world import World
 
     world = World(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
     return TimedSide(world, asked["variant"], asked["backend"], pools, folders)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimedSide:
+    """A plan through a pass, on ranks that take turns with another side's."""
+
+    world: World
+    variant: str
+    """bucketed or unbucketed"""
+    asked_backend: str | None
+    """Instead of the plan's; None: the plan's."""
+    pools: Pools
+    folders: list[Path]
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is to be run, as plain data."""
+        import torch
+
+        from pytest_fxbucket.bench.measure import digests
+
+        world, benchmark = self.world, self.world.plan.checks.benchmark
+        return {
+            "plan": str(world.plan.path),
+            "row": world.plan.matrix_id,
+            "digest": list(digests(self.variant, world, 0)),
+            "ranks": world.size,
+            "backend": self._backend(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "benchmark": dataclasses.asdict(benchmark) if dataclasses.is_dataclass(benchmark) else None,
+        }
+
+    def take_turns(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run one set of processes for as many turns as there are; what each rank brought back, as plain data."""
+        from pytest_fxbucket.bench.job import TurnTask
+        from pytest_fxbucket.bench.measure import digests, tasks_of
+        from pytest_fxbucket.bench.stats import Pacing
+
+        world = self.world
+        timed = tasks_of({self.variant: world}, Pacing(request["budget_s"], 0.0))
+        tasks = [TurnTask(self.variant, task.phases, request["address"]) for task in timed]
+        pool = self.pools.get(world.size, self._backend())
+        results = pool.run(
+            f"{_JOB}:take_turns",
+            tasks,
+            timeout_s=world.plan.run.timeout_s + request["budget_s"],
+            paths=[str(folder) for folder in self.folders],
+            what=f"step time of {world.plan.path}",
+        )
+        pool.close()  # the next set has processes of its own
+        taken = cast("list[TurnsTaken]", results)
+        if [one.digests for one in taken] != [digests(self.variant, world, rank) for rank in range(world.size)]:
+            raise BenchmarkError(f"{world.plan.path}: a rank timed another graph than the one that it was sent")
+        return {"peak_bytes": [one.peak_bytes for one in taken], "has_priority": all(one.has_priority for one in taken)}
+
+    def _backend(self) -> str:
+        from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, choose, this_machine
+
+        asked = self.asked_backend or self.world.plan.run.backend
+        if asked in IN_ONE_PROCESS:
+            raise BenchmarkError(f"{self.world.plan.path}: back end {asked} has no step time; use gloo, nccl or auto")
+        found = choose(asked, self.world.size, this_machine())
+        if found.backend is None:
+            raise BenchmarkError(f"{self.world.plan.path}: {found.lacking}")
+        return PLAIN if found.backend == "gloo" else found.backend
 
 
 def _imported() -> list[str]:

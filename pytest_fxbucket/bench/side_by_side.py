@@ -1,22 +1,31 @@
-"""Two sides, run in turns on this machine: round after round, in several sets of processes one after another."""
+"""Two sides, each a process in the tree of a commit, run in turns on this machine, in several sets of ranks."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-from pytest_fxbucket.bench.pace import WINDOW, Pacing, has_settled, is_warm
-from pytest_fxbucket.bench.series import Series
-from pytest_fxbucket.bench.side_process import SideProcess
+from pytest_fxbucket.bench.side import PROTOCOL
+from pytest_fxbucket.bench.stats import WINDOW, Pacing, ProcessSet, Series, has_settled, is_warm
 from pytest_fxbucket.bench.turns import Seat
 from pytest_fxbucket.errors import BenchmarkError
 
 OLD, NEW = SIDES = ("old", "new")
 _TURN_S = 0.08
 _MOST_STEPS = 4
+_OTHER = "the pytest_fxbucket there cannot time steps beside another commit's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +41,6 @@ class Length:
     """Of a set, even if they take longer."""
 
 
-@dataclass(slots=True)
-class _Set:
-    samples: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SIDES})
-    warmup_rounds: int = 0
-    is_stable: bool = False
-    peak_bytes: dict[str, list[int]] = field(default_factory=dict)
-    has_priority: bool = True
-
-
 def run(
     sides: tuple[SideProcess, SideProcess],
     length: Length,
@@ -51,17 +51,17 @@ def run(
 
     Both sides have answered their first request. Raises BenchmarkError if one of them fails, in its words.
     """
-    done: list[_Set] = []
+    done: list[ProcessSet] = []
     for number in range(length.sets):
         say(f"set {number + 1} of at most {length.sets}")
         done.append(_one_set(sides, length))
-        series = _series(done)
+        series = Series.of(done)
         if len(done) >= length.least_sets and is_enough(series):
             break
     return series
 
 
-def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> _Set:
+def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessSet:
     """Fresh processes of both sides, warmed up, timed and ended."""
     budget_s = length.budget_s / length.sets
     watched = [side.descriptor for side in sides]
@@ -71,15 +71,16 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> _Set:
         side.answer()  # raises, since none is due before its turns are over
         raise BenchmarkError(f"{side.label}: it ended its turns by itself")
 
+    def turn(seat: Seat, steps: int) -> list[float]:
+        return seat.turn(steps, watched, on_other)
+
     with ExitStack() as stack:
         seats = {name: stack.enter_context(Seat()) for name in SIDES}
         for side, seat in zip(sides, seats.values(), strict=True):
             side.ask({"address": seat.address, "budget_s": budget_s})
         for seat in seats.values():
             seat.take(watched, on_other)
-        found = _rounds(
-            seats, Pacing(budget_s, 0.0), length.least_rounds, lambda seat, steps: seat.turn(steps, watched, on_other)
-        )
+        found = _rounds(seats, Pacing(budget_s, 0.0), length.least_rounds, turn)
     for name, side in zip(SIDES, sides, strict=True):
         answer = side.answer()
         found.peak_bytes[name] = answer["peak_bytes"]
@@ -87,13 +88,15 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> _Set:
     return found
 
 
-def _rounds(seats: Mapping[str, Seat], pacing: Pacing, least_rounds: int, turn: Callable[[Seat, int], list[float]]) -> _Set:
+def _rounds(
+    seats: Mapping[str, Seat], pacing: Pacing, least_rounds: int, turn: Callable[[Seat, int], list[float]]
+) -> ProcessSet:
     """Warm-up, then samples till the time is over; which side is first changes from round to round.
 
     A sample is the fastest of a few steps of a turn: what else the machine does only ever makes a step slower (Chen & Revels,
     Robust benchmarking in noisy environments, arXiv 1608.04295).
     """
-    found, begin, orders = _Set(), time.monotonic(), _orders()
+    found, begin, orders = ProcessSet({name: [] for name in SIDES}), time.monotonic(), cycle((SIDES, SIDES[::-1]))
 
     def add_one(samples: dict[str, list[float]], steps: int) -> None:
         for name in next(orders):
@@ -115,17 +118,101 @@ def _steps_of_turn(warm: Mapping[str, Sequence[float]]) -> int:
     return max(1, min(_MOST_STEPS, round(_TURN_S / step_s)))
 
 
-def _orders() -> Iterator[tuple[str, ...]]:
-    while True:
-        yield SIDES
-        yield SIDES[::-1]
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a side is started."""
+
+    label: str
+    """What to call it in errors."""
+    python: str
+    cwd: Path
+    environment: Mapping[str, str]
+    request: Mapping[str, Any]
+    """The first."""
 
 
-def _series(done: Sequence[_Set]) -> Series:
-    return Series(
-        samples={name: tuple(tuple(one.samples[name]) for one in done) for name in SIDES},
-        warmup_rounds=tuple(one.warmup_rounds for one in done),
-        is_stable=all(one.is_stable for one in done),
-        has_priority=all(one.has_priority for one in done),
-        peak_bytes={name: tuple(map(max, zip(*(one.peak_bytes[name] for one in done), strict=True))) for name in SIDES},
-    )
+class SideProcess:
+    """A side that runs; a context. All errors are BenchmarkErrors of one sentence that begins with its label.
+
+    It has a session of its own, so that Ctrl-C leaves it to us, and the kernel kills it, its server and its ranks when this
+    process ends, however it ends.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.label, self._python = start.label, start.python
+        ours, theirs = os.pipe()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        try:
+            self._process = subprocess.Popen(
+                [start.python, "-P", "-m", "pytest_fxbucket.bench.side", str(theirs), str(os.getpid())],
+                cwd=start.cwd,
+                env=start.environment,
+                stdin=subprocess.PIPE,
+                stdout=self._errors,
+                stderr=self._errors,
+                pass_fds=[theirs],
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(ours)
+            self._errors.close()
+            raise BenchmarkError(f"{start.label}: {start.python} cannot be started: {error.strerror or error}") from None
+        finally:
+            os.close(theirs)
+        self._answers = open(ours, encoding="utf-8")  # noqa: SIM115 - closed with the process
+        self.ask({"protocol": PROTOCOL, **start.request})
+
+    def __enter__(self) -> SideProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def descriptor(self) -> int:
+        """Can be read when there is an answer, or none will come any more."""
+        return self._answers.fileno()
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Send a request; if nobody is there to read it, the answer says so."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return
+
+    def answer(self) -> Mapping[str, Any]:
+        """Wait for the answer. Raises BenchmarkError if it is a sentence, or if there is none."""
+        line = self._answers.readline()
+        if not line.endswith("\n"):
+            raise BenchmarkError(f"{self.label}: {self._why_gone()}")
+        answer: dict[str, Any] = json.loads(line)
+        if answer.get("protocol") != PROTOCOL:
+            raise BenchmarkError(f"{self.label}: {_OTHER}: it takes turns by protocol {answer.get('protocol')}, not {PROTOCOL}")
+        if "error" in answer:
+            raise BenchmarkError(f"{self.label}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End it at once, in the middle of whatever it does: nothing that it has outlives it."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+        self._answers.close()
+        self._errors.close()
+
+    def _why_gone(self) -> str:
+        status = self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        if "pytest_fxbucket.bench" in last and "No module named" in last:
+            return _OTHER
+        if "No module named" in last and self._python != sys.executable:
+            return f"{self._python} cannot be used: {last}"
+        ended = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return f"its process ended {ended}" + (f": {last}" if last else "")

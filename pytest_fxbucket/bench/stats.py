@@ -1,4 +1,6 @@
-"""How much slower one variant is than another, with the interval that noise leaves: a hierarchical, smoothed bootstrap.
+"""Samples of step time, when there are enough of them, and how much slower one variant is than another.
+
+The answer has the interval that noise leaves: a hierarchical, smoothed bootstrap.
 
 What is estimated is the logarithm of a ratio of step times. In one set of processes it is the midmean (the mean of the middle
 half) over rounds of log(new / old), so that a burst that hits both variants cancels out and one that hits a single round is cut
@@ -19,12 +21,126 @@ The same data give the same answer: the generator is seeded, and is Python's own
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
+from statistics import NormalDist, median
 
-from pytest_fxbucket.bench.series import LEAST_S, MOST_S, Samples
 from pytest_fxbucket.errors import BenchmarkError
+
+Samples = tuple[tuple[float, ...], ...]
+"""Of one variant: seconds of the slowest rank, one a round, for each set of processes in turn."""
+
+LEAST_S, MOST_S = 1e-9, 1e6
+"""Seconds that a step can take: a sample that is none of these was not measured."""
+
+
+@dataclass(slots=True)
+class ProcessSet:
+    """What variants took in one set of processes."""
+
+    samples: dict[str, list[float]]
+    warmup_rounds: int = 0
+    is_stable: bool = False
+    peak_bytes: dict[str, list[int]] = field(default_factory=dict)
+    """By variant, of each rank."""
+    has_priority: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Samples of variants that took turns in the same processes: round r of all of them ran right after one another."""
+
+    samples: Mapping[str, Samples]
+    """By the variant's name: unbucketed, bucketed, or a pass. All have equally many rounds in each set of processes."""
+    warmup_rounds: tuple[int, ...]
+    """Rounds before the first sample, of each set of processes."""
+    is_stable: bool
+    """Whether step time settled before sampling began, in every set of processes."""
+    has_priority: bool
+    """Whether all ranks ran before everything else on the machine."""
+    peak_bytes: Mapping[str, tuple[int, ...]]
+    """By variant, largest resident size of each rank's process during a step of it; on a GPU memory of the rank's tensors."""
+
+    @classmethod
+    def of(cls, sets: Sequence[ProcessSet]) -> Series:
+        """All sets together."""
+        names = list(sets[0].samples)
+        return cls(
+            samples={name: tuple(tuple(one.samples[name]) for one in sets) for name in names},
+            warmup_rounds=tuple(one.warmup_rounds for one in sets),
+            is_stable=all(one.is_stable for one in sets),
+            has_priority=all(one.has_priority for one in sets),
+            peak_bytes={name: tuple(map(max, zip(*(one.peak_bytes[name] for one in sets), strict=True))) for name in names},
+        )
+
+    def all_of(self, variant: str) -> list[float]:
+        """Seconds of every round of ``variant``, in the order in which they ran."""
+        return [sample for rounds in self.samples[variant] for sample in rounds]
+
+
+WINDOW = 4
+"""Rounds whose median is compared with that of as many before them."""
+_SETTLED = 0.02
+_STANDARD_ERRORS = 2
+_MAD_TO_SIGMA = 1.4826
+_MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
+"""How much wider a median scatters than a mean, of normal samples."""
+_Z = NormalDist().inv_cdf(0.995)
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How long one set of processes goes on."""
+
+    budget_s: float
+    """For warm-up and samples together; a third of it at most for warm-up."""
+    precision: float
+    """Half width that is asked of the interval of each log ratio of two variants; 0: the whole budget is used."""
+    least_rounds: int = 8
+    """Even if they take longer."""
+
+
+def has_settled(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Whether no variant was faster in its last rounds than in those before, beyond noise: start-up costs only ever fall."""
+    return all(len(rounds) >= 2 * WINDOW and not _falls(rounds[-2 * WINDOW :]) for rounds in samples.values())
+
+
+def _falls(rounds: Sequence[float]) -> bool:
+    """Whether the median of the second half lies below that of the first by more than both scatter."""
+    first, last = rounds[:WINDOW], rounds[WINDOW:]
+    scatter = median(abs(one - median(half)) for half in (first, last) for one in half)
+    noise = _STANDARD_ERRORS * _MEDIAN_TO_MEAN * _MAD_TO_SIGMA * scatter * math.sqrt(2 / WINDOW)
+    return median(first) - median(last) > max(_SETTLED * median(first), noise)
+
+
+def is_warm(samples: Mapping[str, Sequence[float]], elapsed_s: float, pacing: Pacing) -> bool:
+    """Whether warm-up ends, settled or because its share of the time is over."""
+    rounds = len(next(iter(samples.values())))
+    return has_settled(samples) or (elapsed_s >= pacing.budget_s / 3 and rounds >= 2 * WINDOW)
+
+
+def is_enough(samples: Mapping[str, Sequence[float]], elapsed_s: float, pacing: Pacing) -> bool:
+    """Whether sampling ends; ``elapsed_s`` counts from the start of warm-up."""
+    if len(next(iter(samples.values()))) < pacing.least_rounds:
+        return False
+    return elapsed_s >= pacing.budget_s or half_width(samples) <= pacing.precision
+
+
+def half_width(samples: Mapping[str, Sequence[float]]) -> float:
+    """Of the 99 % interval of the median log ratio of two variants' paired rounds, the widest; 0 of a single variant.
+
+    A normal approximation with the median absolute deviation as scale, good enough to decide when to stop.
+    """
+    widths = []
+    for one, other in combinations(samples.values(), 2):
+        ratios = [math.log(a / b) for a, b in zip(one, other, strict=True)]
+        middle = median(ratios)
+        sigma = _MAD_TO_SIGMA * median(abs(ratio - middle) for ratio in ratios)
+        widths.append(_Z * _MEDIAN_TO_MEAN * sigma / math.sqrt(len(ratios)))
+    return max(widths, default=0.0)
+
 
 PROCESS_SPREAD = 0.005
 """Standard deviation of log(new / old) between sets of processes that is taken for granted."""
@@ -68,6 +184,11 @@ class Estimate:
     def __str__(self) -> str:
         change, low, high = (f"{math.expm1(each):+.1%}" for each in (self.log_ratio, self.low, self.high))
         return f"{change} ({self.confidence:.0%} interval {low} to {high})"
+
+
+def ms(seconds: float | None) -> str:
+    """In milliseconds, to the microsecond; a dash of what was not measured."""
+    return "-" if seconds is None else f"{seconds * 1e3:,.3f} ms"
 
 
 def ratio_of(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_fxbucket.bench.side_by_side import NEW, OLD
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.series import Series
-    from pytest_fxbucket.bench.stats import Estimate
+    from pytest_fxbucket.bench.stats import Estimate, Series
 
 SideFacts = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.cli.asked import PLAN_HELP, add_for_sides, refuse_no_pass, up_to_two
-from pytest_fxbucket.cli.sides import AtCommit, InTree, Side, same_name
+from pytest_fxbucket.cli.sides import AtCommit, DiffSide, InTree, same_name
 from pytest_fxbucket.commit.processes import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import parts, root_of
@@ -84,7 +84,7 @@ def _folder(plan: str) -> Folder:
     return Folder(root / ".fxbucket", f"{os.path.relpath(file.resolve(), root)} {row or ''}", "diff")
 
 
-def _sides(options: Namespace) -> tuple[Side, Side]:
+def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
     """Both sides, so far as they can be known before either is traced. Raises UsageError if they are one and the same."""
     for name in options.passes:
         refuse_no_pass(name)
@@ -102,5 +102,5 @@ def _sides(options: Namespace) -> tuple[Side, Side]:
     return a, b
 
 
-def _side(plan: str, pass_name: str, rev: str | None) -> Side:
+def _side(plan: str, pass_name: str, rev: str | None) -> DiffSide:
     return InTree.of(plan, pass_name) if rev is None else AtCommit.of(plan, pass_name, rev)

@@ -103,7 +103,7 @@ class AtCommit:
             ) from None
 
 
-Side = InTree | AtCommit
+DiffSide = InTree | AtCommit
 
 
 def same_name(schedule: str) -> str:

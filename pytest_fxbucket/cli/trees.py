@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.bench.commit_of import commit_of
-from pytest_fxbucket.bench.side_by_side import NEW, OLD, Length
+from pytest_fxbucket.bench.provenance import commit_of
+from pytest_fxbucket.bench.side_by_side import NEW, OLD, Length, SideProcess, Start
 from pytest_fxbucket.bench.side_by_side import run as run_sides
-from pytest_fxbucket.bench.side_process import SideProcess, Start
 from pytest_fxbucket.bench.stats import ratio_of
 from pytest_fxbucket.cli.benchmarked import Named
 from pytest_fxbucket.cli.compared import Compared
@@ -21,7 +20,7 @@ from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.benchmark import Benchmark
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.series import Series
+    from pytest_fxbucket.bench.stats import Series
 
 
 @dataclass(frozen=True, slots=True)

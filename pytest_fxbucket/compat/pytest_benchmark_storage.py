@@ -1,4 +1,4 @@
-"""pytest-benchmark's storage, so that what it saves is whole and never over another run.
+"""pytest-benchmark's session and storage: where runs are, and how those with measurements of ours are saved.
 
 Run on pytest-benchmark 5.3.1 only: `config._benchmarksession` with `storage`, `save_json`, `benchmarks` and `logger`, and
 `FileStorage` with `path` and `get`. At start-up nothing of it is imported: it is loaded, or there is nothing to do.
@@ -62,23 +62,28 @@ def drop_empty(config: pytest.Config) -> None:
             bench.fixture.has_error = True
 
 
+def has_measured(config: pytest.Config, key: str) -> bool:
+    """Whether a benchmark of this session has `key` in its extra info."""
+    return any(key in bench.extra_info for bench in getattr(session_of(config), "benchmarks", ()))
+
+
 def save_with(
     config: pytest.Config,
-    save_new: Callable[[Path, str, bytes, tuple[Path, ...]], Path],
-    replace: Callable[[Path, bytes], None],
+    save_new: Callable[[Path, str, str, tuple[Path, ...]], Path],
+    replace: Callable[[Path, str], None],
     failed: Callable[[str], None],
 ) -> None:
-    """Let the session save runs by `save_new(folder, name, data, beside)` and `--benchmark-json` by `replace(path, data)`.
+    """Let the session save runs by `save_new(folder, name, text, beside)` and `--benchmark-json` by `replace(path, text)`.
 
-    The JSON is what pytest-benchmark would have written. `failed` is told, in a sentence, of a file that could not be written.
+    The text is what pytest-benchmark would have written. `failed` is told, in a sentence, of a file that could not be written.
     """
     session = session_of(config)
-    if session is None:
-        return
+    assert session is not None, "it has benchmarks"
     storage, logger = session.storage, session.logger
 
-    def unsaved(what: str, error: BaseException) -> None:
-        sentence = f"Benchmark data is not saved: {what} could not be written ({_why(error)})"
+    def unsaved(what: object, error: BaseException) -> None:
+        why = (isinstance(error, OSError) and error.strerror) or "interrupted"
+        sentence = f"Benchmark data is not saved: {what} could not be written ({why})"
         logger.error(sentence)
         failed(sentence)
 
@@ -97,7 +102,7 @@ def save_with(
         try:
             replace(Path(session.json), _dumped(output_json))
         except OSError as error:
-            return unsaved(str(session.json), error)
+            return unsaved(session.json, error)
         logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
 
     session.save_json = save_json
@@ -110,11 +115,7 @@ def _is_folder(storage: object) -> bool:
     return module is not None and isinstance(storage, module.FileStorage)
 
 
-def _dumped(output_json: object) -> bytes:
+def _dumped(output_json: object) -> str:
     from pytest_benchmark.utils import safe_dumps
 
-    return str(safe_dumps(output_json, ensure_ascii=True, indent=4)).encode()  # type: ignore[no-untyped-call]  # it has no types
-
-
-def _why(error: BaseException) -> str:
-    return (isinstance(error, OSError) and error.strerror) or "interrupted"
+    return str(safe_dumps(output_json, ensure_ascii=True, indent=4))  # type: ignore[no-untyped-call]  # it has no types

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from pytest_fxbucket.bench.series import Samples
+from pytest_fxbucket.bench.stats import Samples
 
 
 def turns(

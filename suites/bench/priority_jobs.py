@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from pytest_fxbucket.bench.priority import come_first
+from pytest_fxbucket.bench.job import come_first
 
 
 def priorities(rank, world, is_allowed):

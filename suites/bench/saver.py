@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from pytest_fxbucket.bench.safe_save import save_new
+from pytest_fxbucket.bench.saving import save_new
 
 
 def stop_at(name: str, when: str) -> None:
@@ -32,7 +32,7 @@ def main(folder: str, name: str, count: str, at: str = "") -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     for number in range(int(count)):
-        save_new(Path(folder), name, json.dumps({"of": name, "number": number, "data": [number] * 20_000}).encode())
+        save_new(Path(folder), name, json.dumps({"of": name, "number": number, "data": [number] * 20_000}))
 
 
 if __name__ == "__main__":

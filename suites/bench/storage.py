@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_fxbucket.bench.stored import Found, find
+from pytest_fxbucket.bench.store import Found, find
 from suites.bench.records import fields, record
 from suites.cli.small_repository import SmallRepository
 

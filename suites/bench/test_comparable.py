@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.comparable import comparable
 from pytest_fxbucket.bench.record import Record
+from pytest_fxbucket.bench.store import comparable
 from suites.bench.records import MACHINE, WORKLOAD, record
 
 

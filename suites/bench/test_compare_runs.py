@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.compare import judge, kept, pending, verdict_of
+from pytest_fxbucket.bench.compare import judge, kept, verdict_of
 from pytest_fxbucket.bench.record import Record
-from pytest_fxbucket.bench.stored import find
+from pytest_fxbucket.bench.store import find
 from pytest_fxbucket.checks.verdict import Verdict, skipped
 from suites.bench.records import bucket, graph, record, steps
 from suites.bench.storage import KIND, Project
@@ -135,14 +135,14 @@ class TestVerdict:
     def test_runs_that_were_slower_or_never_judged_or_slower_perhaps_are_no_measure(self, project: Project) -> None:
         slower, same = (verdict(project, record(bucketed_s=each, seed=7)) for each in (0.02, 0.01))
         untold = skipped("benchmark", "cannot be told: +5.0% ...")
-        marks = [pending("latest"), kept("latest", slower), kept("latest", untold)]
+        marks = [kept("latest"), kept("latest", slower), kept("latest", untold)]
         for number, mark in enumerate(marks, 2):
             project.store(number, compared=mark["fxbucket_compared"]["outcome"])
             found = find("latest", record(), project.storage, project.top)
             assert found.run is not None
             assert found.run.file.name == "0001_run.json"
             assert "(a regression itself, or never judged)" in found.note
-        assert pending("main") == {"fxbucket_compared": {"with": "main", "outcome": "error", "summary": "it was not judged"}}
+        assert kept("main") == {"fxbucket_compared": {"with": "main", "outcome": "error", "summary": "it was not judged"}}
         for number, said in enumerate((same, skipped("benchmark", "there is no stored run")), 10):
             project.store(number, compared=kept("latest", said)["fxbucket_compared"]["outcome"])
             found = find("latest", record(), project.storage, project.top)

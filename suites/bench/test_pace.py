@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from pytest_fxbucket.bench.pace import WINDOW, Pacing, half_width, has_settled, is_enough, is_warm
+from pytest_fxbucket.bench.stats import WINDOW, Pacing, half_width, has_settled, is_enough, is_warm
 
 
 def noisy(random: Random, rounds: int, spread: float) -> list[float]:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.report.inputs import ReportInput
-from pytest_fxbucket.bench.report.write import write_report
+from pytest_fxbucket.bench.report.page import ReportInput, write_report
 from suites.bench.report.pages import EVIL, given, history, step
 
 RANKS = 3
@@ -42,7 +41,8 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The browser on a page that has loaded."""
     folder = tmp_path_factory.mktemp("report")
-    one = given(RANKS, stored=history(4), plan=f"plans/{EVIL}.toml")
+    plan = f"plans/{EVIL}.toml"
+    one = given(RANKS, stored=history(4, plan=plan), plan=plan)
     spans = {"bucketed": one.spans["bucketed"], "unbucketed": step(RANKS, 2_000_000, module=EVIL, buckets=3)}
     paths = write_report(folder, [ReportInput(one.record, one.stored, spans)])
     load(browser, paths[1])

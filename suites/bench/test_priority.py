@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pytest_fxbucket.bench.priority import come_first
+from pytest_fxbucket.bench.job import come_first
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.pools import Pools
 

@@ -99,18 +99,16 @@ class TestUnsaved:
         assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
     def test_a_json_that_cannot_be_written_does_not_lose_the_stored_run(self, steps: pytest.Pytester) -> None:
-        result = run(steps, "--benchmark-autosave", "--benchmark-json=none/all.json")
+        result = run(steps, "--benchmark-autosave", "--benchmark-json=record.json/all.json")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.stderr.fnmatch_lines(
-            ["Benchmark data is not saved: none/all.json could not be written (No such file or directory)"]
-        )
+        result.stderr.fnmatch_lines(["Benchmark data is not saved: record.json/all.json could not be written (*)"])
         assert len(stored(steps)) == 1
 
     def test_a_json_that_would_take_the_place_of_a_run_ends_pytest_at_once(self, steps: pytest.Pytester) -> None:
         file = steps.path / ".benchmarks" / "kind" / "0007_run.json"
         file.parent.mkdir(parents=True)
         for base in (file, steps.path / "base.json"):
-            base.write_text("{}")
+            base.write_text('{"fxbucket": 1}')
         Path("link.json").symlink_to(file)
         for option, words in (
             (".benchmarks/kind/0007_run.json", "a stored run"),
@@ -124,24 +122,48 @@ class TestUnsaved:
             )
             assert "Traceback" not in result.stdout.str() + result.stderr.str()
             assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
-        assert file.read_text() == Path("base.json").read_text() == "{}"
+        assert file.read_text() == Path("base.json").read_text() == '{"fxbucket": 1}'
 
     def test_a_run_that_came_to_be_there_meanwhile_is_left_alone(self, steps: pytest.Pytester) -> None:
         steps.makepyfile(
             test_x="""
             from pathlib import Path
             def test_meanwhile(benchmark):
+                benchmark.extra_info["fxbucket"] = {}
                 benchmark(int)
-                Path(".benchmarks/0007_run.json").write_text("of another")
+                Path(".benchmarks/0007_run.json").write_text('"fxbucket"')
             """
         )
         result = steps.runpytest_inprocess("-p", "no:xdist", "--benchmark-json=.benchmarks/0007_run.json", "test_x.py")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.stderr.fnmatch_lines(["*0007_run.json could not be written (it is a stored run, which is never overwritten)"])
-        assert Path(".benchmarks/0007_run.json").read_text() == "of another"
+        assert Path(".benchmarks/0007_run.json").read_text() == '"fxbucket"'
 
 
 class TestUnchanged:
+    @pytest.mark.parametrize(("files", "is_theirs"), [(["test_theirs.py"], True), (["test_theirs.py", "test_steps.py"], False)])
+    def test_what_holds_no_measurement_of_ours_is_saved_by_pytest_benchmark(
+        self, steps: pytest.Pytester, files: list[str], is_theirs: bool
+    ) -> None:
+        steps.makepyfile(test_theirs="def test_theirs(benchmark):\n    benchmark.pedantic(int, rounds=3)\n")
+        steps.makeconftest(
+            """
+            from pytest_benchmark.session import BenchmarkSession
+            from pytest_benchmark.storage.file import FileStorage
+            def pytest_sessionfinish(session):
+                own = session.config._benchmarksession
+                saves = own.storage.save.__code__, own.save_json.__code__
+                print("THEIRS", saves == (FileStorage.save.__code__, BenchmarkSession.save_json.__code__))
+            """
+        )
+        run(steps, "--benchmark-autosave", "-s", *files).stdout.fnmatch_lines([f"*THEIRS {is_theirs}*"])
+        assert len(stored(steps)) == 1
+
+    def test_an_interrupted_run_of_others_ends_as_without_us(self, steps: pytest.Pytester) -> None:
+        steps.makepyfile(test_x="def test_theirs(benchmark):\n    benchmark.pedantic(int, rounds=3)\n" + INTERRUPTED)
+        ours, theirs = (run(steps, "--benchmark-autosave", *more, "test_x.py") for more in ((), ("-p", "no:fxbucket")))
+        assert (ours.ret, stored(steps)) == (theirs.ret, [])
+
     def test_what_is_stored_is_what_pytest_benchmark_stores(self, steps: pytest.Pytester) -> None:
         run(steps, "--benchmark-save=ours")
         run(steps, "--benchmark-save=theirs", "-p", "no:fxbucket")

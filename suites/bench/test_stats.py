@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from pytest_fxbucket.bench.series import Samples
-from pytest_fxbucket.bench.stats import Estimate, midmean, ratio_between, ratio_of
+from pytest_fxbucket.bench.stats import Estimate, Samples, midmean, ratio_between, ratio_of
 from pytest_fxbucket.errors import BenchmarkError
 from suites.bench.noise import turns
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.compared_with import compared_with
-from pytest_fxbucket.bench.same_files import same_files
-from pytest_fxbucket.bench.stored import find, runs_of
-from pytest_fxbucket.bench.stored_files import run_files
+from pytest_fxbucket.bench.store import compared_with, find, run_files, runs_of, same_files
 from pytest_fxbucket.commit.repository import Repository
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from suites.bench.records import MACHINE, fields, record
@@ -98,15 +95,6 @@ class TestLatest:
         project.store(10001, time="2026-11-21T11:00:00+00:00")
         project.store(99, time="2026-11-21T11:00:00+00:00")  # two of one second are told by their numbers
         assert file_of(found("latest", project)) == "10001_run.json"
-
-    def test_a_newer_run_of_another_machine_is_passed_over_and_said(self, project: Project) -> None:
-        project.store(1)
-        project.store(2, machine={**MACHINE, "cores": 64})
-        it = found("latest", project)
-        assert file_of(it) == "0001_run.json"
-        assert it.note == (
-            f"newer, but passed over: .benchmarks/{KIND}/0002_run.json (not comparable: another machine: cores was 64 and is 2)"
-        )
 
     def test_without_a_run_it_says_how_to_store_one(self, project: Project) -> None:
         project.store(1, plan="plans/other.toml")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.stored import runs_of
+from pytest_fxbucket.bench.store import runs_of
 from pytest_fxbucket.errors import BenchmarkError
 from suites.bench.records import MACHINE, fields, record
 from suites.bench.storage import KIND, Project, file_of, file_text, found
@@ -31,24 +31,24 @@ DAMAGE = {
     **{
         f"a measurement that is {text}": (
             f'{{"benchmarks": [{{"extra_info": {{"fxbucket": {text}}}}}]}}'.encode(),
-            "is no table",
+            "is damaged: Expected `object`",
         )
         for text in ("null", "[]", "3", '"text"', "false")
     },
-    "a plan that is no text": (file_text(fields(plan=["plans/tiny.toml"])).encode(), "'plan' of the measurement is list"),
-    "a plan that is null": (file_text(fields(plan=None)).encode(), "'plan' of the measurement is NoneType"),
-    "a row that is no text": (file_text(fields(row=False)).encode(), "'row' of the measurement is bool"),
+    "a plan that is no text": (file_text(fields(plan=["plans/tiny.toml"])).encode(), "got `array` - at `$.plan`"),
+    "a plan that is null": (file_text(fields(plan=None)).encode(), "got `null` - at `$.plan`"),
+    "a row that is no text": (file_text(fields(row=False)).encode(), "got `bool` - at `$.row`"),
     "nested too deeply": (b'{"benchmarks":' + b"[" * 100_000, "nested too deeply"),
     "a workload that is nested too deeply": (
         file_text(fields(workload={"x": 0})).replace('"x": 0', '"x": ' + "[" * 400 + "]" * 400).encode(),
         "nested too deeply",
     ),
-    "a number of 401 digits": (file_text(fields(capture_s=10**400)).encode(), "where seconds are expected"),
+    "a number of 401 digits": (file_text(fields(capture_s=10**400)).encode(), "at `$.capture_s`"),
     "a number of 5000 digits": (
         file_text(fields(capture_s=0)).replace('"capture_s": 0', f'"capture_s": {"9" * 5000}').encode(),
         "no JSON",
     ),
-    "damaged samples": (file_text(fields(samples={})).encode(), "'samples' of the measurement lacks 'bucketed'"),
+    "damaged samples": (file_text(fields(samples={})).encode(), "`samples` lacks 'bucketed'"),
 }
 
 

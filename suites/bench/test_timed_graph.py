@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.timed_graph import timed_graph
+from pytest_fxbucket.bench.measure import timed_graph
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.graph.portable import digest

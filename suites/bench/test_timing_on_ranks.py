@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pytest_fxbucket.bench.job import Timed, TimingTask
 from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of
-from pytest_fxbucket.bench.of_plan import worlds_of
-from pytest_fxbucket.bench.pace import Pacing
-from pytest_fxbucket.bench.task import Task, Timed
+from pytest_fxbucket.bench.stats import Pacing
+from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.plan.benchmark import Benchmark
@@ -51,7 +51,7 @@ def world() -> World:
 
 
 def run(
-    pools: Pools, tasks: list[Task], seconds: list[tuple[tuple[float, ...], ...]], **more: int
+    pools: Pools, tasks: list[TimingTask], seconds: list[tuple[tuple[float, ...], ...]], **more: int
 ) -> list[tuple[Timed, list[str]]]:
     clocked = [Clocked(task, own, **more) for task, own in zip(tasks, seconds, strict=True)]
     return pools.get(len(tasks), PLAIN).run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
@@ -89,7 +89,7 @@ def test_a_rank_that_fails_is_named_with_the_round_that_it_was_in(world: World, 
 def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(world: World, pools: Pools) -> None:
     pids: list[tuple[int, ...]] = []
 
-    def on_ranks(tasks: list[Task]) -> list[object]:
+    def on_ranks(tasks: list[TimingTask]) -> list[object]:
         pool = pools.get(2, PLAIN)
         found = pool.run("pytest_fxbucket.bench.job:run", tasks, timeout_s=60)
         pids.append(pool.pids)
@@ -109,7 +109,7 @@ def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(wo
 
 
 def test_ranks_that_ran_another_graph_are_an_error(world: World, pools: Pools) -> None:
-    def swapped(tasks: list[Task]) -> list[object]:
+    def swapped(tasks: list[TimingTask]) -> list[object]:
         others = []
         for task in tasks:
             (phase,) = task.phases
@@ -130,7 +130,7 @@ def test_ranks_meet_before_the_clock_starts(world: World, pools: Pools) -> None:
 def test_what_is_asked_of_all_sets_together_is_asked_less_of_each(world: World) -> None:
     asked: list[Pacing] = []
 
-    def refuse(tasks: list[Task]) -> list[object]:
+    def refuse(tasks: list[TimingTask]) -> list[object]:
         asked.append(tasks[0].pacing)
         raise BenchmarkError("no ranks here")
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from pytest_fxbucket.bench import job
-from pytest_fxbucket.bench.memory import peak_bytes_of
-from pytest_fxbucket.bench.task import Task, Timed
+from pytest_fxbucket.bench.job import Timed, TimingTask, peak_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
 class Clocked:
     """A task, and what each call of a step takes on this rank: seconds by variant, in turn."""
 
-    task: Task
+    task: TimingTask
     seconds: tuple[tuple[float, ...], ...]
     fails_at: int = -1
     """Number of the step that raises on this rank."""
@@ -44,7 +43,7 @@ def timed(rank: int, world: int, clocked: Clocked) -> tuple[Timed, list[str]]:
         job.seconds_of = original
 
 
-def states(rank: int, world: int, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+def states(rank: int, world: int, task: TimingTask) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's first parameter before and after a step."""
     step = job.Step("bucketed", rank, task.phases)
     before = step._states[0][0].clone()
@@ -52,7 +51,7 @@ def states(rank: int, world: int, task: Task) -> tuple[torch.Tensor, torch.Tenso
     return before, step._states[0][0]
 
 
-def met(rank: int, world: int, task: Task) -> list[str]:
+def met(rank: int, world: int, task: TimingTask) -> list[str]:
     """What happened, in order: the ranks met, and the clock was read around a step."""
     seen: list[str] = []
     barrier, seconds_of = job.dist.barrier, job.seconds_of

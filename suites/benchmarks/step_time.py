@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pytest_fxbucket.bench.job import Timed
 from pytest_fxbucket.bench.measure import BUCKETED, tasks_of
-from pytest_fxbucket.bench.of_plan import worlds_of
-from pytest_fxbucket.bench.pace import Pacing
-from pytest_fxbucket.bench.series import Samples
-from pytest_fxbucket.bench.stats import ratio_of
-from pytest_fxbucket.bench.task import Timed
+from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
+from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.plan.load import parse_plans

@@ -10,9 +10,7 @@ from torch import nn
 from fixtures.reference.by_torch import fsdp2
 from fixtures.reference.stepping import Call, imported, loss_of
 from pytest_fxbucket import collector
-from pytest_fxbucket.bench.job import Rounds, Step, take_samples
-from pytest_fxbucket.bench.priority import come_first
-from pytest_fxbucket.bench.task import Task, Timed
+from pytest_fxbucket.bench.job import Rounds, Step, Timed, TimingTask, come_first, take_samples
 
 FSDP2 = "FSDP2 eager"
 
@@ -21,7 +19,7 @@ FSDP2 = "FSDP2 eager"
 class Beside:
     """A task, and what FSDP2 is given for the same step."""
 
-    task: Task
+    task: TimingTask
     payload: dict[str, Any]
 
 

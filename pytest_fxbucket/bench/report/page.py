@@ -1,183 +1,228 @@
-"""The page of one plan: headline figures, samples by commit, one step of each variant, buckets by exposed time."""
+"""Writes the report: a page for each plan, which needs nothing but itself, traces beside it, and an index of all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.bench.report.coarse import drawn
-from pytest_fxbucket.bench.report.html_page import figure_place, html_page, table
-from pytest_fxbucket.bench.report.runs import grouped
-from pytest_fxbucket.bench.report.samples_figure import MOST_RUNS, samples_figure
-from pytest_fxbucket.bench.report.step_figure import step_figure
-from pytest_fxbucket.bench.report.words import NOTHING, commit_text, escaped, machine_text, ms, size
+from pytest_fxbucket.bench.report.figures import MOST_RUNS, commit_text, machine_text, samples_figure, size, step_figure
+from pytest_fxbucket.bench.stats import ms
+from pytest_fxbucket.bench.store import comparable
+from pytest_fxbucket.bench.timeline.spans import chrome_trace, drawn, to_json
+from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.golden.disk import write_whole
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
-    from pytest_fxbucket.bench.report.inputs import ReportInput
+    from pytest_fxbucket.bench.timeline.marks import Span
 
+INDEX = "index"
+_ASSETS = Path(__file__).with_name("assets")
+_LONGEST_NAME = 120
 _MOST_BUCKETS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """One plan's measurement, and what is shown beside it."""
+
+    record: Record
+    """Of this run."""
+    stored: Sequence[Record] = ()
+    """Of earlier runs of the plan, oldest first."""
+    spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    """By variant, one step of all ranks; without any, the page says that there is no timeline."""
+
+
+def lacks_pictures() -> str:
+    """Why no report can be written here, as a sentence; empty if one can."""
+    lacking = [name for name in ("plotly", "jinja2") if find_spec(name) is None]
+    if not lacking:
+        return ""
+    return f"a report needs {lacking[0]}, which is not installed; install it with pip install 'pytest-fxbucket[report]'"
+
+
+def write_report(folder: Path, plans: Sequence[ReportInput]) -> list[Path]:
+    """Write ``index.html``, and of each plan ``<plan>.html`` and ``<plan>.<variant>.trace.json``; the paths, index first.
+
+    Each file is there whole or not at all, and the same for equal input; others in ``folder`` stay. Raises
+    :class:`BenchmarkError` without plotly and jinja2, or if ``folder`` cannot be written to.
+    """
+    if problem := lacks_pictures():
+        raise BenchmarkError(problem)
+    names = file_names([one.record.title for one in plans], taken=[INDEX])
+    machines = dict.fromkeys(machine_text(one.record.machine) for one in plans)
+    pages = {
+        f"{INDEX}.html": html_page("index.html", "Step time", plans=list(zip(names, plans, strict=True)), machines=machines)
+    }
+    files: dict[str, str] = {}
+    for name, one in zip(names, plans, strict=True):
+        variants = [variant for variant in one.spans if one.spans[variant]]
+        traces = {variant: f"{name}.{part}.trace.json" for variant, part in zip(variants, file_names(variants), strict=True)}
+        pages[f"{name}.html"] = plan_page(one, traces)
+        files |= {file: _trace(one, variant) for variant, file in traces.items()}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in (pages | files).items():
+            write_whole(folder / name, text)
+    except OSError as error:
+        raise BenchmarkError(f"the report cannot be written to {folder}: {error.strerror or error}") from error
+    return [folder / name for name in pages | files]
+
+
+def file_names(titles: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
+    """A name for each title: path parts joined by dots, without ``.toml``; where two would meet, both end in a digest."""
+    plain = [_plain_name(title) for title in titles]
+    lowered = [*(name.lower() for name in taken), *(name.lower() for name in plain)]
+    found: list[str] = []
+    for number, (title, name) in enumerate(zip(titles, plain, strict=True)):
+        if lowered.count(name.lower()) > 1 or not name:
+            digest = hashlib.sha256(title.encode()).hexdigest()[:8]
+            again = titles[:number].count(title)
+            name = ".".join([*filter(None, [name, digest]), *([str(again + 1)] if again else [])])
+        found.append(name)
+    return found
+
+
+def _plain_name(title: str) -> str:
+    name = re.sub(r"\.toml(?=\[|$)", "", title.replace(os.sep, "/"))
+    return re.sub(r"[^A-Za-z0-9_=+-]+", ".", name).strip(".")[:_LONGEST_NAME]
+
+
+def _trace(given: ReportInput, variant: str) -> str:
+    record = given.record
+    about = {
+        "plan": record.title,
+        "variant": variant,
+        "commit": commit_text(record),
+        "machine": machine_text(record.machine),
+        "torch": record.torch,
+    }
+    return to_json(chrome_trace(given.spans[variant], about))
 
 
 def plan_page(given: ReportInput, traces: Mapping[str, str]) -> str:
     """HTML of one plan's page; ``traces``: by variant the name of the file beside it that holds the whole timeline."""
-    figures: dict[str, dict[str, Any]] = {}
-    parts = [
-        *_header(given.record),
-        *_tiles(given.record),
-        *_variants(given.record),
-        *_samples(given, figures),
-        *_steps(given, traces, figures),
-        *_buckets(given.record),
-    ]
-    return html_page(f"{given.record.title} @ {commit_text(given.record)}", parts, figures)
+    record = given.record
+    groups = grouped(record, given.stored)
+    names = ["bucketed", "unbucketed"]
+    names += [name for name in record.samples if name not in names]
+    figures = {
+        f"samples-{number}": samples_figure(runs.records[-MOST_RUNS:], is_newest_ours=not runs.differs)
+        for number, runs in enumerate(groups)
+    }
+    shown = [variant for variant in names if given.spans.get(variant)]
+    length_ms = max((span.end_ns for variant in shown for span in given.spans[variant]), default=0) / 1e6
+    steps = []
+    for number, variant in enumerate(shown):
+        seen = drawn(given.spans[variant])
+        figures[f"step-{number}"] = step_figure(seen.spans, record.buckets(variant), round(length_ms * 1.01, 6))
+        steps.append({"variant": variant, "left_out": seen.left_out, "trace": traces.get(variant)})
+    return html_page(
+        "plan.html",
+        f"{record.title} @ {commit_text(record)}",
+        figures,
+        record=record,
+        variants=[_variant(record, name) for name in names],
+        groups=groups,
+        steps=steps,
+        most_runs=MOST_RUNS,
+        most_buckets=_MOST_BUCKETS,
+    )
 
 
-def variants_of(record: Record) -> list[str]:
-    """Bucketed and unbucketed first, then passes that ran beside them."""
-    first = ["bucketed", "unbucketed"]
-    return [*first, *(name for name in record.samples if name not in first)]
-
-
-def median_s(record: Record, variant: str) -> float:
-    """Median step of ``variant`` in seconds."""
-    return median(sample for rounds in record.samples[variant] for sample in rounds)
+def _variant(record: Record, name: str) -> dict[str, Any]:
+    """What the page says of one variant; a dash of what was not measured."""
+    graph = record.graphs.get(name)
+    exposed = [one["exposed_s"] for one in record.buckets(name) if one["exposed_s"] is not None]
+    return {
+        "name": name,
+        "step": ms(record.median_s(name)),
+        "ratio": ratio_text(record, name),
+        "exposed": ms(sum(exposed) if exposed else None),
+        "launches": graph["launches"] if graph else "-",
+        "bytes": size(graph["bytes"] if graph else None),
+        "peak": size(max(graph["peak_bytes"], default=None) if graph else None),
+        "buckets": sorted(record.buckets(name), key=lambda one: -(one["exposed_s"] or 0.0)),
+    }
 
 
 def ratio_text(record: Record, variant: str) -> str:
     """``81.2 %``: median over rounds of the step's time against the unbucketed one of the same round."""
-    pairs = zip(record.samples[variant], record.samples["unbucketed"], strict=True)
-    return f"{100 * median(a / b for rounds in pairs for a, b in zip(*rounds, strict=True)):.1f} %"
+    return f"{100 * median(record.ratios(variant)):.1f} %"
 
 
-def _header(record: Record) -> Iterator[str]:
-    yield f"<header><h1>{escaped(record.title)}</h1>"
-    commit = f"commit <code>{escaped(record.commit[:12])}</code>" if record.commit else "no commit"
-    badges = ['<span class="badge">dirty work tree</span>'] if record.dirty else []
-    badges += [] if record.is_stable else ['<span class="badge">step time had not settled</span>']
-    yield f"<p>{' '.join([commit, *badges])}</p>"
-    how = f"{record.ranks} ranks over {record.backend}, pass {record.pass_name}"
-    yield f'<p class="soft">{escaped(machine_text(record.machine))}<br>{escaped(how)}, torch {escaped(record.torch)}, '
-    yield f"Python {escaped(record.python)}, measured {escaped(record.time)}</p></header>"
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs that can be held against each other."""
+
+    differs: tuple[str, ...]
+    """From this run in what, as clauses; empty for those that can be held against it."""
+    records: tuple[Record, ...]
+    """Oldest first."""
 
 
-def _tiles(record: Record) -> Iterator[str]:
-    exposed = {variant: _exposed_s(record, variant) for variant in ("bucketed", "unbucketed")}
-    graphs = record.graphs
-    tiles = [
-        ("", "bucketed step, median", ms(median_s(record, "bucketed")), f"unbucketed {ms(median_s(record, 'unbucketed'))}"),
-        ("", "bucketed against unbucketed", ratio_text(record, "bucketed"), "of its time, round by round"),
-        (
-            " hot",
-            "exposed, bucketed",
-            ms(exposed["bucketed"]),
-            f"unbucketed {ms(exposed['unbucketed'])}; all waits, each on its slowest rank",
-        ),
-        ("", "launches", _of(graphs, "bucketed", "launches"), f"unbucketed {_of(graphs, 'unbucketed', 'launches')}"),
-    ]
-    yield '<div class="tiles">'
-    for kind, name, value, below in tiles:
-        text = f'<span class="soft">{escaped(below)}</span>'
-        yield f'<div class="tile{kind}"><span class="soft">{escaped(name)}</span><b>{escaped(value)}</b>{text}</div>'
-    yield "</div>"
+def grouped(record: Record, stored: Sequence[Record]) -> list[Runs]:
+    """This run's group first, with ``record`` as its last, then the others in order of their newest run, latest first.
 
-
-def _of(graphs: Mapping[str, Mapping[str, Any]], variant: str, what: str) -> str:
-    return str(graphs.get(variant, {}).get(what, NOTHING))
-
-
-def _exposed_s(record: Record, variant: str) -> float | None:
-    """Sum over buckets; None if none was measured."""
-    found = [one["exposed_s"] for one in _buckets_of(record, variant) if one["exposed_s"] is not None]
-    return sum(found) if found else None
-
-
-def _buckets_of(record: Record, variant: str) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = record.graphs.get(variant, {}).get("buckets", ())
+    Runs on another machine, of another step or of another pass stand apart.
+    """
+    groups: dict[str, list[Record]] = {}
+    for one in stored:
+        groups.setdefault(_kind(one), []).append(one)
+    ours = [one for one in groups.pop(_kind(record), []) if one != record]
+    others = sorted(groups.values(), key=lambda group: (group[-1].time, _kind(group[-1])), reverse=True)
+    found = [Runs((), (*ours, record))]
+    for group in others:
+        passes = () if group[-1].pass_name == record.pass_name else (f"pass {group[-1].pass_name}",)
+        found.append(Runs((*comparable(group[-1], record), *passes), tuple(group)))
     return found
 
 
-def _variants(record: Record) -> Iterator[str]:
-    rows = []
-    for variant in variants_of(record):
-        graph = record.graphs.get(variant, {})
-        rows.append(
-            [
-                escaped(variant),
-                ms(median_s(record, variant)),
-                ratio_text(record, variant),
-                ms(_exposed_s(record, variant)),
-                _of(record.graphs, variant, "launches"),
-                size(graph.get("bytes")),
-                size(max(graph.get("peak_bytes") or (), default=None)),
-            ]
-        )
-    head = ["variant", "step, median", "of unbucketed", "exposed", "launches", "bytes launched", "peak memory, largest rank"]
-    rounds = [len(each) for each in record.samples["bucketed"]]
-    yield '<section class="card"><h2>Variants</h2>' + table(head, rows)
-    yield f'<p class="soft">{sum(rounds)} rounds in {len(rounds)} sets of processes, after '
-    yield f"{escaped(', '.join(map(str, record.warmup_rounds)))} rounds of warm-up; a sample is the slowest rank's step. "
-    yield f"Capture took {record.capture_s:.2f} s, the pass {record.pass_s:.2f} s.</p></section>"
+def _kind(record: Record) -> str:
+    """Equal for runs that `comparable` has nothing against, and that are of one pass."""
+    kind = (record.title, record.machine, record.backend, record.ranks, record.has_priority, record.workload, record.pass_name)
+    return json.dumps(kind, sort_keys=True)
 
 
-def _samples(given: ReportInput, figures: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield '<section class="card"><h2>Samples by commit</h2>'
-    yield '<p class="soft">Boxes are quartiles, diamonds medians, of all samples; points are some of them. '
-    yield "Outliers beyond the fences are out of view until a double click. Machines differ in speed from day to day, so the "
-    yield "ratio below says more than the times above.</p>"
-    for number, runs in enumerate(grouped(given.record, given.stored)):
-        name = f"samples-{number}"
-        if runs.differs:
-            yield f"<h3>Not comparable with this run: {escaped('; '.join(runs.differs))}</h3>"
-        if len(runs.records) > MOST_RUNS:
-            yield f'<p class="soft">The latest {MOST_RUNS} of {len(runs.records)} runs.</p>'
-        figures[name] = samples_figure(runs.records[-MOST_RUNS:], is_newest_ours=not runs.differs)
-        yield figure_place(name)
-    yield "</section>"
+def html_page(template: str, title: str, figures: Mapping[str, Mapping[str, Any]] | None = None, **values: Any) -> str:
+    """The page of ``template``; ``figures`` by the id that it names in ``data-figure``.
 
+    With figures plotly.js is in it, once. Its policy lets nothing run but its own two scripts, and nothing be loaded: Content
+    Security Policy, level 3, with scripts by their digests, styles and images of the page's own.
+    """
+    from jinja2 import Environment, FileSystemLoader
 
-def _steps(given: ReportInput, traces: Mapping[str, str], figures: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield '<section class="card"><h2>One step</h2>'
-    shown = [variant for variant in variants_of(given.record) if given.spans.get(variant)]
-    if not shown:
-        yield '<p class="soft">No timeline was taken.</p></section>'
-        return
-    yield '<p class="soft">The median one of the steps that were traced. What is red blocks its rank: communication that no '
-    yield "compute hides. Drag to zoom, double-click to see all; what is shown has one scale.</p>"
-    yield '<div class="switch">'
-    for variant in shown:
-        yield f'<label><input type="checkbox" value="{escaped(variant)}" checked>{escaped(variant)}</label>'
-    yield "</div>"
-    length_ms = max(span.end_ns for variant in shown for span in given.spans[variant]) / 1e6
-    for number, variant in enumerate(shown):
-        seen = drawn(given.spans[variant])
-        name = f"step-{number}"
-        figures[name] = step_figure(seen.spans, _buckets_of(given.record, variant), round(length_ms * 1.01, 6))
-        yield f'<div data-variant="{escaped(variant)}"><h3>{escaped(variant)}</h3>{figure_place(name, is_linked=True)}'
-        trace = traces.get(variant)
-        notes = [*seen.left_out, *([f'all of it: <a href="{escaped(trace)}">{escaped(trace)}</a>'] if trace else [])]
-        yield f'<p class="soft">{"; ".join(notes)}{" (for ui.perfetto.dev or chrome://tracing)" if trace else ""}</p></div>'
-    yield "</section>"
+    scripts = []
+    if figures:
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly says no types
 
-
-def _buckets(record: Record) -> Iterator[str]:
-    yield '<section class="card"><h2>Buckets by exposed time</h2><div class="pair">'
-    for variant in variants_of(record):
-        buckets = sorted(_buckets_of(record, variant), key=lambda one: -(one["exposed_s"] or 0.0))
-        if buckets:
-            yield f'<div data-variant="{escaped(variant)}"><h3>{escaped(variant)}</h3>{_bucket_table(buckets)}</div>'
-    yield "</div></section>"
-
-
-def _bucket_table(buckets: Sequence[Mapping[str, Any]]) -> str:
-    longest = max((one["exposed_s"] or 0.0 for one in buckets), default=0.0) or 1.0
-    rows = []
-    for one in buckets[:_MOST_BUCKETS]:
-        share = 100 * (one["exposed_s"] or 0.0) / longest
-        bar = f'<td class="bar"><i style="width:{share:.1f}%"></i></td>'
-        cells = [escaped(one["label"]), escaped(one["direction"]), size(one["bytes"]), ms(one["in_flight_s"])]
-        rows.append([*cells, ms(one["exposed_s"]), bar])
-    more = len(buckets) - len(rows)
-    rest = f'<p class="soft">and {more} more, each less exposed</p>' if more else ""
-    return table(["bucket", "direction", "bytes", "launch to wait", "exposed", ""], rows) + rest
+        scripts = [get_plotlyjs(), (_ASSETS / "page.js").read_text(encoding="utf-8")]
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.globals |= {
+        "commit_text": commit_text,
+        "machine_text": machine_text,
+        "ms": ms,
+        "ratio_text": ratio_text,
+        "size": size,
+    }
+    return environment.get_template(template).render(
+        title=title,
+        policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
+        style=(_ASSETS / "page.css").read_text(encoding="utf-8"),
+        figures=figures or {},
+        scripts=scripts,
+        **values,
+    )

@@ -1,10 +1,10 @@
-"""Where in a graph launches, waits and each module's compute begin: plain data that a rank is sent and puts clocks at."""
+"""Where in a graph launches, waits and each module's compute begin, and what is known of them on a rank's clock: plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.modules import direction_of, module_of
@@ -14,10 +14,34 @@ from pytest_fxbucket.schedule.events import entry_text
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.bench.timeline.span import Kind
     from pytest_fxbucket.capture.roles import Phase
     from pytest_fxbucket.graph.buckets import Bucket, Reading
     from pytest_fxbucket.world import World
+
+
+Kind = Literal["launch", "wait", "compute", "flight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one step on one rank."""
+
+    rank: int
+    stream: str
+    """compute: what the rank's own thread does; communication: what is in flight; on a GPU "stream 7"."""
+    kind: Kind
+    """launch: the call that starts a collective; wait: the call that blocks until it has ended, which is exposed time;
+    flight: from launch until the end of its wait; compute: everything between."""
+    label: str
+    """"all_gather layers.3"; of compute the FQN of its module."""
+    direction: str
+    """forward, backward or optimizer."""
+    start_ns: int
+    """Since the step began; on one clock for ranks of one machine."""
+    end_ns: int
+    bucket: int = -1
+    """Index of its bucket in the graph's reading; -1: of none."""
+
 
 UNBUCKETED = "unbucketed"
 """The variant whose launches the plan's entries do not name: each is of a parameter."""
@@ -40,6 +64,10 @@ class Mark:
     direction: str
     bucket: int = -1
     """Index in the graph's reading; -1 of compute."""
+
+    def span(self, rank: int, stream: str, start_ns: int, end_ns: int, kind: Kind | None = None) -> Span:
+        """Such a stretch of a step; ``kind``: another than the mark's."""
+        return Span(rank, stream, kind or self.kind, self.label, self.direction, start_ns, end_ns, self.bucket)
 
 
 def marks_of(world: World, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:

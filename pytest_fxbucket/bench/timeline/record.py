@@ -1,33 +1,55 @@
-"""Runs in the ranks: a step with clocks between its nodes.
+"""Runs in the ranks: a step with clocks between its nodes; on a GPU under torch's profiler, since its host sees no kernels.
 
-The clocks are calls in a copy of the graph (some 60 ns each), not an interpreter around it, so that what runs is
-what is measured elsewhere. They return plain integers and touch no tensor. On GPUs torch's profiler takes their place.
+The clocks are calls in a copy of the graph (some 60 ns each), not an interpreter around it, so that what runs is what is
+measured elsewhere. They return plain integers and touch no tensor.
+
+What the profiler saw is read from the JSON that it exports. The format is Kineto's: complete events of category
+``user_annotation`` (ours, one around each mark, named by :func:`range_name`), ``cuda_runtime`` and ``cuda_driver`` (a call that
+launches a kernel), ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` (what ran, with the stream). What was launched has the
+``args.correlation`` of its call. Times are microseconds after ``baseTimeNanoseconds``.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed, fx
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from pytest_fxbucket.bench.timeline.inserted import opened
-from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.bench.timeline.marks import Span
+from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks import device
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Mark
 
+
 COMPUTE, COMMUNICATION = "compute", "communication"
+HOST = "host"
+"""Stream of what the CPU does beside a GPU: launches, and waits that block it."""
 Stamps = tuple[int, ...]
 """Nanoseconds on the rank's clock at each mark, in order, and at the end."""
+Step = tuple[int, tuple[Span, ...]]
+"""When a step began, and its spans; nanoseconds on one clock for all processes of a machine."""
+Firsts = Sequence[int]
+"""A number for a rank's machine, and on its clock the begin of each step."""
+_RANGE = re.compile(r"fxbucket:(\d+)")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_ONE_RUN_NS = 10_000
+"""Kernels of one mark that are no further apart are one span: it is the launch of each that takes this long."""
 
 
 def traced_steps(
@@ -47,8 +69,6 @@ def traced_steps(
             run_step(clocked)
         found = [(stamps[0], spans_of(rank, marks, stamps)) for stamps in taken]
     else:
-        from pytest_fxbucket.bench.timeline.profiled import profiled_steps
-
         found = profiled_steps(graph_module, marks, run_step, steps, rank)
     begins = _begins([first for first, _ in found])
     return tuple(since(begin, spans) for begin, (_, spans) in zip(begins, found, strict=True))
@@ -83,24 +103,20 @@ def spans_of(rank: int, marks: Sequence[Mark], stamps: Stamps) -> tuple[Span, ..
     launched: dict[int, tuple[Mark, int]] = {}
     landed: dict[int, int] = {}
     for mark, (start, end) in zip(marks, pairwise(stamps), strict=True):
-        spans.append(Span(rank, COMPUTE, mark.kind, mark.label, mark.direction, start, end, mark.bucket))
+        spans.append(mark.span(rank, COMPUTE, start, end))
         if mark.kind == "launch":
             launched[mark.bucket] = mark, start
         elif mark.bucket in launched:
             landed[mark.bucket] = end
     for bucket, end in landed.items():
         mark, start = launched[bucket]
-        spans.append(Span(rank, COMMUNICATION, "flight", mark.label, mark.direction, start, end, bucket))
+        spans.append(mark.span(rank, COMMUNICATION, start, end, "flight"))
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.stream, span.end_ns)))
 
 
 def since(begin_ns: int, spans: Sequence[Span]) -> tuple[Span, ...]:
     """``spans`` on a clock that starts at ``begin_ns``."""
     return tuple(replace(span, start_ns=span.start_ns - begin_ns, end_ns=span.end_ns - begin_ns) for span in spans)
-
-
-Firsts = Sequence[int]
-"""A number for a rank's machine, and on its clock the begin of each step."""
 
 
 def begins_of(mine: Firsts, everybody: Sequence[Firsts]) -> list[int]:
@@ -124,3 +140,203 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return uuid.uuid4().hex
+
+
+class Opened(NamedTuple):
+    """A copy of a graph without its output."""
+
+    graph: fx.Graph
+    first: list[fx.Node]
+    """Of each mark the node at which it begins."""
+    returned: Any
+    """What the output is to have."""
+
+
+def opened(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> Opened:
+    """A copy of the graph, to add calls to. Raises :class:`BenchmarkError` if the graph lacks a marked node."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    returned = graph.graph_copy(graph_module.graph, copies)
+    by_name = {node.name: copies[node] for node in graph_module.graph.nodes if node in copies}
+    for mark in marks:
+        if mark.node not in by_name:
+            raise BenchmarkError(
+                f"the graph that was sent has no node {mark.node}, at which {mark.kind} {mark.label} begins; "
+                "the rank runs another graph than the one that was read"
+            )
+    return Opened(graph, [by_name[mark.node] for mark in marks], returned)
+
+
+def profiled_steps(
+    graph_module: fx.GraphModule, marks: Sequence[Mark], run_step: Callable[[fx.GraphModule], None], steps: int, rank: int
+) -> list[Step]:
+    """Run ``steps`` steps, after one that is thrown away since the profiler starts in it; what it saw of each.
+
+    Raises :class:`BenchmarkError` if the profiler did not see all of them whole.
+    """
+    ranged = with_ranges(graph_module, marks)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    with profile(activities=activities) as profiler:
+        for _ in range(steps + 1):
+            run_step(ranged)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="fxbucket-") as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        found = steps_of(json.loads(path.read_text(encoding="utf-8")), marks, rank)
+    if len(found) != steps + 1:
+        raise BenchmarkError(f"torch's profiler saw {len(found)} whole steps on rank {rank}, of {steps + 1} that ran")
+    return found[1:]
+
+
+def with_ranges(graph_module: fx.GraphModule, marks: Sequence[Mark]) -> fx.GraphModule:
+    """A copy of ``graph_module`` with a profiler's range around each mark.
+
+    Raises :class:`BenchmarkError` if the graph lacks a marked node.
+    """
+    graph, first, returned = opened(graph_module, marks)
+    range_ = None
+    for number, node in enumerate(first):
+        with graph.inserting_before(node):
+            if range_ is not None:
+                graph.call_function(_end, (range_,))
+            range_ = graph.call_function(_begin, (range_name(number),))
+    if range_ is not None:
+        graph.call_function(_end, (range_,))
+    graph.output(returned)
+    return fx.GraphModule(graph_module, graph)
+
+
+def _begin(name: str) -> record_function:
+    started = record_function(name)
+    started.__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
+    return started
+
+
+def _end(started: record_function) -> None:
+    started.__exit__(None, None, None)
+
+
+class Work(NamedTuple):
+    """A kernel, or a copy, on a stream."""
+
+    start: int
+    end: int
+    stream: str
+    name: str
+
+
+class Range(NamedTuple):
+    """One mark in one step, on the host."""
+
+    start: int
+    end: int
+    mark: int
+
+
+def range_name(mark: int) -> str:
+    """Name of the profiler's range around mark number ``mark``."""
+    return f"fxbucket:{mark}"
+
+
+def steps_of(trace: Mapping[str, Any], marks: Sequence[Mark], rank: int) -> list[Step]:
+    """Each step that ``trace`` has whole.
+
+    A collective is in flight while its kernels run. A wait is exposed from where its stream has run all compute before it
+    until the collective's kernels end. A collective without kernels, as gloo's, blocks the host in its wait.
+    """
+    base = int(trace.get("baseTimeNanoseconds", 0))
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    ranges = sorted(_ranges(events, base))
+    work = _work_by_range(events, ranges, base)
+    size = len(marks)
+    steps = []
+    for first in range(0, len(ranges) - size + 1, size or 1):
+        own = ranges[first : first + size]
+        if own and [one.mark for one in own] == list(range(size)):
+            spans = _Reader(rank, marks, own, [work.get(first + i, []) for i in range(size)]).spans()
+            steps.append((own[0].start, tuple(sorted(spans, key=lambda s: (s.start_ns, s.stream, s.end_ns)))))
+    return steps
+
+
+def _ranges(events: Sequence[Mapping[str, Any]], base: int) -> Iterator[Range]:
+    for event in events:
+        match = _RANGE.fullmatch(event.get("name", "")) if event.get("cat") == "user_annotation" else None
+        if match is not None:
+            yield Range(*_times(event, base), int(match[1]))
+
+
+def _work_by_range(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range], base: int) -> dict[int, list[Work]]:
+    """Work by the number of the range in which its launching call stands."""
+    starts = [one.start for one in ranges]
+    called: dict[int, int] = {}
+    for event in events:
+        if event.get("cat") in _CALLS and "correlation" in event.get("args", {}):
+            start, _ = _times(event, base)
+            number = bisect_right(starts, start) - 1
+            if number >= 0 and start < ranges[number].end:
+                called[event["args"]["correlation"]] = number
+    found: dict[int, list[Work]] = {}
+    for event in events:
+        if event.get("cat") in _WORK and event.get("args", {}).get("correlation") in called:
+            args = event["args"]
+            one = Work(*_times(event, base), f"stream {args['stream']}", event.get("name", ""))
+            found.setdefault(called[args["correlation"]], []).append(one)
+    return {number: sorted(work) for number, work in found.items()}
+
+
+def _times(event: Mapping[str, Any], base: int) -> tuple[int, int]:
+    start = base + round(event["ts"] * 1000)
+    return start, start + round(event.get("dur", 0) * 1000)
+
+
+class _Reader:
+    """One step on one rank, mark by mark; ``cursor`` is where compute's stream has got to."""
+
+    def __init__(self, rank: int, marks: Sequence[Mark], ranges: Sequence[Range], work: Sequence[Sequence[Work]]) -> None:
+        self.rank, self.marks, self.ranges, self.work = rank, marks, ranges, work
+        ran = [one.stream for mark, each in zip(marks, work, strict=True) if mark.kind == "compute" for one in each]
+        self.stream = max(sorted(set(ran)), key=ran.count, default=HOST)
+        self.cursor = ranges[0].start
+        self.landed: dict[int, int] = {}
+        self.launched: dict[int, int] = {}
+
+    def spans(self) -> Iterator[Span]:
+        for mark, one, work in zip(self.marks, self.ranges, self.work, strict=True):
+            if mark.kind == "launch":
+                yield from self._launch(mark, one, work)
+            elif mark.kind == "wait":
+                yield from self._wait(mark, one)
+            else:
+                yield from self._computes(mark, work)
+
+    def _launch(self, mark: Mark, one: Range, work: Sequence[Work]) -> Iterator[Span]:
+        self.launched[mark.bucket] = one.start
+        yield mark.span(self.rank, HOST, one.start, one.end)
+        sending = [each for each in work if each.stream != self.stream or each.name.lower().startswith("nccl")]
+        for each in sending:
+            self.landed[mark.bucket] = max(self.landed.get(mark.bucket, 0), each.end)
+            yield mark.span(self.rank, each.stream, each.start, each.end, "flight")
+        yield from self._computes(mark, [each for each in work if each not in sending])
+
+    def _wait(self, mark: Mark, one: Range) -> Iterator[Span]:
+        landed = self.landed.get(mark.bucket)
+        if landed is not None:
+            yield mark.span(self.rank, self.stream, self.cursor, max(self.cursor, landed))
+            self.cursor = max(self.cursor, landed)
+            return
+        yield mark.span(self.rank, HOST, one.start, one.end)
+        if mark.bucket in self.launched:
+            yield mark.span(self.rank, COMMUNICATION, self.launched[mark.bucket], one.end, "flight")
+
+    def _computes(self, mark: Mark, work: Sequence[Work]) -> Iterator[Span]:
+        runs: list[Work] = []
+        for each in work:
+            self.cursor = max(self.cursor, each.end if each.stream == self.stream else 0)
+            if runs and runs[-1].stream == each.stream and each.start - runs[-1].end <= _ONE_RUN_NS:
+                runs[-1] = runs[-1]._replace(end=max(runs[-1].end, each.end))
+            else:
+                runs.append(each)
+        for run in runs:
+            yield replace(mark.span(self.rank, run.stream, run.start, run.end, "compute"), bucket=-1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_fxbucket.bench.report.inputs import ReportInput
-from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.bench.report.page import ReportInput
+from pytest_fxbucket.bench.timeline.marks import Span
 from suites.bench.records import MACHINE, bucket, graph, record
 
 EVIL = "</script><img src=x onerror=alert(1)>&amp;<b>"

@@ -9,12 +9,17 @@ import plotly.graph_objects
 import pytest
 import torch
 
-from pytest_fxbucket.bench.report.coarse import drawn, merged
-from pytest_fxbucket.bench.report.evenly import jitter, picked
-from pytest_fxbucket.bench.report.samples_figure import MOST_POINTS, samples_figure
-from pytest_fxbucket.bench.report.step_figure import step_figure
-from pytest_fxbucket.bench.report.words import machine_text, ms, size
-from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.bench.report.figures import (
+    MOST_POINTS,
+    machine_text,
+    picked,
+    samples_figure,
+    size,
+    step_figure,
+)
+from pytest_fxbucket.bench.stats import ms
+from pytest_fxbucket.bench.timeline.marks import Span
+from pytest_fxbucket.bench.timeline.spans import drawn, jitter, merged
 from suites.bench.records import bucket, record
 from suites.bench.report.pages import history, step
 

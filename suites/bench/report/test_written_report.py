@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_fxbucket.bench.report.html_page import html_page
-from pytest_fxbucket.bench.report.inputs import ReportInput
-from pytest_fxbucket.bench.report.write import file_names, write_report
+from pytest_fxbucket.bench.report.page import ReportInput, file_names, html_page, write_report
 from pytest_fxbucket.errors import BenchmarkError
 from suites.bench.records import bucket, graph
 from suites.bench.report.pages import EVIL, OTHER_MACHINE, given, history, step
@@ -129,7 +127,7 @@ def test_names_in_figures_are_no_tags_to_plotly(tmp_path: Path) -> None:
 
 def test_no_text_in_a_figure_ends_its_script(tmp_path: Path) -> None:
     figure = {"layout": {"title": f"{EVIL}<!--<script>"}}
-    (tmp_path / "page.html").write_text(html_page("title", [], {"one": figure}), encoding="utf-8")
+    (tmp_path / "page.html").write_text(html_page("page.html", "title", {"one": figure}), encoding="utf-8")
     page = Page(tmp_path / "page.html")
     assert page.figures() == {"one": figure}
     assert len(page.scripts) == 3
@@ -182,7 +180,10 @@ def test_runs_on_other_machines_stand_apart_and_say_why(written: Path) -> None:
     page = Page(written / "plans.tiny.html")
     figures = page.figures()
     assert {"samples-0", "samples-1"} <= set(figures)
-    assert "Not comparable with this run: Intel Xeon 6960P, 8 cores, x86_64 Linux" in page.text
+    assert (
+        "Not comparable with this run: another machine: cores was 8 and is 2, cpu was Intel Xeon 6960P and is AMD EPYC 9B14"
+        in page.text
+    )
     labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]  # type: ignore[index]  # JSON
     assert labels[0] == ["000000001", "000000002", "000000003", "<b>this run</b><br>fffffffff<br>dirty"]
     assert labels[1] == ["000000001", "000000002"]
@@ -216,3 +217,8 @@ def test_a_pass_that_ran_beside_has_its_row_its_step_and_its_trace(tmp_path: Pat
     assert set(page.figures()) == {"samples-0", "step-0", "step-1", "step-2"}
     boxes = [attrs["value"] for tag, attrs in page.tags if tag == "input"]
     assert boxes == ["bucketed", "unbucketed", "mine:my_pass"]
+
+
+def test_a_page_says_what_of_a_step_it_does_not_draw(tmp_path: Path) -> None:
+    page = Page(write_report(tmp_path, [given(ranks=9)])[1])
+    assert page.text.count("8 of 9 ranks are drawn, among them rank 8, which ends last; all of it: plans.tiny.") == 2

@@ -7,9 +7,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
-from pytest_fxbucket.bench.timeline.chrome import chrome_trace, to_json
-from pytest_fxbucket.bench.timeline.lanes import rows_of
-from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.bench.timeline.marks import Span
+from pytest_fxbucket.bench.timeline.spans import chrome_trace, rows_of, to_json
 
 
 def span(rank: int, stream: str, kind: Any, label: str, start: int, end: int, bucket: int = -1) -> Span:

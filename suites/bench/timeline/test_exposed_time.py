@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.bench.timeline.exposed import Exposed, bucket_rows, exposed, middle_step
-from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.bench.measure import bucket_rows
+from pytest_fxbucket.bench.timeline.marks import Span
+from pytest_fxbucket.bench.timeline.spans import Exposed, exposed, middle_step
 from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
 
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.bench.timeline.exposed import exposed
-from pytest_fxbucket.bench.timeline.kineto import range_name, steps_of
-from pytest_fxbucket.bench.timeline.marks import Mark
-from pytest_fxbucket.bench.timeline.profiled import profiled_steps
-from pytest_fxbucket.bench.timeline.span import Span
+from pytest_fxbucket.bench.timeline.marks import Mark, Span
+from pytest_fxbucket.bench.timeline.record import profiled_steps, range_name, steps_of
+from pytest_fxbucket.bench.timeline.spans import exposed
 from pytest_fxbucket.errors import BenchmarkError
 
 MARKS = (

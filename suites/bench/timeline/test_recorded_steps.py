@@ -9,9 +9,8 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.bench.timeline.marks import Mark, marks_of
+from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
 from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
-from pytest_fxbucket.bench.timeline.span import Span
 from pytest_fxbucket.checks.bitwise_of_plan import task_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks.pools import Pools

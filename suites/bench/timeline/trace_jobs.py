@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import distributed, fx
 
-from pytest_fxbucket.bench.timeline.marks import Mark
+from pytest_fxbucket.bench.timeline.marks import Mark, Span
 from pytest_fxbucket.bench.timeline.record import traced_steps
-from pytest_fxbucket.bench.timeline.span import Span
 from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.bitwise_job import Task, bits, state_and_batches
 from pytest_fxbucket.graph.groups import ensure_twins

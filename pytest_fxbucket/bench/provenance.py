@@ -1,0 +1,79 @@
+"""Where a measurement is from: the commit, whether the files are still its, the kind of machine, and the plan's workload."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.ranks.backend import nvidia_smi
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.record import Machine
+    from pytest_fxbucket.plan.schema import Plan
+
+_CODE = ("*.py", "*.toml")
+_GPU = re.compile(r"^GPU \d+: (.+?) \(UUID", re.MULTILINE)
+_MODEL = re.compile(r"^(?:model name|Model|Hardware|cpu)\s*:\s*(.+)$", re.MULTILINE)
+_WORKLOAD = ("model", "graph", "parallel", "step", "optimizer")
+
+
+def commit_of(file: Path, stored: tuple[str, ...] = (".benchmarks", ".fxbucket")) -> tuple[str | None, bool]:
+    """Sha of HEAD in the repository of `file`, and whether files there differ from it; of new ones, code and plans only.
+
+    (None, False) where there is no repository, no commit yet, or no git. What lies in folders of the names `stored`, at any
+    depth, is not looked at: a run that stores its samples would make the next one dirty.
+    """
+    try:
+        repository = Repository.of(file, "a benchmark")
+        sha = repository.git("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
+        but = [f":(top,exclude,glob)**/{name}/**" for name in stored]
+        changed = repository.git("status", "--porcelain", "--untracked-files=no", "--", ":/", *but)
+        new = repository.git("ls-files", "--others", "--exclude-standard", "--", *_CODE, *but)
+    except FxbucketError:
+        return None, False
+    return sha, bool(changed or new)
+
+
+def machine_kind(cpuinfo: Path = Path("/proc/cpuinfo"), source: Callable[[], str] = nvidia_smi) -> Machine:
+    """System, architecture, model of the CPU, cores that this process may use, names of all GPUs; nothing that names a host.
+
+    `source` gives the text of `nvidia-smi -L`. The CPU is the architecture's where /proc/cpuinfo has no model, as on some ARM.
+    """
+    try:
+        found = _MODEL.search(cpuinfo.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        found = None
+    return {
+        "system": platform.system(),
+        "arch": platform.machine(),
+        "cpu": " ".join(found[1].split()) if found else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": _GPU.findall(source()),
+    }
+
+
+def workload_of(plan: Plan) -> Mapping[str, Any]:
+    """The tables of the plan that say what the unbucketed step is, as JSON, and the mesh that is run."""
+    tables = {name: _plain(getattr(plan, name)) for name in _WORKLOAD}
+    if plan.override:  # not there in runs that are stored from before there was such a table
+        tables["override"] = _plain(plan.override)
+    made: dict[str, Any] = json.loads(json.dumps({**tables, "world": dict(plan.run_degrees)}, default=_text))
+    return made
+
+
+def _plain(table: Any) -> Any:
+    if isinstance(table, tuple):
+        return [_plain(each) for each in table]
+    return dataclasses.asdict(table) if dataclasses.is_dataclass(table) and not isinstance(table, type) else table
+
+
+def _text(value: object) -> str:
+    return value.as_posix() if isinstance(value, Path) else str(value)

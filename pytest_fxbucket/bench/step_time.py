@@ -1,0 +1,162 @@
+"""Step time of one plan in a session: measured once, when somebody asks, put on record, and said in a line."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.artifacts import Folder
+from pytest_fxbucket.bench.measure import BUCKETED, Measured, Runner, Worlds, measure
+from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_of
+from pytest_fxbucket.bench.stats import Estimate, ratio_of
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
+from pytest_fxbucket.errors import BenchmarkError, FxbucketError
+from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
+from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, Choice
+from pytest_fxbucket.ranks.messages import MAX_RANKS
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.record import Record
+    from pytest_fxbucket.plan.schema import Benchmark, Plan
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.settings import RunSettings
+    from pytest_fxbucket.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Step time of one plan: samples, what else was measured, and the record that is stored of it."""
+
+    measured: Measured
+    record: Record
+
+    def samples(self, variant: str) -> list[float]:
+        """Seconds of the slowest rank in each round of ``variant``: bucketed, unbucketed, or a pass that was asked for."""
+        return self.measured.series.all_of(variant)
+
+    def ratio(self, variant: str = BUCKETED, other: str = UNBUCKETED) -> Estimate:
+        """Step time of ``variant`` by that of ``other``, from the rounds that they shared."""
+        samples = self.measured.series.samples
+        return ratio_of(samples[variant], samples[other])
+
+    def summary(self, variant: str = BUCKETED) -> str:
+        """One line: time of ``variant``, and how well that is known; of the bucketed step against all others."""
+        series, record = self.measured.series, self.record
+        others = [name for name in series.samples if name != BUCKETED] if variant == BUCKETED else []
+        times = ", ".join(f"{name} {median(self.samples(name)) * 1e3:.3g} ms" for name in (variant, *others))
+        ratios = "".join(f"; against {other} {self.ratio(BUCKETED, other)}" for other in others)
+        rounds, sets = len(self.samples(variant)), len(series.warmup_rounds)
+        first = " at real-time priority" if series.has_priority else ""
+        unstable = "" if series.is_stable else "; warm-up did not settle"
+        how = f"{rounds} rounds in {sets} sets of {record.ranks} processes over {record.backend}"
+        return f"{times}{ratios}; {how}{first}{unstable}"
+
+
+@dataclass(slots=True)
+class Timing:
+    """Step time of the plan called ``name``."""
+
+    name: str
+    """Its path from rootdir, with the matrix id."""
+    world: Callable[[], World]
+    """The plan at the size that is run."""
+    backend: Callable[[], Choice]
+    """What its ranks run on."""
+    settings: RunSettings
+    pools: Pools
+    paths: Callable[[], AbstractContextManager[None]]
+    """Where its modules are found."""
+    say: Callable[[str], None]
+    _found: dict[Benchmark, StepTime | FxbucketError] = field(default_factory=dict)
+
+    def step_time(self, options: Benchmark) -> StepTime:
+        """Measure as ``options`` says, once. Raises FxbucketError, the same for everybody who asks."""
+        if options not in self._found:
+            try:
+                self._found[options] = self._measured(options)
+            except FxbucketError as error:
+                self._found[options] = error
+        found = self._found[options]
+        if isinstance(found, FxbucketError):
+            raise found
+        return found
+
+    def choice(self, plan: Plan) -> Choice:
+        """What the ranks run on; none where nothing can be timed."""
+        asked = self.settings.backend or plan.run.backend
+        if asked in IN_ONE_PROCESS:
+            return Choice(None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time")
+        refuse_too_many_ranks(plan, MAX_RANKS, self.name)
+        return self.backend()
+
+    def _measured(self, options: Benchmark) -> StepTime:
+        world = self.world()
+        plan = world.plan
+        backend = self.choice(plan).backend
+        if backend is None:
+            raise BenchmarkError(f"{self.name}: step time cannot be measured: {self.choice(plan).lacking}")
+
+        def run(tasks: Sequence[object]) -> list[object]:
+            pool = self.pools.get(len(tasks), PLAIN if backend == "gloo" else backend)
+            try:
+                return pool.run(
+                    "pytest_fxbucket.bench.job:run",
+                    tasks,
+                    timeout_s=plan.run.timeout_s + options.budget_s,
+                    paths=[str(plan.path.parent), str(self.settings.rootdir)],
+                    log_dir=Folder(self.settings.artifacts, self.name, "benchmark", self.settings.log_of).make(),
+                    what=f"benchmark of {self.name}",
+                )
+            finally:
+                pool.close()  # other processes for each set, and nobody's idle threads beside the next item
+
+        shown = Path(os.path.relpath(plan.path, self.settings.rootdir)).as_posix()
+        with self.paths():
+            return step_time(shown, world, options, backend, run, self.say)
+
+
+def worlds_of(world: World, options: Benchmark) -> Worlds:
+    """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``."""
+    return {UNBUCKETED: world, BUCKETED: world, **{name: world.by_pass(name) for name in options.against}}
+
+
+def step_time(
+    name: str, world: World, options: Benchmark, backend: str, run: Runner, say: Callable[[str], None] = lambda _: None
+) -> StepTime:
+    """Measure the step of ``world``; ``name``: the plan's path from rootdir, ``run`` runs tasks over ``backend``."""
+    from pytest_fxbucket.bench.record import Record
+
+    sha, dirty = commit_of(world.plan.path)
+    measured = measure(worlds_of(world, options), options, run, say)
+    series = measured.series
+    record = Record(
+        plan=name,
+        row=world.plan.matrix_id,
+        workload=workload_of(world.plan),
+        commit=sha,
+        dirty=dirty,
+        machine=machine_kind(),
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        backend=backend,
+        ranks=world.size,
+        pass_name=world.pass_name,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        samples=series.samples,
+        warmup_rounds=series.warmup_rounds,
+        is_stable=series.is_stable,
+        has_priority=series.has_priority,
+        capture_s=world.seconds.get("capture", 0.0),
+        pass_s=world.seconds.get("pass", 0.0),
+        graphs=measured.graphs,
+    )
+    return StepTime(measured, record)

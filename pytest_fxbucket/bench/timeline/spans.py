@@ -1,0 +1,250 @@
+"""What is made of spans: exposed time of each bucket, rows in which none overlaps, fewer of them to draw, and a trace.
+
+Imports no torch: an option of pytest's asks whether a report can be written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.timeline.marks import Kind, Span
+
+
+Steps = Sequence[Sequence["Span"]]
+"""Spans of each step of one rank."""
+Row = tuple[int, str, int]
+"""Rank, stream, and number of the lane, from 1 on."""
+MOST_RANKS = 8
+MOST_SPANS = 6000
+COPIES = ("copy-in ", "copy-out ")
+_S = 1e-9
+_FIRST = ("host", "compute", "communication")
+_COLOURS = {"wait": "terrible", "launch": "thread_state_runnable", "flight": "thread_state_iowait"}
+"""Of Chrome's own palette: what is exposed is red."""
+
+
+class Exposed(NamedTuple):
+    """Of one bucket, the median over steps of the slowest rank's."""
+
+    exposed_s: float
+    """Seconds that its waits blocked; 0 if nobody waited."""
+    in_flight_s: float
+    """Seconds from its launch to the end of its last wait; 0 if nobody waited."""
+
+
+def exposed(ranks: Sequence[Steps]) -> dict[int, Exposed]:
+    """Of each bucket that was launched, by its index; ``ranks``: the steps of each rank, equally many."""
+    of_steps = [(_slowest(step, "wait"), _slowest(step, "flight")) for step in zip(*ranks, strict=True)]
+    buckets = {span.bucket for steps in ranks for step in steps for span in step if span.bucket >= 0}
+    return {
+        bucket: Exposed(*(median(ns[kind].get(bucket, 0) for ns in of_steps) * _S for kind in (0, 1)))
+        for bucket in sorted(buckets)
+    }
+
+
+def middle_step(ranks: Sequence[Steps]) -> tuple[Span, ...]:
+    """Spans, of all ranks, of the step whose length is the median (the earlier of two): the one to draw."""
+    steps = [tuple(span for spans in step for span in spans) for step in zip(*ranks, strict=True)]
+    if not steps:
+        return ()
+    lengths = sorted((max((span.end_ns for span in step), default=0), number) for number, step in enumerate(steps))
+    return steps[lengths[(len(lengths) - 1) // 2][1]]
+
+
+def _slowest(step: Iterable[Sequence[Span]], kind: Kind) -> dict[int, int]:
+    """By bucket the longest that any rank's spans of ``kind`` took together."""
+    longest: dict[int, int] = {}
+    for spans in step:
+        took: dict[int, int] = {}
+        for span in spans:
+            if span.kind == kind and span.bucket >= 0:
+                took[span.bucket] = took.get(span.bucket, 0) + span.end_ns - span.start_ns
+        for bucket, ns in took.items():
+            longest[bucket] = max(longest.get(bucket, 0), ns)
+    return longest
+
+
+def rows_of(spans: Iterable[Span]) -> dict[Row, list[Span]]:
+    """Spans by row, in order of rank, stream and lane; within a row none overlaps. As few lanes as can be: first fit by start.
+
+    A rank's own thread stands before what is in flight; other streams follow by their numbers.
+    """
+    by_stream: dict[tuple[int, str], list[Span]] = {}
+    for span in spans:
+        by_stream.setdefault((span.rank, span.stream), []).append(span)
+    rows: dict[Row, list[Span]] = {}
+    for rank, stream in sorted(by_stream, key=lambda key: (key[0], _place(key[1]))):
+        for number, lane in enumerate(_lanes(by_stream[rank, stream]), 1):
+            rows[rank, stream, number] = lane
+    return rows
+
+
+def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns, span.bucket, span.label)):
+        free = next((lane for lane in lanes if lane[-1].end_ns <= span.start_ns), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes
+
+
+def _place(stream: str) -> tuple[int, int, str]:
+    if stream in _FIRST:
+        return _FIRST.index(stream), 0, stream
+    number = stream.rpartition(" ")[2]
+    return len(_FIRST), int(number) if number.isdecimal() else -1, stream
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What of a step is drawn."""
+
+    spans: tuple[Span, ...]
+    left_out: tuple[str, ...]
+    """What is not, as sentences; empty if all is drawn."""
+
+
+def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int = MOST_SPANS) -> Drawn:
+    """At most so many ranks and spans: modules' names are cut to two, then ranks left out, then the shortest spans, waits last.
+
+    The rank that ends last is always among those drawn, with the first ones.
+    """
+    ends: dict[int, int] = {}
+    for span in spans:
+        ends[span.rank] = max(ends.get(span.rank, 0), span.end_ns)
+    found = _fewer_ranks(spans, ends, most_ranks)
+    full = depth = max((span.label.count(".") + 1 for span in spans if span.kind == "compute"), default=1)
+    while len(found) > most_spans and depth > 2:
+        depth -= 1
+        found = merged(found, depth)
+    ranks = min(most_ranks, len(ends))
+    while len(found) > most_spans and ranks > 1:
+        ranks -= 1
+        found = _fewer_ranks(found, ends, ranks)
+    shortest = max(0, len(found) - most_spans)
+    if shortest:
+        found = _longest(found, most_spans)
+    left_out = []
+    if ranks < len(ends):
+        slowest = max(ends, key=lambda rank: (ends[rank], -rank))
+        left_out.append(f"{ranks} of {len(ends)} ranks are drawn, among them rank {slowest}, which ends last")
+    if depth < full:
+        left_out.append(f"compute is drawn by modules of {depth} names at most")
+    if shortest:
+        left_out.append(f"{shortest} of the shortest spans are not drawn")
+    return Drawn(tuple(found), tuple(left_out))
+
+
+def _longest(spans: Sequence[Span], most: int) -> list[Span]:
+    """Waits before all others, since they are what one looks for; of equally long ones, some from everywhere."""
+    order = sorted(range(len(spans)), key=lambda i: (spans[i].kind != "wait", spans[i].start_ns - spans[i].end_ns, jitter(i)))
+    return [spans[i] for i in sorted(order[:most])]
+
+
+def jitter(number: int) -> float:
+    """Between -0.5 and 0.5, spread evenly and always the same: multiples of the golden ratio (Weyl)."""
+    return round((number * 0.6180339887498949) % 1.0 - 0.5, 4)
+
+
+def _fewer_ranks(spans: Sequence[Span], ends: Mapping[int, int], most: int) -> Sequence[Span]:
+    if len(ends) <= most:
+        return spans
+    slowest = max(ends, key=lambda rank: (ends[rank], -rank))
+    kept = {slowest, *[rank for rank in sorted(ends) if rank != slowest][: most - 1]}
+    return [span for span in spans if span.rank in kept]
+
+
+def merged(spans: Iterable[Span], depth: int) -> list[Span]:
+    """Spans with compute's modules cut to ``depth`` names, and compute of one name in a row on a stream made one span."""
+    result: list[Span] = []
+    last: dict[tuple[int, str], int] = {}
+    for span in sorted(spans, key=lambda span: (span.rank, span.stream, span.start_ns, span.end_ns)):
+        key = span.rank, span.stream
+        if span.kind == "compute":
+            label = span.label if span.label.startswith(COPIES) else ".".join(span.label.split(".")[:depth])
+            before = result[last[key]] if key in last else None
+            span = replace(span, label=label)
+            if before is not None and before == replace(span, start_ns=before.start_ns, end_ns=span.start_ns):  # it goes on
+                result[last[key]] = replace(before, end_ns=span.end_ns)
+                continue
+        last[key] = len(result)
+        result.append(span)
+    return result
+
+
+def chrome_trace(spans: Iterable[Span], about: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The trace of one step: a process for each rank, a thread for each stream. ``about``: what else is to be said of it.
+
+    It is in the Trace Event Format (Google, 2016), which Chrome's tracing and Perfetto read: complete events (``X``), metadata
+    (``M``), and a flow (``s``, ``f``) from each launch to its wait, in microseconds.
+
+    What is in flight at once on one stream stands on several threads, since a thread's events may not overlap.
+    """
+    rows = rows_of(spans)
+    thread = {row: number for number, row in enumerate(rows)}
+    events = [*_names(thread)]
+    for row, row_spans in rows.items():
+        events += [_event(span, thread[row]) for span in row_spans]
+    events += _flows(rows, thread)
+    return {"displayTimeUnit": "ms", "otherData": dict(about or {}), "traceEvents": events}
+
+
+def to_json(trace: Mapping[str, Any]) -> str:
+    """``trace`` as text, the same for an equal one."""
+    return json.dumps(trace, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def _names(thread: Mapping[Row, int]) -> Iterator[dict[str, Any]]:
+    for rank in dict.fromkeys(rank for rank, _, _ in thread):
+        yield from _named("process", rank, 0, f"rank {rank}", rank)
+    for (rank, stream, lane), tid in thread.items():
+        yield from _named("thread", rank, tid, f"{stream} ({lane})" if lane > 1 else stream, tid)
+
+
+def _named(what: str, rank: int, tid: int, name: str, place: int) -> Iterator[dict[str, Any]]:
+    shared = {"ph": "M", "pid": rank, "tid": tid}
+    yield {**shared, "name": f"{what}_name", "args": {"name": name}}
+    yield {**shared, "name": f"{what}_sort_index", "args": {"sort_index": place}}
+
+
+def _event(span: Span, tid: int) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "ph": "X",
+        "name": f"{span.kind} {span.label}" if span.kind in ("launch", "wait") else span.label or f"({span.direction})",
+        "cat": f"{span.kind},{span.direction}",
+        "pid": span.rank,
+        "tid": tid,
+        "ts": _us(span.start_ns),
+        "dur": _us(span.end_ns - span.start_ns),
+        "args": {"direction": span.direction, **({"bucket": span.bucket} if span.bucket >= 0 else {})},
+    }
+    if span.kind in _COLOURS:
+        event["cname"] = _COLOURS[span.kind]
+    return event
+
+
+def _flows(rows: Mapping[Row, Iterable[Span]], thread: Mapping[Row, int]) -> Iterator[dict[str, Any]]:
+    """An arrow from each launch to each wait for it; both ends lie within their events, by which viewers find them."""
+    launches = {
+        (span.rank, span.bucket): (span, thread[row]) for row, spans in rows.items() for span in spans if span.kind == "launch"
+    }
+    number = 0
+    for row, spans in rows.items():
+        for wait in spans:
+            if wait.kind == "wait" and (wait.rank, wait.bucket) in launches:
+                launch, tid = launches[wait.rank, wait.bucket]
+                number += 1
+                shared = {"name": wait.label, "cat": "flow", "id": number, "pid": wait.rank}
+                yield {**shared, "ph": "s", "tid": tid, "ts": _us(launch.start_ns)}
+                yield {**shared, "ph": "f", "bp": "e", "tid": thread[row], "ts": _us(wait.start_ns)}
+
+
+def _us(ns: int) -> float:
+    return round(ns / 1000, 3)
