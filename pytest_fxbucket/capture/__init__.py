@@ -10,7 +10,7 @@ from pytest_fxbucket.capture.traced import TracedStep
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.called.step import CapturedStep, capture_step
-    from pytest_fxbucket.capture.override.asked import Override, Subgraph
+    from pytest_fxbucket.capture.override.overrides import Override, Subgraph
 
 __all__ = ["CapturedStep", "Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "capture_step"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(step, name)
     if name in ("Override", "Subgraph"):
-        from pytest_fxbucket.capture.override import asked
+        from pytest_fxbucket.capture.override import overrides
 
-        return getattr(asked, name)
+        return getattr(overrides, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from pytest_fxbucket.capture.called.state import Making
 from pytest_fxbucket.capture.called.trace import Traced, trace_call
 from pytest_fxbucket.capture.called.transforming import Transformed, described, transformed
 from pytest_fxbucket.capture.called.values import Values
-from pytest_fxbucket.capture.override.matching import overrides_given
+from pytest_fxbucket.capture.override.overrides import overrides_given
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.capture.override.overrides import Overrides
     from pytest_fxbucket.transforms.running import Transform
 
 

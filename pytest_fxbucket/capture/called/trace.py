@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.called.live import Live
     from pytest_fxbucket.capture.called.signature import Arguments
-    from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.capture.override.overrides import Overrides
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.joint import Joint, LossFn, trace_joint
-from pytest_fxbucket.capture.override.asked import NONE, Overrides
+from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.repeat.repeated import trace_repeated
