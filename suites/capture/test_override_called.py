@@ -35,6 +35,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         models.AroundAttention,
         {models.Attends: Override(output=subgraphs.attended)},
     ),
+    "with a parameter of two names": (lambda: models.Holds(models.Ties()), {"held": "call"}),
+    "with a hook, which runs once a call": (lambda: models.Holds(models.Doubles()), {"held": "call"}),
     "called twice, with a parameter that is read elsewhere": (
         lambda: nn.Sequential(models.Twice(), nn.Linear(models.WIDTH, 3)),
         {models.Chooses: "call"},

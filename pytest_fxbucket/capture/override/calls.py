@@ -197,8 +197,7 @@ def gradients(results: Tensors, inputs: Tensors, grads: Mapping[int, torch.Tenso
 
 
 def _twins(tensors: Tensors, asks: Sequence[int], *, safe: bool = False) -> list[torch.Tensor]:
-    """The same memory, as leaves of an autograd graph of its own; ``safe``: what nobody asks a gradient for in memory of its
-    own."""
+    """The same memory, as leaves of an autograd graph of its own; ``safe``: copies of what nobody asks a gradient for."""
     return [
         tensor.detach().requires_grad_() if i in asks else tensor.detach().clone() if safe else tensor.detach()
         for i, tensor in enumerate(tensors)
@@ -239,17 +238,19 @@ def _run(key: str, made: Call, twins: Tensors) -> list[torch.Tensor]:
             raise _writing(key, made.name_of(i))
     results: list[torch.Tensor] = []
     found = written(output, results, f"module {fqn_of(key)} gives")
-    differing = [(f"a {shown(found)}", shown(made.gives))] if found != made.gives else []
-    for i, (result, promise) in enumerate(zip(results, made.promise, strict=not differing)):
-        if not differing and not looks_so(result, promise):
-            differing.append((f"{looks(result)} as result {i}", promise))
-    if differing:
-        ((gives, promised),) = differing
-        raise CaptureError(
-            f"module {fqn_of(key)} gives {gives}, where {promised} was promised when the step was traced; let `output` of its "
-            "override give what a call gives"
-        )
+    if found != made.gives:
+        raise _giving(key, f"a {shown(found)}", shown(made.gives))
+    for i, (result, promise) in enumerate(zip(results, made.promise, strict=True)):
+        if not looks_so(result, promise):
+            raise _giving(key, f"{looks(result)} as result {i}", promise)
     return results
+
+
+def _giving(key: str, what: str, promised: str) -> CaptureError:
+    return CaptureError(
+        f"module {fqn_of(key)} gives {what}, where {promised} was promised when the step was traced; let `output` of its "
+        "override give what a call gives"
+    )
 
 
 def _writing(key: str, what: str) -> CaptureError:
@@ -269,8 +270,7 @@ def _as_promised(twin: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
 
 @contextmanager
 def _refuse_remembering(key: str, module: nn.Module) -> Iterator[None]:
-    """Raise :class:`CaptureError` if the block, a call of ``module``, changes its Python state; attributes are put back
-    then."""
+    """Raise :class:`CaptureError` if the block, a call of ``module``, changes its Python state; attributes are put back."""
     before, attributes = state_of(module), [(inner, dict(vars(inner))) for inner in module.modules()]
     yield
     after = state_of(module)

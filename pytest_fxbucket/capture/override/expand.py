@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any, cast
@@ -128,20 +128,18 @@ class _Expansion:
         back = self.backward_of.get(anchor)
         number = back.number if back is not None and anchor.again else anchor.number
         inlining = self._traced(one, subgraph, anchor, back, number)
-        inlining.place(anchor.node, forward=True)
+        inlining.place_forward(anchor.node)
         count = len(anchor.call.promise)
         if not anchor.again:
-            self.now.update((name, inlining.result(place)) for place, name in enumerate(one.state, count))
+            self.now.update(zip(one.state, inlining.placed(count, count + len(one.state)), strict=True))
         if back is not None:
             self.begun[back] = inlining
-        _replace(anchor.node, [inlining.result(i) for i in range(count)])
+        _replace(anchor.node, inlining.placed(0, count))
 
     def backward(self, anchor: _Anchor, one: Overridden, subgraph: Subgraph) -> None:
         inlining = self.begun.get(anchor) or self._traced(one, subgraph, anchor, anchor, anchor.number)
-        inlining.given_gradients(anchor.grads)
-        inlining.place(anchor.node, forward=False)
-        before = len(anchor.call.promise) + len(one.state)
-        _replace(anchor.node, [inlining.result(i) for i in range(before, len(inlining.results))])
+        inlining.place_backward(anchor.node, [*anchor.grads.values()])
+        _replace(anchor.node, inlining.placed(len(anchor.call.promise) + len(one.state)))
 
     def give_out_state(self) -> None:
         """Give out new state where the graph gave out what it got."""
@@ -178,10 +176,10 @@ class _Expansion:
         with self.anchors.fake_mode:
             fakes = [fake_like(node.meta["val"], requires_grad=i in call.asks) for i, node in enumerate(nodes)]
             made = trace.trace(function, [*fakes, *(fake_like(node.meta["val"]) for node in grads.values())])
-        _refuse_constants(one, made)
-        _refuse_writes(one, made, call)
+        _refuse_strange(one, made, call)
         copies = dict(zip(made.graph.find_nodes(op="placeholder"), nodes, strict=False))
-        return _Inlining(made, set(before), self.anchors.fake_mode, self.hold, copies)
+        (returned,) = made.graph.output_node().args
+        return _Inlining(made, set(before), cast(list[fx.Node], returned), self.anchors.fake_mode, self.hold, copies)
 
 
 def _origin(node: fx.Node) -> dict[str, Any]:
@@ -204,35 +202,34 @@ class _Inlining:
     made: fx.GraphModule
     forward: set[fx.Node]
     """Nodes of ``made`` that its forward computes."""
+    results: Sequence[fx.Node]
+    """What ``made`` returns."""
     fake_mode: FakeTensorMode
     hold: Hold
     copies: dict[fx.Node, fx.Node]
     """Nodes in the graph, by those of ``made``; to begin with of held and inputs."""
 
-    @property
-    def results(self) -> Sequence[Any]:
-        """What ``made`` returns."""
-        returned: Any = self.made.graph.output_node().args[0]
-        return list(returned)
+    def place_forward(self, anchor: fx.Node) -> None:
+        """Copy the nodes that forward computes, to stand before ``anchor``."""
+        self._place(anchor, [node for node in self.made.graph.nodes if node in self.forward])
 
-    def given_gradients(self, grads: Mapping[int, fx.Node]) -> None:
-        """Said right before the backward is placed, since other anchors may give them."""
+    def place_backward(self, anchor: fx.Node, grads: Sequence[fx.Node]) -> None:
+        """Copy what is not placed yet. ``grads`` are only said now, since other anchors may have given them."""
         placeholders = self.made.graph.find_nodes(op="placeholder")
-        self.copies.update(zip(placeholders[len(placeholders) - len(grads) :], grads.values(), strict=True))
+        self.copies.update(zip(placeholders[len(placeholders) - len(grads) :], grads, strict=True))
+        self._place(anchor, self.made.graph.nodes)
 
-    def place(self, anchor: fx.Node, *, forward: bool) -> None:
-        """Copy forward's nodes, or the rest of them, to stand before ``anchor``."""
+    def _place(self, anchor: fx.Node, nodes: Iterable[fx.Node]) -> None:
         with anchor.graph.inserting_before(anchor), self.fake_mode, torch.no_grad():
-            for node in self.made.graph.nodes:
-                if node.op in ("placeholder", "output") or node in self.copies or (forward and node not in self.forward):
-                    continue
-                copy = anchor.graph.node_copy(node, self.copies.__getitem__)
-                copy.meta = _origin(anchor) | {"val": self._value(node, copy)}
-                self.copies[node] = copy
+            for node in nodes:
+                if node.op not in ("placeholder", "output") and node not in self.copies:
+                    copy = anchor.graph.node_copy(node, self.copies.__getitem__)
+                    copy.meta = _origin(anchor) | {"val": self._value(node, copy)}
+                    self.copies[node] = copy
 
-    def result(self, number: int) -> fx.Node:
-        """The node in the graph that is the sub-graph's result ``number``."""
-        return self.copies[self.results[number]]
+    def placed(self, first: int, last: int | None = None) -> list[fx.Node]:
+        """Nodes in the graph that are the sub-graph's results from ``first`` to before ``last``."""
+        return [self.copies[node] for node in self.results[first:last]]
 
     def _value(self, node: fx.Node, copy: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -244,18 +241,15 @@ class _Inlining:
         return target(*args, **kwargs)
 
 
-def _refuse_constants(one: Overridden, made: fx.GraphModule) -> None:
-    for node in made.graph.find_nodes(op="get_attr"):
-        if trace.is_fake(getattr(made, str(node.target))):
+def _refuse_strange(one: Overridden, made: fx.GraphModule, call: Call) -> None:
+    """Raise :class:`CaptureError` for tensors that are none of the sub-graph's own, and for writes to what it is given."""
+    places = {node: i for i, node in enumerate(made.graph.find_nodes(op="placeholder"))}
+    for node in made.graph.nodes:
+        if node.op == "get_attr" and trace.is_fake(getattr(made, str(node.target))):
             raise CaptureError(
                 f"the sub-graph {one.by} of module {one.fqn} uses a tensor that is neither given to it nor state; it is to "
                 "read the module's tensors by name from its first argument"
             )
-
-
-def _refuse_writes(one: Overridden, made: fx.GraphModule, call: Call) -> None:
-    places = {node: i for i, node in enumerate(made.graph.find_nodes(op="placeholder"))}
-    for node in made.graph.nodes:
         for place in (places[base(target)] for target in written_arguments(node) if base(target) in places):
             raise CaptureError(
                 f"the sub-graph {one.by} of module {one.fqn} writes {call.name_of(place)} in place; keep what changes in "
