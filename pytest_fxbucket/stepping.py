@@ -12,7 +12,7 @@ from pytest_fxbucket.capture.batches import Followed
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.held import held_tensors
 from pytest_fxbucket.capture.mesh import Mesh
-from pytest_fxbucket.capture.override.live import keep_for_calls, modules_called_by
+from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.errors import CaptureError
 

@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-_PUBLIC = ("capture", "graph", "passes", "plan", "transforms", "transforms.next_iteration", "checks.invariants")
+_PUBLIC = ("capture", "train_step", "graph", "graph_view", "passes", "plan", "transforms", "transforms.next_iteration")
 _MEASURED = re.compile(r"largest rank \d+ MiB|\d+(\.\d+)? (ms|s|MiB)\b|x \d+\.\d+|\d+ samples")
 
 
@@ -96,7 +96,7 @@ def _sentences(package: Path) -> Iterator[str]:
 def _public_names() -> Iterator[str]:
     for module in _PUBLIC:
         package = importlib.import_module(f"pytest_fxbucket.{module}")
-        for name in getattr(package, "__all__", ()):
+        for name in sorted(getattr(package, "__all__", ())):
             value = getattr(package, name)
             yield f"{module}.{name}{_signature(value)}"
             for member in sorted(vars(value)) if inspect.isclass(value) else ():

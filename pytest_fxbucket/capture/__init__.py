@@ -1,4 +1,4 @@
-"""From a model and a plan, or a user's own step, to a traced step: frozen graphs with a role for each input and output."""
+"""From a model and a plan to a traced step: frozen graphs with a role for each input and output."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.capture.traced import TracedStep
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.override.asked import Override, Subgraph
-    from pytest_fxbucket.train_step.step import CapturedStep, capture_step
+    from pytest_fxbucket.capture.override.overrides import Override, Subgraph
 
-__all__ = ["CapturedStep", "Mesh", "Override", "StepGraph", "Subgraph", "TracedStep", "capture_step"]
+__all__ = ["Mesh", "Override", "StepGraph", "Subgraph", "TracedStep"]
 
 
 def __getattr__(name: str) -> Any:
-    """A step that is called brings torch in: only where it is asked for."""
-    if name in ("CapturedStep", "capture_step"):
-        from pytest_fxbucket.train_step import step
-
-        return getattr(step, name)
+    """Overrides bring torch in: only where they are asked for."""
     if name in ("Override", "Subgraph"):
-        from pytest_fxbucket.capture.override import asked
+        from pytest_fxbucket.capture.override import overrides
 
-        return getattr(asked, name)
+        return getattr(overrides, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

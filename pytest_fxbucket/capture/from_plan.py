@@ -60,7 +60,7 @@ def _trace(
     from pytest_fxbucket.capture.join import join
     from pytest_fxbucket.capture.joint import trace_joint
     from pytest_fxbucket.capture.optimizers.optimizing import optimizing_of, update_of
-    from pytest_fxbucket.capture.override.matching import overrides_of
+    from pytest_fxbucket.capture.override.overrides import overrides_of
     from pytest_fxbucket.capture.parallel.forwards import forwards_of
     from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.capture.roles import StepGraph, Told

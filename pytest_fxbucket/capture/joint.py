@@ -23,8 +23,8 @@ from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.notes import notes_of
 from pytest_fxbucket.capture.override.anchors import Anchors
-from pytest_fxbucket.capture.override.asked import NONE, Overrides
 from pytest_fxbucket.capture.override.expand import expand
+from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.reads import own_parameters, read_by

@@ -160,7 +160,7 @@ def _callable(target: Any) -> Any:
         return target
     namespace, name = target.name.split("::")
     if namespace == "fxbucket":
-        own = "compat.after" if name == "after" else "capture.override.ops"
+        own = "compat.after" if name == "after" else "capture.override.calls"
         importlib.import_module(f"pytest_fxbucket.{own}")
     packet = getattr(getattr(torch.ops, namespace), name)
     return getattr(packet, target.overload) if target.overload else packet

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pytest_fxbucket.ranks import watchdog, wire
 from pytest_fxbucket.ranks.backend import ON_GPUS, spread
@@ -19,9 +19,6 @@ from pytest_fxbucket.ranks.output import Output
 from pytest_fxbucket.ranks.room import oom_kills
 from pytest_fxbucket.ranks.stacks import NO_STACK
 from pytest_fxbucket.ranks.talk import Talk
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.ranks.pools import Pools
 
 __all__ = ["Attempt", "RankFailure", "RankPool"]
 
@@ -42,10 +39,23 @@ class Attempt:
     in_time: bool
 
 
+class Keeper(Protocol):
+    """Who keeps the pools of a session, as a pool asks for it."""
+
+    def use(self, pool: RankPool) -> None:
+        """Note that ``pool`` is at work now."""
+
+    def fork(self, request: PoolRequest) -> Crew:
+        """New processes for the pool at work. Raises RankError where they cannot be had."""
+
+    def lease(self, world: int, backend: str) -> Lease:
+        """GPUs for the pool at work. Raises RankError where there are too few."""
+
+
 class RankPool:
     """The processes of one world, or of a part of it, warm from job to job (see ranks/worker.py for their side)."""
 
-    def __init__(self, pools: Pools, request: PoolRequest) -> None:
+    def __init__(self, pools: Keeper, request: PoolRequest) -> None:
         self.world, self.backend = request.world, request.backend
         self._pools, self._request = pools, request
         self._log_names = [[f"rank{rank}"] for rank in request.ranks]

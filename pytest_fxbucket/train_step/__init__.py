@@ -1,1 +1,19 @@
 """The captured train step: a user's own step, traced once and then called like the function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.train_step.step import CapturedStep, capture_step
+
+__all__ = ["CapturedStep", "capture_step"]
+
+
+def __getattr__(name: str) -> Any:
+    """It brings torch in: only where it is asked for."""
+    if name in __all__:
+        from pytest_fxbucket.train_step import step
+
+        return getattr(step, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.override.matching import overrides_given
+from pytest_fxbucket.capture.override.overrides import overrides_given
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.capture.override.overrides import Overrides
     from pytest_fxbucket.transforms.running import Transform
 
 

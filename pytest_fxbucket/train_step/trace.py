@@ -31,7 +31,7 @@ from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_o
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.override.asked import Overrides
+    from pytest_fxbucket.capture.override.overrides import Overrides
     from pytest_fxbucket.train_step.guards import Arguments
     from pytest_fxbucket.train_step.live import Live
 

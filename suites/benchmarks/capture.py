@@ -23,7 +23,7 @@ from pytest_fxbucket.capture import joint
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.mesh import fake_mesh, mesh_of
 from pytest_fxbucket.capture.names import NodeNamer
-from pytest_fxbucket.capture.override.asked import NONE
+from pytest_fxbucket.capture.override.overrides import NONE
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.compat import trace

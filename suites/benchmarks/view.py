@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from pytest_fxbucket.graph import GraphView
+from pytest_fxbucket.graph_view import GraphView
 
 
 @dataclass(frozen=True)

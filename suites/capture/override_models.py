@@ -101,6 +101,22 @@ class Outside(Holds):
         return self.last(self.held(x.view_as(x) if self.apart else x) + x.sin() * 1e3)
 
 
+class Ties(Chooses):
+    """Its two linears have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.high.weight = self.low.weight
+
+
+class Doubles(Chooses):
+    """By a hook around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda module, args, output: output * 2)
+
+
 class ReadsTwice(nn.Module):
     """Its input's gradient is the sum of two."""
 

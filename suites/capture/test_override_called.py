@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture import Override, capture_step
+from pytest_fxbucket.capture import Override
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step import capture_step
 from suites.capture import override_models as models
 from suites.capture import override_subgraphs as subgraphs
 from suites.train_step.step_twins import Twins, adamw, batch, usual
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         models.AroundAttention,
         {models.Attends: Override(output=subgraphs.attended)},
     ),
+    "with a parameter of two names": (lambda: models.Holds(models.Ties()), {"held": "call"}),
+    "with a hook, which runs once a call": (lambda: models.Holds(models.Doubles()), {"held": "call"}),
     "called twice, with a parameter that is read elsewhere": (
         lambda: nn.Sequential(models.Twice(), nn.Linear(models.WIDTH, 3)),
         {models.Chooses: "call"},

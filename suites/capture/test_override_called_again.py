@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_fxbucket.capture.override.digest import digest_of
+from pytest_fxbucket.capture.override.calls import digest_of
 from pytest_fxbucket.errors import CaptureError
 from suites.capture import override_models as models
 from suites.train_step.step_twins import Twins, adamw, batch

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_fxbucket.capture import Override, capture_step
+from pytest_fxbucket.capture import Override
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step import capture_step
 from suites.capture import override_models as models
 from suites.train_step.step_twins import batch
 

@@ -9,8 +9,8 @@ import torch
 from override_plans import captured, override, plan_of
 from torch import nn
 
-from pytest_fxbucket.capture import capture_step
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
+from pytest_fxbucket.train_step import capture_step
 from suites.capture import override_models as models
 
 WHERE = "plan.toml: [override]"

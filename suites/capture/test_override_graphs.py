@@ -9,7 +9,7 @@ from steps import is_backward, launches, module_of, sent_by
 from torch import fx
 
 from pytest_fxbucket.capture.mesh import mesh_of
-from pytest_fxbucket.capture.override import ops
+from pytest_fxbucket.capture.override.anchors import ANCHOR_FORWARD
 from pytest_fxbucket.capture.override.expand import refuse_left_over
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import CaptureError
@@ -151,9 +151,9 @@ def test_a_graph_with_calls_travels_and_is_the_same_on_every_rank() -> None:
 def test_an_anchor_that_is_left_over_is_an_error_that_names_its_module() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    anchor = graph.call_function(ops.ANCHOR_FORWARD, ("layers.0.moe", "{}", [], [x], 0))
+    anchor = graph.call_function(ANCHOR_FORWARD, ("layers.0.moe", "{}", [], [x], 0))
     graph.output((anchor,))
     with pytest.raises(CaptureError, match=r"^the anchor of module layers\.0\.moe is left over \(anchor_forward"):
         refuse_left_over(graph)
     with pytest.raises(NotImplementedError):
-        ops.ANCHOR_FORWARD("layers.0.moe", "{}", [], [torch.ones(1)], 0)
+        ANCHOR_FORWARD("layers.0.moe", "{}", [], [torch.ones(1)], 0)

@@ -30,6 +30,7 @@ CALLED: dict[str, Plan] = {
         tp=2,
         tp_plan={"layers.*.0": "colwise", "layers.*.1": "rowwise"},
     ),
+    "with a parameter of two names": plan_of("holds Ties", override(module="held")),
     "called twice, with a parameter that is read elsewhere": plan_of("twice", override(type="Chooses"), **MIXED),
 }
 SUBGRAPHS: dict[str, tuple[Plan, str]] = {

@@ -8,7 +8,7 @@ from torch import fx, nn
 from view_models import captured
 
 from pytest_fxbucket.errors import GraphError, NoModuleError
-from pytest_fxbucket.graph import GraphView
+from pytest_fxbucket.graph_view import GraphView
 
 
 def graph_of(*modules: str, backward: bool = False) -> fx.Graph:

@@ -10,7 +10,7 @@ from view_running import Runner, drawn
 
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import GraphError
-from pytest_fxbucket.graph import GraphView, SubGraph
+from pytest_fxbucket.graph_view import GraphView, SubGraph
 
 HYBRID = pytest.mark.fxbucket_plan("fixtures/plans/hybrid.toml")
 

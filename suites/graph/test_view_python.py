@@ -13,7 +13,7 @@ from torch import fx, nn
 from view_models import cached_aot, captured
 
 from pytest_fxbucket.errors import GraphError
-from pytest_fxbucket.graph import GraphView
+from pytest_fxbucket.graph_view import GraphView
 
 
 def test_a_copy_is_a_view_of_the_same_graph() -> None:
@@ -125,4 +125,4 @@ def test_importing_the_package_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=1)[0] == "False"
     with pytest.raises(ImportError):
-        from pytest_fxbucket.graph import NoSuchView  # noqa: F401
+        from pytest_fxbucket.graph_view import NoSuchView  # noqa: F401

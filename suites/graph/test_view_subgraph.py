@@ -14,7 +14,7 @@ from view_running import RANKS, check, drawn
 
 from pytest_fxbucket.compat.collectives import c10d_functional
 from pytest_fxbucket.errors import GraphError
-from pytest_fxbucket.graph import GraphView
+from pytest_fxbucket.graph_view import GraphView
 
 aten, c10d = torch.ops.aten, c10d_functional()
 

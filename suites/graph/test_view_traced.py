@@ -24,7 +24,7 @@ from view_models import (
 )
 
 from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.graph import GraphView
+from pytest_fxbucket.graph_view import GraphView
 from pytest_fxbucket.passes import manual_overlap_bucketing
 
 ATTENTIONS = ["layers.0.attention", "layers.1.attention"]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pytest_fxbucket.graph import SubGraph
 from pytest_fxbucket.graph.collectives import argument, is_wait, launch_kind
 from pytest_fxbucket.graph.effects import written
+from pytest_fxbucket.graph_view import SubGraph
 
 RANKS = 4
 

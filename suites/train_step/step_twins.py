@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pytest_fxbucket.capture import CapturedStep, capture_step
+from pytest_fxbucket.train_step import CapturedStep, capture_step
 from suites.capture.functional_graphs import bytes_of
 
 Optimizers = list[torch.optim.Optimizer]

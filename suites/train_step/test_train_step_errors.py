@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture import capture_step
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step import capture_step
 from suites.train_step.step_twins import Run, adamw, batch, net, sgd, usual
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pytest_fxbucket.capture import capture_step
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.train_step import capture_step
 from pytest_fxbucket.transforms import transformation
 from suites.train_step.step_twins import batch, net, sgd, usual
 

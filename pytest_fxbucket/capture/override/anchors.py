@@ -1,23 +1,92 @@
-"""Puts anchors in the places of overridden modules while a step is traced, in forward and in backward."""
+"""Anchors: the operators ``anchor_forward`` and ``anchor_backward``, which stand for a call of an overridden module in a trace.
+
+An anchor cannot run; :mod:`pytest_fxbucket.capture.override.expand` turns it into what it stands for. Its arguments are those
+of :mod:`pytest_fxbucket.capture.override.calls`, and behind them the ``number`` of the call within the trace.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from pytest_fxbucket.capture.override import ops
-from pytest_fxbucket.capture.override.asked import Overridden, Overrides
-from pytest_fxbucket.capture.override.call import Call
-from pytest_fxbucket.capture.override.live import fqn_of, names_of
-from pytest_fxbucket.capture.override.looking import Looking
-from pytest_fxbucket.capture.override.structure import rebuilt, written
+from pytest_fxbucket.capture.blame import blamed
+from pytest_fxbucket.capture.override.call_text import Call, call_of, looks, rebuilt, written
+from pytest_fxbucket.capture.override.calls import GIVEN, GIVEN_BACK, Tensors, empty_backward, fqn_of, gradients, names_of
+from pytest_fxbucket.capture.override.overrides import Overridden, Overrides, Subgraph
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.trace import looks_at_values
+from pytest_fxbucket.compat.untraced import untraced
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan.rules import nearest
+
+
+def _cannot_run(module: str, *_: Any) -> list[torch.Tensor]:
+    raise NotImplementedError(f"the anchor of module {fqn_of(module)} cannot run")
+
+
+def _empty_forward(module: str, call: str, held: Tensors, inputs: Tensors, number: int) -> list[torch.Tensor]:
+    return call_of(call).empty_results([*inputs, *held])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.key, ctx.text, held, given, ctx.number = inputs
+    ctx.held = len(held)
+    ctx.save_for_backward(*held, *given)
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*(result for result in output if not result.is_floating_point()))
+
+
+def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    needs = [*ctx.needs_input_grad[2], *ctx.needs_input_grad[3]]
+    wanted = [i for i, need in enumerate(needs) if need]
+    given = {i: grad for i, grad in enumerate(grads) if grad is not None}
+    found: dict[int, torch.Tensor] = {}
+    if given and wanted:
+        try:
+            flat = list(ctx.saved_tensors)
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            raise CaptureError(
+                f"what module {fqn_of(ctx.key)} was given, or reads, is written in place after its call, and its backward "
+                "needs it as it was; write a new tensor instead"
+            ) from error
+        held, inputs = flat[: ctx.held], flat[ctx.held :]
+        made = ANCHOR_BACKWARD(ctx.key, ctx.text, held, inputs, [*given.values()], [*given], wanted, ctx.number)
+        found = dict(zip(wanted, made, strict=True))
+    flat_found = [found.get(i) for i in range(len(needs))]
+    return None, None, flat_found[: ctx.held], flat_found[ctx.held :], None
+
+
+def _keep_key(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.key = inputs[0]
+
+
+def _refuse_second(ctx: Any, *_: Any) -> Any:
+    """By itself a gradient that goes on through a backward would stop there."""
+    raise CaptureError(
+        f"a gradient of a gradient goes through module {fqn_of(ctx.key)}, which is overridden and has first ones only; leave "
+        "it traced, or keep the penalty (create_graph = True) from it"
+    )
+
+
+def _define(name: str, given: str, empty: Callable[..., Any], keep: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    schema = f"({given}, int number) -> Tensor[]"
+    op = torch.library.custom_op(f"fxbucket::{name}", _cannot_run, mutates_args=(), schema=schema)
+    op.register_fake(empty)
+    op.register_autograd(backward, setup_context=keep)
+    return getattr(torch.ops.fxbucket, name).default
+
+
+ANCHOR_FORWARD: torch._ops.OpOverload = _define("anchor_forward", GIVEN, _empty_forward, _keep, _backward)
+ANCHOR_BACKWARD: torch._ops.OpOverload = _define("anchor_backward", GIVEN_BACK, empty_backward, _keep_key, _refuse_second)
 
 
 class Anchors:
@@ -34,7 +103,7 @@ class Anchors:
         self.by_key = {one.key: one for one in overrides.of.values()}
         self.states: Mapping[str, torch.Tensor] = {}
         """What state is while the step is traced, by FQN: inputs of the graph."""
-        self._looking = Looking(fake_mode, param_dtype, unused)
+        self._param_dtype, self._unused = param_dtype, unused
         self._known: dict[object, Call] = {}
         self._called: set[str] = set()
         self._numbers = count()
@@ -42,19 +111,17 @@ class Anchors:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While inside, calling an overridden module leaves an anchor; then modules are as before, on error too."""
-        changed: list[tuple[dict[str, Any], Any]] = []
+        before = [(vars(one.module), vars(one.module).get("forward")) for one in self.overrides.of.values()]
         try:
             for one in self.overrides.of.values():
-                own = one.module.__dict__
-                changed.append((own, own.get("forward")))
-                own["forward"] = self._forward_of(one)
+                vars(one.module)["forward"] = partial(self._forward, one)
             yield
         finally:
-            for own, before in changed:
-                if before is None:
+            for own, forward in before:
+                if forward is None:
                     del own["forward"]
                 else:
-                    own["forward"] = before
+                    own["forward"] = forward
 
     def refuse_uncalled(self) -> None:
         """Raise :class:`CaptureError` for a module that the step never called."""
@@ -62,110 +129,134 @@ class Anchors:
             if fqn not in self._called:
                 raise CaptureError(
                     f"{one.where}: {fqn} is overridden, but the step never calls it; what is overridden is a call of the "
-                    "module "
-                    "itself, not of a method of it, or of a module in it"
+                    "module itself, not of a method of it, or of a module in it"
                 )
 
-    def _forward_of(self, one: Overridden) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._forward(one, args, kwargs)
-
-    def _forward(self, one: Overridden, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _forward(self, one: Overridden, /, *args: Any, **kwargs: Any) -> Any:
         self._called.add(one.fqn)
-        _refuse_autocast(one.fqn)
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            raise CaptureError(
+                f"module {one.fqn} is overridden and called under torch.autocast, which would not be on where the graph runs; "
+                "let the module enter autocast itself, or cast its inputs"
+            )
         tensors: list[torch.Tensor] = []
         given = written((args, kwargs), tensors, f"module {one.fqn} is given")
         if one.subgraph is None:
-            self._held(one, names_of(one.module))  # gathered before anybody looks at them untraced
+            for name in names_of(one.module):  # gathered before anybody looks at them untraced
+                self._read(one, name)
         call = self._call(one, given, tensors)
-        held = self._held(one, call.held)
-        asks = set(call.asks)
-        flat = [t if i in asks or not t.requires_grad else t.detach() for i, t in enumerate([*held, *tensors])]
-        results = _Anchor.apply(one.key, call.text(), next(self._numbers), len(held), *flat)  # type: ignore[no-untyped-call]
-        return rebuilt(call.gives, results)
+        flat = [*(self._read(one, name) for name in call.held), *tensors]
+        flat = [t if i in call.asks or not t.requires_grad else t.detach() for i, t in enumerate(flat)]
+        held, inputs = flat[: len(call.held)], flat[len(call.held) :]
+        return rebuilt(call.gives, ANCHOR_FORWARD(one.key, call.text(), held, inputs, next(self._numbers)))
 
-    def _call(self, one: Overridden, given: Any, tensors: Sequence[torch.Tensor]) -> Call:
-        """Looked at once for each kind of arguments."""
+    def _read(self, one: Overridden, name: str) -> torch.Tensor:
+        """A parameter or buffer as the module reads it, or state."""
+        if one.subgraph is not None and name in one.subgraph.state:
+            return self.states[f"{one.fqn}.{name}"]
+        tensor: torch.Tensor = attrgetter(name)(one.module)
+        return tensor
+
+    def _call(self, one: Overridden, given: Any, tensors: Tensors) -> Call:
+        """Looked at once for each kind of arguments, on fake tensors of their own: what it reads, and gives."""
         kinds = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors)
         key = one.fqn, json.dumps(given), kinds, torch.is_grad_enabled()
         if key not in self._known:
-            self._known[key] = self._looking.at(one, given, tensors)
+            with untraced(self.fake_mode):
+                fakes = [fake_like(t, requires_grad=t.requires_grad and torch.is_grad_enabled()) for t in tensors]
+                of = self._call_of_module if one.subgraph is None else partial(self._call_of_subgraph, one.subgraph)
+                self._known[key] = of(one, given, fakes)
         return self._known[key]
 
-    def _held(self, one: Overridden, names: Sequence[str]) -> list[torch.Tensor]:
-        """Parameters and buffers as the module reads them, and state."""
-        return [self._read(one, name) for name in names]
+    def _call_of_module(self, one: Overridden, given: Any, fakes: Tensors) -> Call:
+        args, kwargs = rebuilt(given, fakes)
+        if one.output is not None:
+            with blamed(lambda: f"{one.where}: output of module {one.fqn}"):
+                result = one.output(one.module, *args, **kwargs)
+        elif fakes:
+            result = torch.empty_like(fakes[0])
+        else:
+            raise CaptureError(
+                f"{one.where}: module {one.fqn} is given no tensor that its result could be like; say by output what a "
+                "call gives"
+            )
+        results: list[torch.Tensor] = []
+        gives = written(result, results, f"{one.where}: output of module {one.fqn} gives")
+        names = names_of(one.module)
+        trained = {name for name, parameter in one.module.named_parameters() if parameter.requires_grad}
+        asks = [i for i, name in enumerate(names) if name in trained and torch.is_grad_enabled()]
+        asks += [i for i, fake in enumerate(fakes, len(names)) if fake.requires_grad]
+        return Call(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), self._unused)
 
-    def _read(self, one: Overridden, name: str) -> torch.Tensor:
-        if one.subgraph is not None and name in one.subgraph.state:
-            return self.states[f"{one.fqn}.{name}"]
-        path, _, leaf = name.rpartition(".")
-        tensor: torch.Tensor = getattr(one.module.get_submodule(path), leaf)
-        return tensor
-
-
-def _refuse_autocast(fqn: str) -> None:
-    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-        raise CaptureError(
-            f"module {fqn} is overridden and called under torch.autocast, which would not be on where the graph runs; let the "
-            "module enter autocast itself, or cast its inputs"
-        )
-
-
-class _Anchor(torch.autograd.Function):
-    """A call of an overridden module, as two operators that only stand for it."""
-
-    @staticmethod
-    def forward(ctx: Any, key: str, text: str, number: int, held: int, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.call = key, text, number, held
-        ctx.save_for_backward(*flat)
-        ctx.set_materialize_grads(False)
-        results = ops.ANCHOR_FORWARD(key, text, list(flat[:held]), list(flat[held:]), number)
-        ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        key, text, number, held = ctx.call
-        of = [i for i, grad in enumerate(grads) if grad is not None]
-        needs = ctx.needs_input_grad[4:]
-        wanted = [i for i, need in enumerate(needs) if need]
-        if not of or not wanted:
-            return (None,) * (4 + len(needs))
-        flat = _saved(ctx, key)
-        given = [grad for grad in grads if grad is not None]
-        made = _AnchorBackward.apply(key, text, number, held, of, wanted, *flat, *given)  # type: ignore[no-untyped-call]
-        found = iter(made)
-        return (None,) * 4 + tuple(next(found) if need else None for need in needs)
+    def _call_of_subgraph(self, subgraph: Subgraph, one: Overridden, given: Any, fakes: Tensors) -> Call:
+        held: dict[str, torch.Tensor] = {}
+        for name, parameter in one.module.named_parameters():
+            trained = parameter.requires_grad and torch.is_grad_enabled()
+            held[name] = fake_like(parameter, self._param_dtype, requires_grad=trained)
+        for name, tensor in (*one.module.named_buffers(), *subgraph.state.items()):
+            held[name] = fake_like(tensor)
+        reads = _Reads(one.fqn, held)
+        output, _ = run_subgraph(one, subgraph, reads, given, fakes)
+        results: list[torch.Tensor] = []
+        gives = written(output, results, f"the sub-graph of module {one.fqn} gives")
+        names = [name for name in held if name in reads.read or name in subgraph.state]
+        inputs = [*(held[name] for name in names), *fakes]
+        places = [i for i, tensor in enumerate(inputs) if tensor.requires_grad]
+        ones = {i: torch.ones_like(result) for i, result in enumerate(results) if result.requires_grad}
+        reached = zip(places, gradients(results, [inputs[i] for i in places], ones), strict=True) if places else ()
+        asks = tuple(i for i, grad in reached if grad is not None)
+        return Call(tuple(names), given, gives, tuple(map(looks, results)), asks)
 
 
-class _AnchorBackward(torch.autograd.Function):
-    """Makes a gradient that goes on through a backward an error; by itself it would stop there."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, key: str, text: str, number: int, held: int, of: list[int], wanted: list[int], *flat: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.key = key
-        tensors, grads = list(flat[: -len(of)]), list(flat[-len(of) :])
-        return tuple(ops.ANCHOR_BACKWARD(key, text, tensors[:held], tensors[held:], grads, of, wanted, number))
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        raise CaptureError(
-            f"a gradient of a gradient goes through module {fqn_of(ctx.key)}, which is overridden and has first ones only; "
-            "leave it traced, or keep the penalty (create_graph = True) from it"
-        )
+def fake_like(like: torch.Tensor, dtype: torch.dtype | None = None, *, requires_grad: bool = False) -> torch.Tensor:
+    """A leaf of the shape and strides of ``like``; called where a fake mode is on."""
+    fake = torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype, device=like.device)
+    return fake.requires_grad_(requires_grad)
 
 
-def _saved(ctx: Any, key: str) -> Sequence[torch.Tensor]:
-    try:
-        saved: Sequence[torch.Tensor] = ctx.saved_tensors
-    except RuntimeError as error:
-        if "inplace operation" not in str(error):
-            raise
-        raise CaptureError(
-            f"what module {fqn_of(key)} was given, or reads, is written in place after its call, and its backward "
-            "needs it "
-            "as it was; write a new tensor instead"
-        ) from error
-    return saved
+class _Reads(Mapping[str, torch.Tensor]):
+    """Tensors by name, and which of them were asked for."""
+
+    def __init__(self, fqn: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._fqn, self._tensors = fqn, tensors
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._tensors:
+            raise CaptureError(
+                f"the sub-graph of module {self._fqn} reads {name!r}, which is neither parameter, buffer nor state of it"
+                f"{nearest(str(name), list(self._tensors))}"
+            )
+        self.read.add(name)
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def run_subgraph(
+    one: Overridden, subgraph: Subgraph, tensors: Mapping[str, torch.Tensor], given: Any, inputs: Tensors
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """(output, new state by name) of the sub-graph's forward. Raises :class:`CaptureError` for state that does not fit."""
+    args, kwargs = rebuilt(given, inputs)
+    who = f"the sub-graph {one.by} of module {one.fqn}"
+    hint = "it is to read the module's tensors by name from its first argument"
+    with blamed(lambda: who, lambda error: "" if looks_at_values(error) else hint):
+        made = subgraph.forward(tensors, *args, **kwargs)
+    if not subgraph.state:
+        return made, {}
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
+        raise CaptureError(f"{who} has state, so it is to give (output, dict of new values), and gives a {type(made).__name__}")
+    output, new = made
+    for wrong in sorted(set(new) ^ set(subgraph.state)):
+        what = "no new value of its state" if wrong in subgraph.state else "a new value of what is not its state,"
+        raise CaptureError(f"{who} gives {what} {wrong}")
+    for name, first in subgraph.state.items():
+        value = new[name]
+        if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (first.shape, first.dtype):
+            found = looks(value) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise CaptureError(f"{who} gives {name} a new value of {found}, and it is {looks(first)}")
+    return output, {name: new[name].detach() for name in subgraph.state}

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
+import torch
 from torch import fx
 
-from pytest_fxbucket.capture.override import ops
-from pytest_fxbucket.capture.override.call import call_of
-from pytest_fxbucket.capture.override.digest import fake_digest
-from pytest_fxbucket.capture.override.inline import NAMES, Hold, Inlining, traced
-from pytest_fxbucket.capture.override.live import fqn_of
+from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FORWARD, Anchors, fake_like, run_subgraph
+from pytest_fxbucket.capture.override.call_text import Call, call_of, written
+from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
+from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
+from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.hazards import base
+from pytest_fxbucket.graph.ops import written_arguments
 
-if TYPE_CHECKING:
-    from pytest_fxbucket.capture.override.anchors import Anchors
-    from pytest_fxbucket.capture.override.asked import Overridden, Subgraph
-
-_ANCHORS = ("fxbucket.anchor_forward.default", "fxbucket.anchor_backward.default")
+Hold = Callable[[torch.Tensor], str]
+"""Keeps a constant beside the graph and gives its name there."""
+_ANCHORS = (ANCHOR_FORWARD, ANCHOR_BACKWARD)
+_NAMES = ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward")
+"""What a node's meta says of where it comes from."""
 
 
 def expand(graph: fx.Graph, anchors: Anchors, hold: Hold) -> None:
@@ -30,25 +34,63 @@ def expand(graph: fx.Graph, anchors: Anchors, hold: Hold) -> None:
     that cannot be traced, and for an anchor that is left over. Nothing is recompiled.
     """
     anchors.refuse_uncalled()
-    expansion = _Expansion(graph, anchors, hold)
-    for node in list(graph.nodes):
-        if node.target is ops.ANCHOR_FORWARD:
-            expansion.forward(node)
-        elif node.target is ops.ANCHOR_BACKWARD:
-            expansion.backward(node)
-    expansion.finish()
+    found = [_Anchor(node) for node in graph.nodes if node.target in _ANCHORS]
+    expansion = _Expansion(graph, anchors, hold, _paired(found))
+    for anchor in found:
+        one = anchors.by_key[anchor.key]
+        if one.subgraph is None:
+            expansion.by_call(anchor)
+        elif anchor.is_forward:
+            expansion.forward(anchor, one, one.subgraph)
+        else:
+            expansion.backward(anchor, one, one.subgraph)
+    expansion.give_out_state()
     refuse_left_over(graph)
 
 
 def refuse_left_over(graph: fx.Graph) -> None:
     """Raise :class:`CaptureError` for an anchor in ``graph``."""
     for node in graph.nodes:
-        if node.op == "call_function" and str(node.target) in _ANCHORS:
+        if node.target in _ANCHORS:
             raise CaptureError(
                 f"the anchor of module {fqn_of(str(node.args[0]))} is left over ({node.name}), and an anchor cannot run; "
-                "override the "
-                'module by "call" or by a sub-graph, in the capture that made the anchor'
+                'override the module by "call" or by a sub-graph, in the capture that made the anchor'
             )
+
+
+class _Anchor:
+    """An anchor's node, and what its arguments say; nodes among them change as other anchors are expanded."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node, self.is_forward, self.again = node, node.target is ANCHOR_FORWARD, bool(node.meta.get("autograd_backward"))
+        self.key, self.text, self.number = str(node.args[0]), str(node.args[1]), cast(int, node.args[-1])
+        self.call = call_of(self.text)
+        self.wanted: Sequence[int] = () if self.is_forward else cast(Any, node.args[6])
+
+    @property
+    def tensors(self) -> list[fx.Node]:
+        """Held, then inputs."""
+        args: Any = self.node.args
+        return [*args[2], *args[3]]
+
+    @property
+    def grads(self) -> dict[int, fx.Node]:
+        """Of a backward, by result."""
+        args: Any = self.node.args
+        return dict(zip(args[5], args[4], strict=True))
+
+
+def _paired(anchors: Sequence[_Anchor]) -> dict[_Anchor, _Anchor]:
+    """From a forward to the backward that begins from the same tensors."""
+    pairs: dict[_Anchor, _Anchor] = {}
+    forwards: dict[tuple[Any, ...], list[_Anchor]] = {}
+    for anchor in anchors:
+        same = forwards.setdefault((anchor.key, anchor.text, *anchor.tensors), [])
+        if anchor.is_forward:
+            same.append(anchor)
+        elif free := [forward for forward in same if forward not in pairs]:
+            pairs[free[-1]] = anchor  # what was computed again for it stands last; a second backward of a call begins anew
+    return pairs
 
 
 @dataclass
@@ -56,9 +98,8 @@ class _Expansion:
     graph: fx.Graph
     anchors: Anchors
     hold: Hold
-    pairs: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """From forward to backward."""
-    begun: dict[fx.Node, Inlining] = field(default_factory=dict)
+    backward_of: dict[_Anchor, _Anchor]
+    begun: dict[_Anchor, _Inlining] = field(default_factory=dict)
     """Sub-graphs whose forward is in its place, by the anchor of their backward."""
     inputs: dict[str, fx.Node] = field(default_factory=dict)
     """State as the graph gets it, by FQN."""
@@ -69,99 +110,80 @@ class _Expansion:
     digests: dict[int, fx.Node] = field(default_factory=dict)
     """Of what a call of forward gave, by the call's number, which its backward has too, whatever was computed again."""
 
-    def __post_init__(self) -> None:
-        forwards: dict[tuple[Any, ...], list[fx.Node]] = {}
-        for node in self.graph.nodes:
-            if node.target is ops.ANCHOR_FORWARD:
-                forwards.setdefault(_same(node), []).append(node)
-            elif node.target is ops.ANCHOR_BACKWARD:
-                # What was computed again for this backward stands last; of two backwards of one call the second begins anew.
-                found = next((one for one in reversed(forwards.get(_same(node), [])) if one not in self.pairs), None)
-                if found is not None:
-                    self.pairs[found] = node
-
-    def forward(self, node: fx.Node) -> None:
-        one = self.anchors.by_key[str(node.args[0])]
-        if one.subgraph is None:
-            if call_of(str(node.args[1])).asks:
-                self._add_digest(node, _number(node))
-            node.target, node.args = ops.CALL_FORWARD, node.args[:4]
+    def by_call(self, anchor: _Anchor) -> None:
+        node = anchor.node
+        if not anchor.is_forward:
+            node.target, node.args = CALL_BACKWARD, (*node.args[:7], self.digests.get(anchor.number))
             return
-        back = self.pairs.get(node)
-        again = bool(node.meta.get("autograd_backward"))
-        number = _number(node if back is None or not again else back)
-        inlining = self._traced(one, one.subgraph, node, back, number)
-        inlining.place(node, forward=True)
-        count = len(call_of(str(node.args[1])).promise)
-        if not again:
-            for place, name in enumerate(one.state, count):
-                self.now[name] = inlining.result(place)
+        node.target, node.args = CALL_FORWARD, node.args[:4]
+        if anchor.call.asks:  # behind its results a call gives their digest
+            results = node.meta["val"]
+            with self.graph.inserting_after(node), self.anchors.fake_mode:
+                digest = self.graph.call_function(getitem, (node, len(results)))
+                digest.meta = _origin(node) | {"val": empty_digest(results)}
+            node.meta["val"] = [*results, digest.meta["val"]]
+            self.digests[anchor.number] = digest
+
+    def forward(self, anchor: _Anchor, one: Overridden, subgraph: Subgraph) -> None:
+        back = self.backward_of.get(anchor)
+        number = back.number if back is not None and anchor.again else anchor.number
+        inlining = self._traced(one, subgraph, anchor, back, number)
+        inlining.place_forward(anchor.node)
+        count = len(anchor.call.promise)
+        if not anchor.again:
+            self.now.update(zip(one.state, inlining.placed(count, count + len(one.state)), strict=True))
         if back is not None:
             self.begun[back] = inlining
-        _replace(node, [inlining.result(i) for i in range(count)])
+        _replace(anchor.node, inlining.placed(0, count))
 
-    def backward(self, node: fx.Node) -> None:
-        one = self.anchors.by_key[str(node.args[0])]
-        if one.subgraph is None:
-            node.target, node.args = ops.CALL_BACKWARD, (*node.args[:7], self.digests.get(_number(node)))
-            return
-        inlining = self.begun.get(node) or self._traced(one, one.subgraph, node, node, _number(node))
-        inlining.given_gradients(_nodes(node.args[4]))
-        inlining.place(node, forward=False)
-        before = len(call_of(str(node.args[1])).promise) + len(one.state)
-        _replace(node, [inlining.result(i) for i in range(before, len(inlining.results))])
+    def backward(self, anchor: _Anchor, one: Overridden, subgraph: Subgraph) -> None:
+        inlining = self.begun.get(anchor) or self._traced(one, subgraph, anchor, anchor, anchor.number)
+        inlining.place_backward(anchor.node, [*anchor.grads.values()])
+        _replace(anchor.node, inlining.placed(len(anchor.call.promise) + len(one.state)))
 
-    def _add_digest(self, call: fx.Node, number: int) -> None:
-        """Take what a call gives behind its results."""
-        results = call.meta["val"]
-        with self.graph.inserting_after(call), self.anchors.fake_mode:
-            digest = self.graph.call_function(getitem, (call, len(results)))
-            digest.meta = {key: call.meta[key] for key in NAMES if key in call.meta}
-            digest.meta["val"] = fake_digest(results)
-        call.meta["val"] = [*results, digest.meta["val"]]
-        self.digests[number] = digest
-
-    def finish(self) -> None:
+    def give_out_state(self) -> None:
         """Give out new state where the graph gave out what it got."""
         output = self.graph.output_node()
         new = {self.inputs[name]: node for name, node in self.now.items()}
         output.args = fx.node.map_arg(output.args, lambda node: new.get(node, node))
 
-    def _traced(self, one: Overridden, subgraph: Subgraph, node: fx.Node, back: fx.Node | None, number: int) -> Inlining:
-        call = call_of(str(node.args[1]))
-        held, inputs = _nodes(node.args[2]), _nodes(node.args[3])
-        held = self._with_state(one, call.held, held, number)
-        grads: dict[int, fx.Node] = {}
-        wanted: Sequence[Any] = ()
-        if back is not None:
-            grads = dict(zip(back.args[5], _nodes(back.args[4]), strict=True))  # type: ignore[arg-type]  # a list of int
-            wanted = back.args[6]  # type: ignore[assignment]  # a list of int
-        return traced(one, subgraph, call, [*held, *inputs], grads, wanted, self.anchors.fake_mode, self.hold)
+    def _traced(self, one: Overridden, subgraph: Subgraph, anchor: _Anchor, back: _Anchor | None, number: int) -> _Inlining:
+        """Trace the sub-graph that ``anchor`` stands for and, where there is a ``back``, its backward.
 
-    def _with_state(self, one: Overridden, names: Sequence[str], held: list[fx.Node], number: int) -> list[fx.Node]:
-        """``held`` with the state that the call ``number`` finds; the first call of all finds the graph's inputs."""
-        places = {f"{one.fqn}.{name}": i for i, name in enumerate(names) if f"{one.fqn}.{name}" in one.state}
+        State is what the call ``number`` found; the first of all found the inputs. Results are those of the call, new state,
+        and gradients as ``back`` wants them. Raises :class:`CaptureError` for what cannot be traced.
+        """
+        call, nodes, before = anchor.call, anchor.tensors, list[fx.Node]()
+        places = {f"{one.fqn}.{name}": i for i, name in enumerate(call.held) if f"{one.fqn}.{name}" in one.state}
         for name, i in places.items():
-            self.inputs.setdefault(name, held[i])
-        found = self.at.setdefault(number, {name: self.now.get(name, self.inputs[name]) for name in places})
+            self.inputs.setdefault(name, nodes[i])
+        state = self.at.setdefault(number, {name: self.now.get(name, self.inputs[name]) for name in places})
         for name, i in places.items():
-            held[i] = found[name]
-        return held
+            nodes[i] = state[name]
+        grads, wanted = (back.grads, back.wanted) if back is not None else ({}, ())
+
+        def function(*flat: torch.Tensor) -> list[torch.Tensor]:
+            held = dict(zip(call.held, flat, strict=False))
+            output, new = run_subgraph(one, subgraph, held, call.given, flat[len(held) : len(nodes)])
+            results: list[torch.Tensor] = []
+            written(output, results, f"the sub-graph of module {one.fqn} gives")
+            before.extend(trace.current_graph().nodes)
+            asked = [flat[i] for i in wanted]
+            found = gradients(results, asked, dict(zip(grads, flat[len(nodes) :], strict=True)))
+            made = [torch.zeros_like(t) if g is None else g for t, g in zip(asked, found, strict=True)]
+            return [*results, *new.values(), *made]
+
+        with self.anchors.fake_mode:
+            fakes = [fake_like(node.meta["val"], requires_grad=i in call.asks) for i, node in enumerate(nodes)]
+            made = trace.trace(function, [*fakes, *(fake_like(node.meta["val"]) for node in grads.values())])
+        _refuse_strange(one, made, call)
+        copies = dict(zip(made.graph.find_nodes(op="placeholder"), nodes, strict=False))
+        (returned,) = made.graph.output_node().args
+        return _Inlining(made, set(before), cast(list[fx.Node], returned), self.anchors.fake_mode, self.hold, copies)
 
 
-def _same(node: fx.Node) -> tuple[Any, ...]:
-    """Equal for a forward and the backward that begins from the same tensors."""
-    return (*node.args[:2], tuple(_nodes(node.args[2])), tuple(_nodes(node.args[3])))
-
-
-def _number(node: fx.Node) -> int:
-    number = node.args[-1]
-    assert isinstance(number, int)
-    return number
-
-
-def _nodes(value: Any) -> list[fx.Node]:
-    return list(value)
+def _origin(node: fx.Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in _NAMES if key in node.meta}
 
 
 def _replace(anchor: fx.Node, results: Sequence[fx.Node]) -> None:
@@ -171,3 +193,65 @@ def _replace(anchor: fx.Node, results: Sequence[fx.Node]) -> None:
         part.replace_all_uses_with(results[part.args[1]])  # type: ignore[index]  # its place
         anchor.graph.erase_node(part)
     anchor.graph.erase_node(anchor)
+
+
+@dataclass
+class _Inlining:
+    """One sub-graph on its way into a graph: first what forward computes, then the rest."""
+
+    made: fx.GraphModule
+    forward: set[fx.Node]
+    """Nodes of ``made`` that its forward computes."""
+    results: Sequence[fx.Node]
+    """What ``made`` returns."""
+    fake_mode: FakeTensorMode
+    hold: Hold
+    copies: dict[fx.Node, fx.Node]
+    """Nodes in the graph, by those of ``made``; to begin with of held and inputs."""
+
+    def place_forward(self, anchor: fx.Node) -> None:
+        """Copy the nodes that forward computes, to stand before ``anchor``."""
+        self._place(anchor, [node for node in self.made.graph.nodes if node in self.forward])
+
+    def place_backward(self, anchor: fx.Node, grads: Sequence[fx.Node]) -> None:
+        """Copy what is not placed yet. ``grads`` are only said now, since other anchors may have given them."""
+        placeholders = self.made.graph.find_nodes(op="placeholder")
+        self.copies.update(zip(placeholders[len(placeholders) - len(grads) :], grads, strict=True))
+        self._place(anchor, self.made.graph.nodes)
+
+    def _place(self, anchor: fx.Node, nodes: Iterable[fx.Node]) -> None:
+        with anchor.graph.inserting_before(anchor), self.fake_mode, torch.no_grad():
+            for node in nodes:
+                if node.op not in ("placeholder", "output") and node not in self.copies:
+                    copy = anchor.graph.node_copy(node, self.copies.__getitem__)
+                    copy.meta = _origin(anchor) | {"val": self._value(node, copy)}
+                    self.copies[node] = copy
+
+    def placed(self, first: int, last: int | None = None) -> list[fx.Node]:
+        """Nodes in the graph that are the sub-graph's results from ``first`` to before ``last``."""
+        return [self.copies[node] for node in self.results[first:last]]
+
+    def _value(self, node: fx.Node, copy: fx.Node) -> Any:
+        if node.op == "get_attr":
+            value = getattr(self.made, str(node.target))
+            copy.target = self.hold(value)
+            return self.fake_mode.from_tensor(value)
+        target: Any = copy.target
+        args, kwargs = fx.node.map_arg((copy.args, copy.kwargs), lambda arg: arg.meta["val"])
+        return target(*args, **kwargs)
+
+
+def _refuse_strange(one: Overridden, made: fx.GraphModule, call: Call) -> None:
+    """Raise :class:`CaptureError` for tensors that are none of the sub-graph's own, and for writes to what it is given."""
+    places = {node: i for i, node in enumerate(made.graph.find_nodes(op="placeholder"))}
+    for node in made.graph.nodes:
+        if node.op == "get_attr" and trace.is_fake(getattr(made, str(node.target))):
+            raise CaptureError(
+                f"the sub-graph {one.by} of module {one.fqn} uses a tensor that is neither given to it nor state; it is to "
+                "read the module's tensors by name from its first argument"
+            )
+        for place in (places[base(target)] for target in written_arguments(node) if base(target) in places):
+            raise CaptureError(
+                f"the sub-graph {one.by} of module {one.fqn} writes {call.name_of(place)} in place; keep what changes in "
+                "state, and give its new value back"
+            )

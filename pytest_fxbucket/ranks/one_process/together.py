@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
@@ -16,12 +16,9 @@ from pytest_fxbucket.ranks.ledger import Whereabouts, ranks_text
 from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.one_process.answers import Answer, Order
 from pytest_fxbucket.ranks.parting import partings
-from pytest_fxbucket.ranks.pool import RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pool import Keeper, RankPool, task_text, tell_output, unpack_results
 from pytest_fxbucket.ranks.room import threads_per_rank
 from pytest_fxbucket.ranks.watchdog import process_state
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.ranks.pools import Pools
 
 MOST_RANKS = {"local": MAX_RANKS, "fake": 1 << 16}
 # The name of a rank's thread in a dump, and the frames from which on they are all alike.
@@ -35,7 +32,7 @@ _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
 class TogetherPool(RankPool):
     """A pool of `world` ranks in one process that stays warm."""
 
-    def __init__(self, pools: Pools, world: int, backend: str) -> None:
+    def __init__(self, pools: Keeper, world: int, backend: str) -> None:
         if not 1 <= world <= MOST_RANKS[backend]:
             raise RankError(f"a pool of {world} ranks over {backend}; expected 1 to {MOST_RANKS[backend]}")
         # One rank runs at a time, and may have all cores.
