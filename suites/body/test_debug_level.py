@@ -15,7 +15,7 @@ dp_shard = 2
 plan = ["0", "1"]
 [checks]
 golden = false
-benchmark = true
+benchmark = { budget_s = 0.1 }
 """
 MODEL = """
 import torch

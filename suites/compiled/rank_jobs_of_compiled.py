@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.tensor import DTensor
 
 from pytest_fxbucket.graph.collectives import read_launch
@@ -64,19 +63,14 @@ def uneven(rank: int, world: int, width: int) -> dict[str, list[str]]:
         manual_overlap_bucketing(gm, PLAN)
         launches.extend(f"{read.operator} {read.node.meta['val'].shape}" for read in map(read_launch, graph.nodes) if read)
 
-    def dropped_in(gm: fx.GraphModule, _: Any) -> fx.GraphModule:
-        drop_in(gm.graph)
-        return gm
-
     backend = bucketing_backend(PLAN)
     ways: dict[str, dict[str, Any]] = {
         "eager": {"disable": True},
         "backend": {"backend": backend},
-        "drop-in": {"backend": aot_autograd(fw_compiler=dropped_in)},
         "inductor alone": {"options": WITHOUT_CODE},
         "inductor": {"options": {**WITHOUT_CODE, "post_grad_custom_post_pass": drop_in}},
     }
-    beside = {"backend": "eager", "drop-in": "eager", "inductor": "inductor alone"}
+    beside = {"backend": "eager", "inductor": "inductor alone"}
     got = {way: _gradients(rank, world, width, compiling) for way, compiling in ways.items()}
     found = {
         way: [name for name, value in got[other].items() if not torch.equal(value, got[way][name])]

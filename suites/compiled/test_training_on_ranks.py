@@ -32,9 +32,9 @@ def test_ranks_with_padded_rows_and_ranks_without_launch_the_same(pools: Pools) 
     """Of 5 rows the ranks have 2, 2, 1 and 0: DTensor pads where there are too few."""
     first, *others = pools.get(4).run(f"{JOBS}:uneven", [5] * 4, timeout_s=400)
     assert others == [first] * 3
-    assert (first["backend"], first["drop-in"], first["inductor"]) == ([], [], [])
+    assert (first["backend"], first["inductor"]) == ([], [])
     assert first["reports"] == ["8 to 4"] * 2
-    assert len(first["launches"]) == 2 * (4 + 4)
+    assert len(first["launches"]) == 4 + 4
 
 
 def test_the_example_of_the_docs_gives_the_same_losses_in_fewer_launches(pools: Pools) -> None:

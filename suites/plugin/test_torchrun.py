@@ -98,18 +98,18 @@ class TestOneRun:
 
 
 def test_a_lost_process_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    done = agents.run(project(tmp_path), "test_killed.py", "-v")
+    done = agents.run_alone(project(tmp_path), "test_killed.py", "-v")
     assert 0 not in done.statuses
     assert done.left == []
-    assert re.search(r"Interrupted: rank 3 \(node \d\) is gone: its process has ended", done.output)
-    assert re.search(r"^E .*rank 3 (of 4|\(node \d\)) is gone: its process has ended", done.output, re.M)
+    assert re.search(r"Interrupted: rank 1 \(node \d\) is gone: its process has ended", done.output)
+    assert re.search(r"^E .*rank 1 (of 2|\(node \d\)) is gone: its process has ended", done.output, re.M)
     assert "test_first PASSED" in done.output
     assert "test_gone FAILED" in done.output
     assert "test_never_begun" not in done.output
 
 
 def test_other_items_on_one_node_end_the_run_before_it_begins(tmp_path: Path) -> None:
-    done = agents.run(project(tmp_path), "test_killed.py", ORDER="lacking", LACKING_NODE="1")
+    done = agents.run_alone(project(tmp_path), "test_killed.py", ORDER="lacking", LACKING_NODE="1")
     assert 0 not in done.statuses
     different = r"different items: rank \d \(node \d\) (lacks|has) test_killed.py::test_gone, which rank 0 (has|lacks)"
     assert re.search(different, done.output)

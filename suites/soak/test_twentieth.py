@@ -1,0 +1,56 @@
+"""A twentieth of the soak, but 100 items in a row on one pool: 10 runs of a plan, each fault once, 2 kills of runs that accept,
+100 mutants; and what it says of comparisons of step time, which only the whole soak makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suites.soak.run import soak
+from suites.soak.speeds import speeds
+from suites.soak.speeds_project import Run, SpeedsProject
+
+UNITS = {5: 20, 10: 40}
+"""What rank 1 does more, by per cent."""
+
+
+def test_items_in_a_row_leave_everything_where_it_was():
+    assert soak(0.1, seed=1, names=["items"]) == []
+
+
+def test_a_twentieth_of_the_soak_is_well():
+    problems = soak(0.05, seed=1, names=["verdicts", "faults", "kills", "garbage"])
+    # How late a failure is told depends on the machine: the whole soak looks at that.
+    assert [problem for problem in problems if " s late, " not in problem] == []
+
+
+@pytest.mark.parametrize(
+    ("equal", "slowed", "says"),
+    [
+        ("same", "slower", []),
+        ("slower", "slower", ["2 of 2 runs of equal commits raised an alarm"]),
+        (
+            "same",
+            "same",
+            [f"0 of 20 steps slowed by {share} % were found, where {least} must be" for share, least in ((10, 19), (5, 15))],
+        ),
+    ],
+    ids=["well", "alarm", "missed"],
+)
+def test_wrong_verdicts_of_comparisons_are_told(
+    monkeypatch: pytest.MonkeyPatch, equal: str, slowed: str, says: list[str]
+) -> None:
+    def verdict(project: SpeedsProject, old: str, new: str, budget_s: float) -> Run:
+        extra = int((project.folder / "extra.txt").read_text())
+        assert (old, extra) == ("extra-0", UNITS[10]), "the last commit is the slowest"
+        return Run(0, equal if new == old else slowed)
+
+    monkeypatch.setattr(SpeedsProject, "compare", verdict)
+    assert list(speeds(2, 20, seed=1, say=print, units=UNITS)) == says
+
+
+def test_a_comparison_without_a_verdict_is_told_in_the_commands_words(tmp_path: Path) -> None:
+    project = SpeedsProject(tmp_path / "project")
+    run = project.compare(project.commit(0), "extra-9", budget_s=1.0)
+    assert (run.status, "REF extra-9 is no commit" in run.verdict) == (2, True)
