@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,6 +25,10 @@ def faulty(step: StepGraph, fault: Fault) -> StepGraph:
     return step
 
 
+def gradient_divided_twice(step: StepGraph, graph: fx.Graph) -> None:
+    instead(gradient_of(step, graph, "layers.0.up.weight"), aten.div.Tensor, 2)
+
+
 def gradient_not_divided(step: StepGraph, graph: fx.Graph) -> None:
     launch = launch_behind(gradient_of(step, graph, "layers.0.up.weight"))
     launch.update_arg(1, "sum")
@@ -41,6 +46,11 @@ def gather_squeezed_through_float8(step: StepGraph, graph: fx.Graph) -> None:
     gathered = waits_of(step, graph, "layers.0.down.weight")[0]
     low = instead(gathered, aten._to_copy.default, dtype=torch.float8_e4m3fn)
     instead(low, aten._to_copy.default, dtype=torch.bfloat16)
+
+
+def another_parameter_read(step: StepGraph, graph: fx.Graph) -> None:
+    first, second = (waits_of(step, graph, f"layers.{layer}.up.weight")[0] for layer in (0, 1))
+    second.replace_all_uses_with(first)
 
 
 def buffer_written_twice(step: StepGraph, graph: fx.Graph) -> None:
@@ -66,6 +76,13 @@ def loss_of_one_microbatch(step: StepGraph, graph: fx.Graph) -> None:
     total.update_arg(1, total.args[0])
 
 
+def first_microbatch_lost(step: StepGraph, graph: fx.Graph) -> None:
+    launch = launch_behind(gradient_of(step, graph, "embed.weight"))
+    total = next(node for node in behind(launch) if node.target is aten.add.Tensor)
+    first: Any = total.args[0]
+    total.update_arg(0, insert(first, aten.mul.Tensor, first, 0))
+
+
 def clipped_by_local_norms(step: StepGraph, graph: fx.Graph) -> None:
     launch = next(node for node in graph.nodes if collectives.launch_kind(node) == "all_reduce")
     (wait,) = launch.users
@@ -80,10 +97,23 @@ def no_decay(step: StepGraph, graph: fx.Graph) -> None:
     decayed.update_arg(1, 1.0)
 
 
+def decay_of_the_other_group(step: StepGraph, graph: fx.Graph) -> None:
+    """A norm's weight shrinks, too."""
+    norm = input_of(step, graph, "param", "layers.0.norm.weight")
+    new = next(user for user in norm.users if user.target is aten.addcdiv.default)
+    new.update_arg(0, insert(norm, aten.mul.Tensor, norm, 0.99))
+    new.args[0].prev.append(new.args[0])
+
+
 def rate_baked_in(step: StepGraph, graph: fx.Graph) -> None:
     rate = input_of(step, graph, "hyper", "optimizers.0.groups.1.lr")
     number = next(user for user in rate.users if user.target is aten._local_scalar_dense.default)
     number.replace_all_uses_with(0.03125)
+
+
+def gelu_by_tanh(step: StepGraph, graph: fx.Graph) -> None:
+    gelu = next(node for node in graph.nodes if node.target is aten.gelu.default)
+    gelu.kwargs = {"approximate": "tanh"}
 
 
 def another_epsilon(step: StepGraph, graph: fx.Graph) -> None:
@@ -101,15 +131,20 @@ def residual_without_gradient(step: StepGraph, graph: fx.Graph) -> None:
 
 OUTSIDE = "they part outside of modules"
 FAULTS: dict[Fault, tuple[str, ...]] = {
+    gradient_divided_twice: ("gradient layers.0.up.weight", OUTSIDE),
     gradient_not_divided: ("gradient layers.0.up.weight", OUTSIDE),
     cast_behind_the_reduction: ("gradient layers.1.down.weight", OUTSIDE),
     gather_squeezed_through_float8: ("first module whose output differs: layers.0.down (aten.addmm.default)",),
+    another_parameter_read: ("first module whose output differs: layers.1.up (aten.addmm.default)",),
     buffer_written_twice: ("buffer layers.0.calls: 1 of 1 elements differ", OUTSIDE),
     dropout_drawn_again_in_backward: ("first module whose gradient differs: layers.1.dropout (aten.mul.Tensor)",),
     loss_of_one_microbatch: ("step 0, rank 0: loss: 1 of 1 elements differ", OUTSIDE),
+    first_microbatch_lost: ("gradient embed.weight", OUTSIDE),
     clipped_by_local_norms: ("parameter embed.weight", OUTSIDE),
     no_decay: ("parameter head.weight", OUTSIDE),
+    decay_of_the_other_group: ("parameter layers.0.norm.weight", OUTSIDE),
     rate_baked_in: ("step 1, rank 0: parameter embed.weight", OUTSIDE),
+    gelu_by_tanh: ("first module whose output differs: layers.0 (aten.gelu.default)",),
     another_epsilon: ("first module whose output differs: layers.1.norm (aten.native_layer_norm.default)",),
     residual_without_gradient: ("first module whose gradient differs: layers.0.down",),
 }
