@@ -121,7 +121,7 @@ def test_a_view_is_of_its_graph_as_it_was() -> None:
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import sys, pytest_fxbucket.graph; print('torch' in sys.modules, pytest_fxbucket.graph.__all__)"
+    code = "import sys, pytest_fxbucket.graph_view; print('torch' in sys.modules, pytest_fxbucket.graph_view.__all__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=1)[0] == "False"
     with pytest.raises(ImportError):
