@@ -145,15 +145,13 @@ class PlanRun:
 
     @cached_property
     def _mesh_world(self) -> World:
-        from pytest_fxbucket.capture.mesh import mesh_of
-        from pytest_fxbucket.world import World
+        from pytest_fxbucket.world import World, mesh_of
 
         return World(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say, said=self._said)
 
     @cached_property
     def _run_world(self) -> World:
-        from pytest_fxbucket.capture.mesh import mesh_of
-        from pytest_fxbucket.world import World
+        from pytest_fxbucket.world import World, mesh_of
 
         if self.plan.run_degrees == self.plan.degrees:
             return self._mesh_world

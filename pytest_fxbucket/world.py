@@ -13,7 +13,7 @@ import torch
 
 from pytest_fxbucket import collector
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import Mesh, fake_mesh
+from pytest_fxbucket.capture.mesh import Mesh, fake_mesh, mesh_with
 from pytest_fxbucket.checks.collectives import Call, calls_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.graph_modules import why_not_its_graph
@@ -326,6 +326,11 @@ class World:
             calls, problems = calls_of(graph, reading, groups)
             self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)
         return self._known[key]
+
+
+def mesh_of(plan: Plan, *, run: bool = False) -> Mesh:
+    """The mesh of ``plan``'s real job, or with ``run`` the one that is really run."""
+    return mesh_with(plan.run_degrees if run else plan.degrees, plan.parallel.ep)
 
 
 def text_of(world: World, rank: int, name: str) -> str:

@@ -74,8 +74,7 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     stack.callback(pools.close)
     pools.start()
     stack.enter_context(first_on_path(folders))
-    from pytest_fxbucket.capture.mesh import mesh_of
-    from pytest_fxbucket.world import World
+    from pytest_fxbucket.world import World, mesh_of
 
     world = World(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
     return TimedSide(world, asked["variant"], asked["backend"], pools, folders)

@@ -57,9 +57,9 @@ def _trace(
     plan: Plan, built: nn.Module, data: Any, loss: LossFn, mesh: Mesh, rank: int, fake_mode: FakeTensorMode
 ) -> StepGraph:
     """The step of ``built``, whose parameters and buffers are fake tensors of ``fake_mode``."""
-    from pytest_fxbucket.capture.join import join
+    from pytest_fxbucket.capture.join import join, update_of
     from pytest_fxbucket.capture.joint import trace_joint
-    from pytest_fxbucket.capture.optimizers.optimizing import optimizing_of, update_of
+    from pytest_fxbucket.capture.optimizers.optimizing import optimizing_of
     from pytest_fxbucket.capture.override.overrides import overrides_of
     from pytest_fxbucket.capture.parallel.forwards import forwards_of
     from pytest_fxbucket.capture.parallel.parts import Parts

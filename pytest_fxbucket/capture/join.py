@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from pytest_fxbucket.capture.optimizers.update import trace_update
 from pytest_fxbucket.capture.roles import Value
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.joint import Joint
+    from pytest_fxbucket.capture.optimizers.optimizing import Optimizing
     from pytest_fxbucket.capture.optimizers.update import Update
+    from pytest_fxbucket.capture.parallel.parts import Parts
 
 Key = tuple[str, str]
 """Role and name of an input or output."""
@@ -81,3 +84,12 @@ class _Root:
             name, number = f"{node.target}_{number}", number + 1
         self.values[name] = value
         copy.target = name
+
+
+def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> Update:
+    """The update that follows ``joint``, clipped to ``clip_norm`` if that is not 0. Raises what :func:`trace_update` does."""
+    values = [value for value in joint.inputs if value.role == "param"]
+    clip = parts.clip(clip_norm, joint.parameters) if clip_norm else None
+    grads = {value.fqn for value in joint.outputs if value.role == "grad"}
+    parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
+    return trace_update(optimizing.build, values, grads, clip, parted)

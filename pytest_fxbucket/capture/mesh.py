@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.roles import MeshDim
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.rules import nearest, one_or_other, show
+from pytest_fxbucket.units import nearest, one_or_other, show
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.plan.schema import Plan
+    pass
 
 _PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
 """Dimensions that a name stands for, as far as a mesh has them."""
@@ -122,11 +122,6 @@ class Mesh:
         for dim, at in zip(self.dims, place, strict=True):
             rank = rank * dim.size + at
         return rank
-
-
-def mesh_of(plan: Plan, *, run: bool = False) -> Mesh:
-    """The mesh of ``plan``'s real job, or with ``run`` the one that is really run."""
-    return mesh_with(plan.run_degrees if run else plan.degrees, plan.parallel.ep)
 
 
 def mesh_with(degrees: Mapping[str, int], ep: int = 1) -> Mesh:

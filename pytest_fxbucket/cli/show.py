@@ -55,8 +55,7 @@ def tell(plan: Plan, pass_name: str, told: Told, rank: int = 0) -> str:
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     # A model that prints while it is built must not print into the text.
     with redirect_stdout(sys.stderr), user_code(folders_of(plan)), progress.watching(name_of(plan)):
-        from pytest_fxbucket.capture.mesh import mesh_of
-        from pytest_fxbucket.world import World
+        from pytest_fxbucket.world import World, mesh_of
 
         return told(World(plan, mesh_of(plan), pass_name, progress.say), rank, name_of(plan))
 

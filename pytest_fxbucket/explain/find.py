@@ -14,7 +14,7 @@ from pytest_fxbucket.checks.registry import CHECKS
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.plan.hints import some
 from pytest_fxbucket.plan.load import BrokenRow, load_rows
-from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.units import nearest
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.told import Parameter

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.explain.fed import Fed, fed
 from pytest_fxbucket.explain.labels import labels
 from pytest_fxbucket.explain.read_off import report_of_reading
 from pytest_fxbucket.passes.report import PassReport
-from pytest_fxbucket.world import World
+from pytest_fxbucket.world import World, mesh_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.roles import Told as Transformed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GraphError
-from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.units import nearest
 
 if TYPE_CHECKING:
     from torch import fx

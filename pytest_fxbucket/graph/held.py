@@ -13,7 +13,7 @@ from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import module_path, shared_path, variable
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.units import nearest
 
 if TYPE_CHECKING:
     from torch import fx

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.errors import NoModuleError
 from pytest_fxbucket.graph.globs import is_glob
 from pytest_fxbucket.plan.hints import some
-from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.units import nearest
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.tree import Tree

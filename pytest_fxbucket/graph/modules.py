@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.plan.rules import show
+from pytest_fxbucket.units import show
 
 if TYPE_CHECKING:
     from torch import fx

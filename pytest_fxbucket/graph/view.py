@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.modules import ModuleStackFn, module_path
 from pytest_fxbucket.graph.stacks import tree_of
 from pytest_fxbucket.graph.tree import Tree
 from pytest_fxbucket.graph.tree_text import tree_text
-from pytest_fxbucket.plan.rules import one_or_other
+from pytest_fxbucket.units import one_or_other
 
 if TYPE_CHECKING:
     from torch import fx

@@ -18,7 +18,7 @@ from pytest_fxbucket.passes.decomposed import decompose
 from pytest_fxbucket.passes.keywords import BucketingOptions, plan_of
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.several_graphs import SeveralGraphs
-from pytest_fxbucket.plan.rules import show
+from pytest_fxbucket.units import show
 
 if TYPE_CHECKING:
     from torch import fx

@@ -12,7 +12,7 @@ from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.targets import by_module
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.rules import nearest, one_or_other, show
+from pytest_fxbucket.units import nearest, one_or_other, show
 
 if TYPE_CHECKING:
     from torch import fx

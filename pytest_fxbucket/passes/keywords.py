@@ -9,8 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.read import read_plan
-from pytest_fxbucket.plan.rules import nearest
 from pytest_fxbucket.plan.schema import Bucket, Plan
+from pytest_fxbucket.units import nearest
 
 
 class BucketingOptions(TypedDict, total=False):

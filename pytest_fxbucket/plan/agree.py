@@ -9,9 +9,9 @@ from pytest_fxbucket.plan.agree_on_mesh import agree_on_mesh
 from pytest_fxbucket.plan.agree_on_step import agree_on_step
 from pytest_fxbucket.plan.agree_on_transforms import agree_on_transforms
 from pytest_fxbucket.plan.places import refuse_wrong_places
-from pytest_fxbucket.plan.rules import show
 from pytest_fxbucket.plan.schema import Bucket, Plan
 from pytest_fxbucket.plan.selector import ROOT
+from pytest_fxbucket.units import show
 
 
 def agree(plan: Plan, where: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.rules import show
 from pytest_fxbucket.plan.schema import Parallel, Plan, Step
+from pytest_fxbucket.units import show
 
 
 def agree_on_step(plan: Plan, where: str) -> None:

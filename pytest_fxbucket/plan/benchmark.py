@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.rules import Rule, nearest, part, passes, seconds
+from pytest_fxbucket.plan.rules import Rule, part, passes, seconds
+from pytest_fxbucket.units import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from pytest_fxbucket.plan.names import Names
-from pytest_fxbucket.plan.rules import one_or_other, show
+from pytest_fxbucket.units import one_or_other, show
 
 
 def some(fqns: Sequence[str], most: int = 3) -> str:

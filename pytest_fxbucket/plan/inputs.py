@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.rules import Metadata, Rule, show, wrong
+from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
+from pytest_fxbucket.units import show
 
 Path = tuple[str | int, ...]
 """Keys of dicts and positions in tuples, from the batch inwards; the last may be ``*``: all that is there."""

@@ -10,8 +10,9 @@ from typing import cast
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.read import known_key
-from pytest_fxbucket.plan.rules import nearest, wrong
+from pytest_fxbucket.plan.rules import wrong
 from pytest_fxbucket.plan.schema import may_be_several, tables
+from pytest_fxbucket.units import nearest
 
 # Goldens and folders are named by it, so it must still tell rows apart where dots and dashes at the ends of names are cut.
 _ID = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?")

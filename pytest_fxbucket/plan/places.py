@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.rules import Metadata, Rule, nearest, show, wrong
+from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
+from pytest_fxbucket.units import nearest, show
 
 DIRECTIONS = ("forward", "backward")
 

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.agree import agree
-from pytest_fxbucket.plan.rules import Rule, nearest, wrong
+from pytest_fxbucket.plan.rules import Rule, wrong
 from pytest_fxbucket.plan.schema import Plan, may_be_several, tables
+from pytest_fxbucket.units import nearest
 
 
 def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, where: str) -> Plan:

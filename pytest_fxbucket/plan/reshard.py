@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.hints import some
-from pytest_fxbucket.plan.rules import Metadata, Rule, show, wrong
+from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
 from pytest_fxbucket.plan.selector import ROOT
+from pytest_fxbucket.units import show
 
 Asked = bool | Mapping[str, bool] | None
 """For all entries, by selector of entries, or (None, and entries that no selector names) as FSDP2 has it by default."""

@@ -7,16 +7,15 @@ reference of the plan file can be written from ``doc``, ``expects``, ``choices``
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.limits import LONGEST_S, MOST_RANKS
+from pytest_fxbucket.units import nearest, one_or_other, show
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 DEGREES = ("pp", "dp_replicate", "dp_shard", "tp")
@@ -37,29 +36,6 @@ class Rule:
 
 
 Metadata = Mapping[str, Rule]
-
-
-def show(value: object) -> str:
-    """Write a value as a plan file would, cut at 60 characters."""
-    if isinstance(value, Mapping):
-        return "a table"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}" if value else "an empty list"
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses to write the longest
-        return f"a number of {value.bit_length()} bits"
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def one_or_other(words: list[str]) -> str:
-    """Join words as a sentence does: ``a, b or c``."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """Name the known word nearest to ``word`` as ``; did you mean "x"?``, or nothing."""
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def wrong(where: str, expects: str, value: object) -> PlanError:

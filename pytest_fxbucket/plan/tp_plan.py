@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.rules import Metadata, Rule, nearest, one_or_other, show, wrong
+from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
+from pytest_fxbucket.units import nearest, one_or_other, show
 
 STYLES = ("colwise", "rowwise")
 

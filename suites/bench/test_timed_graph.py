@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.bench.measure import timed_graph
-from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.world import World
+from pytest_fxbucket.world import World, mesh_of
 from suites.checks.test_bitwise_iterations import ADAMW, PLAN
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fixtures.models.llama import build, loss
 from pytest_fxbucket.capture import joint
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import fake_mesh, mesh_of
+from pytest_fxbucket.capture.mesh import fake_mesh
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.override.overrides import NONE
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
@@ -30,6 +30,7 @@ from pytest_fxbucket.compat import trace
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.world import mesh_of
 
 DEEP, SHORT, TURNS = 126, 24, 3
 SHAPE = {"dim": 16384, "heads": 128, "kv_heads": 8, "vocab": 128256}

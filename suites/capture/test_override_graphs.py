@@ -8,7 +8,6 @@ from override_plans import captured, override, plan_of
 from steps import is_backward, launches, module_of, sent_by
 from torch import fx
 
-from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.capture.override.anchors import ANCHOR_FORWARD
 from pytest_fxbucket.capture.override.expand import refuse_left_over
 from pytest_fxbucket.capture.roles import StepGraph
@@ -17,6 +16,7 @@ from pytest_fxbucket.graph.portable import decode, digest, encode_module
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.plan.schema import Optimizer
 from pytest_fxbucket.stepping import KEPT, Stepping, fields_of, update
+from pytest_fxbucket.world import mesh_of
 from suites.capture import override_subgraphs as subgraphs
 
 CALLS = ("fxbucket.call_forward.default", "fxbucket.call_backward.default")

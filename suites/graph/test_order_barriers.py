@@ -14,10 +14,10 @@ from ordering import FAKE, added, directly, ordered, stays_before
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan import load_plans
+from pytest_fxbucket.world import mesh_of
 
 LIBRARY = "fxbucket_order"
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import mesh_of
 from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Bucket as Launched
@@ -19,7 +18,7 @@ from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Overlap, Parallel, Plan
-from pytest_fxbucket.world import Passed, World
+from pytest_fxbucket.world import Passed, World, mesh_of
 
 LLAMA = ("tok_embeddings", "layers.[0-1]", "norm+output")
 STACK = ("layers.*",)

@@ -10,8 +10,8 @@ import torch
 from pytest_fxbucket.capture.optimizers.state import first_step_differs
 from pytest_fxbucket.errors import PlanError, named
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.plan.rules import nearest
 from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, resolve
+from pytest_fxbucket.units import nearest
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.capture.optimizers.optimizer import build_optimizers
 from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
-from pytest_fxbucket.capture.optimizers.update import Update, trace_update
 from pytest_fxbucket.plan.resolved import entries_of
 
 if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.joint import Joint
-    from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.capture.roles import Parameter
     from pytest_fxbucket.plan import schema
     from pytest_fxbucket.plan.selector import ResolvedEntry
@@ -54,12 +51,3 @@ def optimizing_of(plan: schema.Plan, parameters: Sequence[Parameter], modules: S
     entries = entries_of(plan, [parameter.fqn for parameter in parameters], modules, aliases).entries
     trainable = tuple(parameter.fqn for parameter in parameters if parameter.trainable)
     return Optimizing(plan.optimizer, trainable, entries, tuple(modules), aliases)
-
-
-def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> Update:
-    """The update that follows ``joint``, clipped to ``clip_norm`` if that is not 0. Raises what :func:`trace_update` does."""
-    values = [value for value in joint.inputs if value.role == "param"]
-    clip = parts.clip(clip_norm, joint.parameters) if clip_norm else None
-    grads = {value.fqn for value in joint.outputs if value.role == "grad"}
-    parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
-    return trace_update(optimizing.build, values, grads, clip, parted)

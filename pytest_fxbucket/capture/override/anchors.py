@@ -24,7 +24,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.trace import looks_at_values
 from pytest_fxbucket.compat.untraced import untraced
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.rules import nearest
+from pytest_fxbucket.units import nearest
 
 
 def _cannot_run(module: str, *_: Any) -> list[torch.Tensor]:

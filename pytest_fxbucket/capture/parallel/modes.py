@@ -14,7 +14,7 @@ from pytest_fxbucket.capture.parallel.replicated import Replicated
 from pytest_fxbucket.capture.parallel.sharded import Sharded
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.plan.rules import show
+from pytest_fxbucket.units import show
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.mesh import Mesh
