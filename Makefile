@@ -19,6 +19,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache  # layers, and no circles: pyproject.toml
 
 docs: $(READY)  ## the pages of docs/, where a warning is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env --builder html docs $(DOCS)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.golden.disk import digest
+from pytest_fxbucket.files import digest
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.roles import Phase, StepGraph
-    from pytest_fxbucket.world import Passed
+    from pytest_fxbucket.plan_on_mesh import Passed
+    from pytest_fxbucket.step.roles import Phase, StepGraph
 
 
 _LONGEST = 80

@@ -12,6 +12,6 @@ def no_pass(name: str) -> str | None:
     """Say that ``name`` is not written as a pass is, in a sentence; None if it is."""
     if name in _OURS or _CALLABLE.fullmatch(name):
         return None
-    from pytest_fxbucket.units import nearest
+    from pytest_fxbucket.words import nearest
 
     return f'"{name}" is no pass; expected manual, torch or module:callable{nearest(name, _OURS)}'

@@ -16,19 +16,19 @@ from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, CaptureError, GoldenError, RankError, UsageError
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
-from pytest_fxbucket.plan.benchmark import Benchmark
+from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
+from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.step_time import StepTime, Timing
-    from pytest_fxbucket.capture.roles import StepGraph
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
-    from pytest_fxbucket.world import World
+    from pytest_fxbucket.step.roles import StepGraph
 
 _MOST_LINES = 30
 
@@ -145,13 +145,13 @@ class PlanRun:
 
     @cached_property
     def _mesh_world(self) -> World:
-        from pytest_fxbucket.world import World, mesh_of
+        from pytest_fxbucket.plan_on_mesh import World, mesh_of
 
         return World(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say, said=self._said)
 
     @cached_property
     def _run_world(self) -> World:
-        from pytest_fxbucket.world import World, mesh_of
+        from pytest_fxbucket.plan_on_mesh import World, mesh_of
 
         if self.plan.run_degrees == self.plan.degrees:
             return self._mesh_world
@@ -161,9 +161,9 @@ class PlanRun:
         return user_code([self.plan.path.parent, self._settings.rootdir])
 
     def _audit(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.checks.audit import audit
-        from pytest_fxbucket.checks.crossing import crossing_notes, crossing_problems
-        from pytest_fxbucket.checks.promise import promise_of
+        from pytest_fxbucket.checks.audit.audit import audit
+        from pytest_fxbucket.checks.audit.expectations import promise_of
+        from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
 
         world = self._mesh_world
         if not world.step(0).has_roles:
@@ -194,8 +194,8 @@ class PlanRun:
         return passed("audit", f"{summary} ({notes})" if notes else summary)
 
     def _golden(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.golden.text import mismatch_lines
-        from pytest_fxbucket.world import text_of
+        from pytest_fxbucket.golden.mismatch import mismatch_lines
+        from pytest_fxbucket.plan_on_mesh import text_of
 
         store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)
         path = store.path_for(self.plan.path, self.plan.matrix_id)
@@ -210,7 +210,7 @@ class PlanRun:
         return self._compare_golden(store, path, text, folder)
 
     def _compare_golden(self, store: GoldenStore, path: Path, text: str, folder: Folder) -> Verdict:
-        from pytest_fxbucket.golden.text import mismatch_lines
+        from pytest_fxbucket.golden.mismatch import mismatch_lines
 
         may_write = self._accept is not None and accepts(self._settings.accept, path)
         self._on_compare(path)
@@ -253,7 +253,7 @@ class PlanRun:
         choice = self._choice("bitwise")
         if isinstance(choice, Verdict):
             return choice
-        from pytest_fxbucket.checks.bitwise_of_plan import Bitwise
+        from pytest_fxbucket.checks.bitwise.of_plan import Bitwise
 
         return Bitwise(self._run_world, self.name, choice, self._pools, self._paths, folder, self._say).verdict()
 

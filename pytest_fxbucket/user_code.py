@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_fxbucket.compat.trace import quiet_structured_log
+from pytest_fxbucket.compat.tracing import quiet_structured_log
 from pytest_fxbucket.errors import FxbucketError, named
 from pytest_fxbucket.plan.factories import first_on_path
-from pytest_fxbucket.process_state import fresh_state
+from pytest_fxbucket.process.state import fresh_state
 
 
 @contextmanager

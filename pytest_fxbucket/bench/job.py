@@ -25,22 +25,22 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket import collector
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.record import traced_steps
 from pytest_fxbucket.bench.turns import REST_STEPS, Turn
 from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.capture.mesh import make_groups
 from pytest_fxbucket.checks.placing import place
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.graph.portable import decode, digest, encode_module
+from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.step.mesh import make_groups
+from pytest_fxbucket.step.portable import decode, digest, encode_module
 from pytest_fxbucket.stepping import Stepping, state_and_batches, update
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Mark
-    from pytest_fxbucket.graph.portable import PortableGraph
+    from pytest_fxbucket.step.portable import PortableGraph
 
 
 _COMPUTE, _COMMUNICATION = 1, 2  # priorities

@@ -11,17 +11,17 @@ from pytest_fxbucket.bench.stats import Pacing, ProcessSet, Series
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
 from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.graph.portable import digest
+from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Bucket, GraphFacts
     from pytest_fxbucket.bench.timeline.marks import Span
-    from pytest_fxbucket.capture.roles import Phase
     from pytest_fxbucket.graph.buckets import Reading
-    from pytest_fxbucket.graph.portable import PortableGraph
     from pytest_fxbucket.plan.schema import Benchmark
-    from pytest_fxbucket.world import World
+    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.step.portable import PortableGraph
+    from pytest_fxbucket.step.roles import Phase
 
 
 BUCKETED = "bucketed"

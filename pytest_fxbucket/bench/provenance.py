@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.commit import Repository
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.ranks.backend import nvidia_smi
 

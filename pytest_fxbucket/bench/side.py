@@ -21,12 +21,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.explain.find import find_plan, root_of
 from pytest_fxbucket.plan.factories import first_on_path
-from pytest_fxbucket.ranks.death import die_with, ignore_interrupts
+from pytest_fxbucket.ranks.calling import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.pools import Pools
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.job import TurnsTaken
-    from pytest_fxbucket.world import World
+    from pytest_fxbucket.plan_on_mesh import World
 
 PROTOCOL = 1
 _JOB = "pytest_fxbucket.bench.job"
@@ -74,7 +74,7 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     stack.callback(pools.close)
     pools.start()
     stack.enter_context(first_on_path(folders))
-    from pytest_fxbucket.world import World, mesh_of
+    from pytest_fxbucket.plan_on_mesh import World, mesh_of
 
     world = World(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
     return TimedSide(world, asked["variant"], asked["backend"], pools, folders)

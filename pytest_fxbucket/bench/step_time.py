@@ -20,16 +20,16 @@ from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_o
 from pytest_fxbucket.bench.stats import Estimate, ratio_of
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
+from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, Choice
 from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
     from pytest_fxbucket.plan.schema import Benchmark, Plan
+    from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
-    from pytest_fxbucket.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.commit import Repository
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
 
 if TYPE_CHECKING:

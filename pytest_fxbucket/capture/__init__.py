@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.capture.mesh import Mesh
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.step.mesh import Mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 if TYPE_CHECKING:
     from pytest_fxbucket.capture.override.overrides import Override, Subgraph

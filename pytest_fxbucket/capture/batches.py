@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.user_frame import blamed
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.mesh import Mesh
-    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.step.mesh import Mesh
+    from pytest_fxbucket.step.roles import Value
 
 _Leaf = tuple[object, ...]
 """Path, shape and dtype of a tensor of the batch; path and value of a constant."""

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.dispatch import TorchDispatchMode, unseen
+from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, unseen
 from pytest_fxbucket.errors import CaptureError
 
 

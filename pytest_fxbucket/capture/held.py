@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.storages import base
+from pytest_fxbucket.step.roles import Value
 
 if TYPE_CHECKING:
     from torch import fx, nn
 
+    from pytest_fxbucket.capture.names import NodeNamer
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
 
@@ -45,7 +46,7 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
     behind = list(graph_module.graph.nodes)[place]
     for node in graph_module.graph.find_nodes(op="get_attr"):
         tensor = getattr(graph_module, node.target, None)
-        if not isinstance(tensor, torch.Tensor) or trace.is_fake(tensor):
+        if not isinstance(tensor, torch.Tensor) or tracing.is_fake(tensor):
             continue
         name = names.get(id(tensor), "")
         if tensor.requires_grad:
@@ -85,3 +86,28 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _tensors(item, f"{name}[{key!r}]")
+
+
+def refuse_other_buffers(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    """Raise :class:`CaptureError` for a buffer of ``model`` that has no place among those ``before`` its forward."""
+    for fqn, buffer in model.named_buffers():
+        was = before.get(fqn)
+        if was is None:
+            raise CaptureError(f"buffer {fqn} is new in forward, so it is no input of the step; register it in __init__")
+        if (buffer.shape, buffer.dtype) != (was.shape, was.dtype):
+            raise CaptureError(
+                f"buffer {fqn}, {list(was.shape)} in {was.dtype}, is replaced in forward by one of {list(buffer.shape)} in "
+                f"{buffer.dtype}; only its values may change, since one graph serves all steps"
+            )
+
+
+def keep_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], namer: NodeNamer) -> None:
+    """Write what stands in the place of a buffer into the one ``before``, as the next step reads it. To be called behind
+    backward, which may need the old values."""
+    for fqn, buffer in list(model.named_buffers()):
+        if buffer is before[fqn]:
+            continue
+        owner, _, name = fqn.rpartition(".")
+        with torch.no_grad(), namer.inside(owner):
+            before[fqn].copy_(buffer)
+        setattr(model.get_submodule(owner), name, before[fqn])

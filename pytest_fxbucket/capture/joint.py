@@ -11,38 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.capture.buffers import keep_buffers, refuse_other_buffers
-from pytest_fxbucket.capture.dense import DenseGradients
+from pytest_fxbucket.capture.backward import DenseGradients, backward_in_forward, checkpoints_traced, notes_of, reached
+from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
 from pytest_fxbucket.capture.draws import draws_on_tape
-from pytest_fxbucket.capture.held import take_as_inputs
-from pytest_fxbucket.capture.inner import backward_in_forward, reached
-from pytest_fxbucket.capture.losses import refuse_other_loss, refuse_unread
-from pytest_fxbucket.capture.microbatches import microbatches
-from pytest_fxbucket.capture.mixed_dtypes import refuse_mixed_dtypes
-from pytest_fxbucket.capture.names import NodeNamer
-from pytest_fxbucket.capture.notes import notes_of
+from pytest_fxbucket.capture.held import keep_buffers, refuse_other_buffers, take_as_inputs
+from pytest_fxbucket.capture.names import NodeNamer, inputs_cast
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
-from pytest_fxbucket.capture.parallel.reads import own_parameters, read_by
-from pytest_fxbucket.capture.parallel.tensor_parallel import blame_tp
-from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of
-from pytest_fxbucket.capture.parallel.whole_output import Shapes, refuse_parts, shapes_of
-from pytest_fxbucket.capture.recomputing import checkpoints_traced
-from pytest_fxbucket.capture.refusals import refuse_constants, refuse_drawing_again, refuse_lost, refuse_written_parameters
+from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, blame_tp, refuse_parts, shapes_of
+from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, own_parameters, read_by
+from pytest_fxbucket.capture.refusals import (
+    refuse_constants,
+    refuse_drawing_again,
+    refuse_lost,
+    refuse_mixed_dtypes,
+    refuse_written_parameters,
+)
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.capture.roles import Parameter, Value
 from pytest_fxbucket.capture.settled import trace_settled
-from pytest_fxbucket.capture.split_batch import split_of
-from pytest_fxbucket.capture.units import inputs_cast
-from pytest_fxbucket.compat import pytree, trace
-from pytest_fxbucket.compat.compiled import uncompiled
+from pytest_fxbucket.compat import pytree, tracing
+from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
-from pytest_fxbucket.plan.dtypes import dtype_named
-from pytest_fxbucket.plan.inputs import Path
+from pytest_fxbucket.plan.factories import dtype_named
+from pytest_fxbucket.plan.key_forms import Path
+from pytest_fxbucket.step.roles import Parameter, Value
+from pytest_fxbucket.user_frame import blamed
 
 if TYPE_CHECKING:
     from torch import fx, nn
@@ -88,7 +84,7 @@ def trace_joint(
     def traced() -> tuple[_JointStep, fx.GraphModule]:
         step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
         with fake_mode, blamed(lambda: f"tracing {step.namer.where}", step.hint):
-            graph_module = trace.trace(step, step.inputs)
+            graph_module = tracing.trace(step, step.inputs)
         refuse_constants(graph_module, model)
         return step, graph_module
 
@@ -185,7 +181,7 @@ class _JointStep:
 
     def hint(self, error: Exception) -> str:
         """What may have been meant instead, or be done, where ``error`` was raised."""
-        if trace.looks_at_values(error):
+        if tracing.looks_at_values(error):
             failed = self.namer.failed
             return f'[[override]] module = ["{failed}"] calls it as it is when the step runs' if failed else ""
         of_batch = self.split.hint if isinstance(error, (TypeError, AttributeError)) else ""

@@ -1,19 +1,19 @@
-"""Gives every traced node its module's FQN and its direction.
-
-Forward nodes are named by hooks while the modules run. Backward nodes are named after the autograd node that makes them:
-its sequence number says during which module's forward it was recorded. The names land in ``node.meta`` under the keys that
-torch's own passes read: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` and ``autograd_backward`` backward.
-"""
+"""Gives every traced node its module's FQN and its direction; and modules that entries name, as units."""
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.modules import each_tensor
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.entries import Entry
+from pytest_fxbucket.plan.selectors import resolve
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ class NodeNamer:
         self._note()
         self._backward = ""
         for grad_fn in _autograd_nodes(loss.grad_fn):
-            owner = self._owners[bisect_right(self._numbers, trace.autograd_number(grad_fn)) - 1]
+            owner = self._owners[bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1]
             grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
 
     def end_backward(self) -> None:
@@ -93,7 +93,7 @@ class NodeNamer:
 
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
-        graph = trace.current_graph()
+        graph = tracing.current_graph()
         node = self._last.next if self._last is not None else next(iter(graph.nodes), None)
         while node is not None and node.op != "root":
             self._name(node)
@@ -115,7 +115,7 @@ class NodeNamer:
         self._note()
 
     def _note(self) -> None:
-        self._numbers.append(trace.next_autograd_number())
+        self._numbers.append(tracing.next_autograd_number())
         self._owners.append(self._stack[-1])
 
     def _enter_backward(self, owner: str) -> None:
@@ -152,3 +152,42 @@ def _autograd_nodes(root: Any) -> list[Any]:
                 seen.add(child)
                 queue.append(child)
     return queue
+
+
+def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
+    """FQN of each module that ``entries`` name; what names nothing is left to the plan's own resolution, which says so."""
+    modules = [fqn for fqn, _ in model.named_modules()]
+    parameters = [fqn for fqn, _ in model.named_parameters(remove_duplicate=False)]
+    found: dict[str, None] = {}
+    for selector in dict.fromkeys(selector for entry in entries for selector in entry.selectors):
+        try:
+            resolved = resolve([Entry(selector, (selector,))], parameters, modules, unplanned="allow")
+        except PlanError:
+            continue
+        found.update(dict.fromkeys(one.name for one in resolved.entries if one.name in modules))
+    return list(found)
+
+
+@contextmanager
+def inputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | None, namer: NodeNamer) -> Iterator[None]:
+    """While inside, floating inputs of ``units`` of ``model`` are cast to ``dtype``, as FSDP2's cast_forward_inputs does."""
+    handles = []
+    if dtype is not None:
+        for fqn in units:
+            hook = partial(_cast, fqn, dtype, namer)
+            handles.append(model.get_submodule(fqn).register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _cast(
+    fqn: str, dtype: torch.dtype, namer: NodeNamer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
+
+    with namer.inside(fqn):
+        return each_tensor(cast, args), each_tensor(cast, kwargs)

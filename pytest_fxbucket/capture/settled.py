@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pytest_fxbucket.capture.pictures import GENERATOR, generators, is_number, state_of
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.portable import digest, encode_module
+from pytest_fxbucket.step.portable import digest, encode_module
 
 if TYPE_CHECKING:
     from torch import fx, nn

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
-from pytest_fxbucket.capture.roles import Parameter, Phase, Role, StepGraph, Value
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.roles import Parameter, Phase, Role, StepGraph, Value
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.mesh import Mesh
 
 _ROLES = tuple(role for role in get_args(Role) if role != "carried")  # that, transformations make
 _PHASES = ({"joint"}, {"forward", "backward"})

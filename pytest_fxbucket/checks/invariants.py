@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_fxbucket.capture.bare import bare_values
-from pytest_fxbucket.checks.collectives import Call, calls_of, joint_problems
-from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError, UsageError
+from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.collectives import argument, read_launch
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.preserved import lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
+from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.units import some
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import fx

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks.launch import available_memory
+from pytest_fxbucket.step.iterations import CROSSING
+
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.ranks.pools import Pools
-    from pytest_fxbucket.world import World
+    from pytest_fxbucket.step.roles import Parameter, Phase, Value
 
 
 @dataclass(frozen=True)
@@ -49,3 +56,53 @@ class OnRanks:
             log_dir=self.folder.make(),
             what=f"{check} of {self.name}",
         )
+
+
+def refuse_too_large(
+    parameters: Sequence[Parameter], world: int, where: str, check: str = "bitwise", environ: Mapping[str, str] = os.environ
+) -> None:
+    """Raise :class:`RankError`, beginning with ``where``, if the ranks' models together exceed the memory that is free here.
+
+    ``check`` is the one that needs them.
+    """
+    ranks = int(environ.get("LOCAL_WORLD_SIZE", world))  # of this machine, under torchrun
+    needed = ranks * sum(prod(one.shape) * one.dtype.itemsize for one in parameters)
+    if needed > (free := available_memory()):
+        raise RankError(
+            f"{where}: {ranks} ranks here would build {needed / 2**30:.1f} GiB of parameters, and {free / 2**30:.1f} GiB of "
+            f"memory are free; run it on a smaller model in a row of [[matrix]] (model.args), or set checks.{check} = false"
+        )
+
+
+Values = tuple["Value", ...]
+
+
+def final_values(world: World, rank: int, phase: Phase) -> tuple[Values, Values]:
+    """Inputs and outputs of the final step, but for what is carried; both empty if they are those of the reference."""
+    reference, final = world.reference(rank), world.final_step(rank)
+    phases = (phase,) if phase in final.graphs else CROSSING
+    inputs, outputs = (
+        tuple(_each_once(value for one in phases for value in side[one])) for side in (final.inputs, final.outputs)
+    )
+    if (set(inputs), set(outputs)) == (set(reference.inputs[phase]), set(reference.outputs[phase])):
+        return (), ()
+    return inputs, outputs
+
+
+def added_state(world: World) -> list[str]:
+    """State that transformations added, by name: nothing has it that it could be compared with."""
+    known = {value.fqn for values in world.reference(0).inputs.values() for value in values}
+    final = world.final_step(0)
+    named = (value.fqn for values in final.inputs.values() for value in values if value.role == "state")
+    return sorted({fqn for fqn in named if fqn not in known})
+
+
+def removed_state(world: World) -> list[str]:
+    """State that transformations removed, by name."""
+    left = {value.fqn for values in world.final_step(0).inputs.values() for value in values}
+    known = world.reference(0).inputs.values()
+    return sorted({value.fqn for values in known for value in values if value.role == "state" and value.fqn not in left})
+
+
+def _each_once(values: Iterable[Value]) -> Iterable[Value]:
+    return dict.fromkeys(value for value in values if value.role != "carried")

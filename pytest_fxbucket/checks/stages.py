@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.collectives import joint_problems
+from pytest_fxbucket.graph.calls import joint_problems
 from pytest_fxbucket.transforms.traits import BUCKET
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.roles import Phase
-    from pytest_fxbucket.transforms.invariants import Looked
-    from pytest_fxbucket.world import Passed, Way, World
+    from pytest_fxbucket.plan_on_mesh import Passed, Way, World
+    from pytest_fxbucket.step.roles import Phase
+    from pytest_fxbucket.transforms.fit import Looked
 
     _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | Looked"]]]
     """Name, and by rank what was seen of each graph behind it."""

@@ -10,13 +10,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from pytest_fxbucket.cli.apart import typed
 from pytest_fxbucket.cli.asked import add_for_sides, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.benchmarked import Named, named_plans
 from pytest_fxbucket.cli.compared import Compared
-from pytest_fxbucket.cli.placed import typed
 from pytest_fxbucket.cli.trees import Asked, CommitSide, Tree, plan_compared
-from pytest_fxbucket.commit.processes import stoppable
-from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.commit import Repository, stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.ranks.backend import CHOICES

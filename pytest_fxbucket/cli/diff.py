@@ -11,7 +11,7 @@ from dataclasses import replace
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.cli.asked import PLAN_HELP, add_for_sides, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.sides import AtCommit, DiffSide, InTree, same_name
-from pytest_fxbucket.commit.processes import stoppable
+from pytest_fxbucket.commit import stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import parts, root_of
 
@@ -66,7 +66,7 @@ def _compared(options: Namespace) -> int:
 
 def _changes(old: str, new: str, names: tuple[str, str], folder: Folder) -> list[str]:
     """Words and diff; the whole of a long one in a file, if one can be written at all."""
-    from pytest_fxbucket.golden.text import change_lines
+    from pytest_fxbucket.golden.mismatch import change_lines
 
     try:
         whole = folder.make() / "whole.diff"

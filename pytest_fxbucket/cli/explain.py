@@ -15,7 +15,7 @@ from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.told import Told
+    from pytest_fxbucket.explain.report import Told
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
     # A model that prints while it is built must not print into the document.
     with redirect_stdout(sys.stderr), user_code([plan.path.resolve().parent, root_of(plan.path)]), progress.watching(shown):
-        from pytest_fxbucket.explain.told import told
+        from pytest_fxbucket.explain.report import told
 
         found = told(plan, name, progress.say)
     document, lines = _why(found, options.why, shown) if options.why else _all(found, shown)
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
 
 
 def _all(told: Told, shown: str) -> tuple[dict[str, Any], list[str]]:
-    from pytest_fxbucket.explain.plain import graph_as_data
+    from pytest_fxbucket.explain.report import graph_as_data
     from pytest_fxbucket.explain.text import explained
 
     entries: dict[str, list[str]] = {}
@@ -74,8 +74,7 @@ def _all(told: Told, shown: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _why(told: Told, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
-    from pytest_fxbucket.explain.why import plain, why
-    from pytest_fxbucket.explain.why_text import answered
+    from pytest_fxbucket.explain.why import answered, plain, why
 
     found = [why(told, parameter) for parameter in find_parameters(asked, told.parameters)]
     return {"why": [plain(one) for one in found]}, list(answered(found))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pytest_fxbucket.cli.blocks import Draft
-from pytest_fxbucket.cli.toml_text import to_toml
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan import parse_plans
 
 RANKS = 4
 
@@ -58,3 +64,106 @@ def _lines(source: Source, bucket: Draft) -> Iterator[str]:
         yield "]"
     if bucket.unplanned != "error":
         yield f"unplanned = {to_toml(bucket.unplanned)}  # parameters in no entry share one bucket"
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def to_toml(value: object) -> str:
+    """Write a value that :mod:`tomllib` has read, on one line; ``tomllib`` reads the same value back."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{_key(str(key))} = {to_toml(inner)}" for key, inner in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(to_toml(inner) for inner in value)}]"
+    return str(value)  # numbers and dates: Python writes them as TOML does
+
+
+def from_toml(text: str) -> object:
+    """Read one TOML value; text that is none is taken as a string, so that quotes can be left out in a shell."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else to_toml(key)
+
+
+_INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))
+"""What a model may be given of a batch that it is not to have whole: the first item, or what is in it."""
+_MOST_OVERRIDES = 8
+_MODULE = re.compile(r"tracing module (\S+) failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A first plan, and what is still wrong with it; empty: nothing."""
+
+    source: Source
+    problem: str = ""
+
+
+def tried(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
+    """``source`` with what it needs to pass, if that is ``inputs`` or overrides of some of ``modules``."""
+    first = _overriding(source, bucket, out, modules, say)
+    if first.problem:
+        for inputs in _INPUTS:
+            other = _overriding(replace(first.source, inputs=inputs), bucket, out, modules, say)
+            if not other.problem:
+                return other
+    return first
+
+
+def _overriding(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
+    """Modules that look at values are overridden, one after the other, until the step can be traced, or nothing helps."""
+    now = source
+    for _ in range(_MOST_OVERRIDES):
+        problem, module = _problem(now, bucket, out, say)
+        if not problem:
+            return Tried(now)
+        selector = _selector(module, modules)
+        if not selector or selector in now.overridden:
+            break
+        now = replace(now, overridden=(*now.overridden, selector))
+    return Tried(source, problem) if now is source else Tried(now, problem)
+
+
+def _problem(source: Source, bucket: Draft, out: Path, say: Callable[[str], None]) -> tuple[str, str]:
+    """What is wrong with the plan, and the module that looks at values; nothing if it passes."""
+    from pytest_fxbucket.compat.tracing import untraceable
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.settings import RunSettings
+
+    (plan,) = parse_plans(plan_text(source, bucket), out.resolve())
+    with TemporaryDirectory() as folder:
+        run = PlanRun(plan, RunSettings(Path.cwd(), Path(folder), Path(folder)), Pools(), say)
+        try:
+            for check in ("audit", "collectives"):
+                verdict = run.check(check)
+                if verdict.outcome == "failed":
+                    return f"{check}: {'; '.join((verdict.summary, *verdict.lines[:3]))}", ""
+        except FxbucketError as error:
+            found = _MODULE.search(str(error))
+            looks = error.__cause__ is not None and untraceable(error.__cause__)
+            return str(error), found[1] if found and looks else ""
+    return "", ""
+
+
+def _selector(module: str, modules: Mapping[str, type]) -> str:
+    """``module`` and those of its class in other layers, as a selector of overrides; empty for none."""
+    parts = module.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+    for places in (numbers, *([place] for place in numbers)):
+        star = ["*" if place in places else part for place, part in enumerate(parts)]
+        alike = re.compile(r"\.".join(r"[^.]+" if part == "*" else re.escape(part) for part in star))
+        classes = [cls for fqn, cls in modules.items() if alike.fullmatch(fqn)]
+        if len(classes) > 1 and set(classes) == {modules.get(module)}:
+            return ".".join(star)
+    return module if module in modules else ""

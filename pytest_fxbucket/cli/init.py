@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.blocks import Draft, Names, draft
-from pytest_fxbucket.cli.first_plan import Source, plan_text
-from pytest_fxbucket.cli.toml_text import from_toml
+from pytest_fxbucket.cli.first_plan import Source, Tried, from_toml, plan_text, tried
 from pytest_fxbucket.cli.tree import tree
-from pytest_fxbucket.cli.trial import Tried, tried
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable

@@ -6,11 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from pytest_fxbucket.cli.apart import environment_of, shown_apart
-from pytest_fxbucket.cli.placed import Place, typed
+from pytest_fxbucket.cli.apart import Place, environment_of, shown_apart, typed
 from pytest_fxbucket.cli.show import folders_of, golden_file, tell
-from pytest_fxbucket.commit.repository import Commit, Repository
-from pytest_fxbucket.commit.worktree import worktree_of
+from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import FxbucketError, GoldenError
 from pytest_fxbucket.explain.find import find_plan, parts
 from pytest_fxbucket.golden.store import parse

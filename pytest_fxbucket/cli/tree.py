@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.units import human_bytes
+from pytest_fxbucket.words import human_bytes
 
 if TYPE_CHECKING:
     from torch import nn

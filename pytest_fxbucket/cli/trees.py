@@ -11,13 +11,12 @@ from pytest_fxbucket.bench.provenance import commit_of
 from pytest_fxbucket.bench.side_by_side import NEW, OLD, Length, SideProcess, Start
 from pytest_fxbucket.bench.side_by_side import run as run_sides
 from pytest_fxbucket.bench.stats import ratio_of
+from pytest_fxbucket.cli.apart import Place, typed
 from pytest_fxbucket.cli.benchmarked import Named
 from pytest_fxbucket.cli.compared import Compared
-from pytest_fxbucket.cli.placed import Place, typed
-from pytest_fxbucket.commit.repository import Commit, Repository
-from pytest_fxbucket.commit.worktree import worktree_of
+from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.plan.benchmark import Benchmark
+from pytest_fxbucket.plan.key_forms import Benchmark
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.stats import Series

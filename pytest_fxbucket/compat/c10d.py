@@ -1,8 +1,14 @@
-"""Process groups and works from torch's C++ side (torch.distributed gives no public name to what a subclass needs)."""
+"""Process groups: ``torch.distributed``'s private and C++ side, in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
-# Run on torch 2.13 and 2.15. Work and ProcessGroup may be subclassed in Python; other classes here may not.
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
 from torch._C import _DisableTorchDispatch as without_dispatch_modes
 from torch._C._distributed_c10d import (
     AllgatherOptions,
@@ -21,6 +27,8 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
+from pytest_fxbucket.errors import BenchmarkError, CaptureError
+
 __all__ = [
     "AllToAllOptions",
     "AllgatherOptions",
@@ -38,3 +46,181 @@ __all__ = [
     "Work",
     "without_dispatch_modes",
 ]
+
+# Run on torch 2.13 and 2.15. Work and ProcessGroup may be subclassed in Python; other classes here may not.
+
+
+def c10d_functional() -> Any:
+    """``torch.ops._c10d_functional``, with its operators registered."""
+    import torch
+    import torch.distributed._functional_collectives
+
+    return torch.ops._c10d_functional
+
+
+def leave_groups_unwrapped() -> Any:
+    """Have new process groups as they are, at whatever level; returns the level, for `put_back`."""
+    from torch._C import _distributed_c10d as c10d
+
+    level = c10d.get_debug_level()
+    if level == c10d.DebugLevel.DETAIL:
+        c10d.set_debug_level(c10d.DebugLevel.INFO)
+    return level
+
+
+def put_back(level: Any) -> None:
+    """Let new process groups be as torch was told."""
+    from torch._C import _distributed_c10d as c10d
+
+    c10d.set_debug_level(level)
+
+
+def forget_meshes() -> None:
+    """Make DTensor forget the meshes that it saw.
+
+    It knows them by ranks and names alone: of a job before, it would take the process groups too, which are gone.
+    """
+    if "torch.distributed.tensor._redistribute" not in sys.modules:
+        return
+    import torch
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+
+
+@contextmanager
+def fake_world(rank: int, world: int) -> Iterator[None]:
+    """Make this process rank ``rank`` of a fake default group of ``world`` ranks, and undo it after.
+
+    Raises :class:`CaptureError` if a default process group exists already.
+    """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise CaptureError(
+            "a default process group is up in this process, where tracing needs a fake one of its own; "
+            "destroy it (torch.distributed.destroy_process_group) before the plan runs"
+        )
+    hook, level = sys.excepthook, leave_groups_unwrapped()  # what wraps a fake group finds nobody to talk to
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    sys.excepthook = hook  # torch's writes the fake rank before each line of a traceback, for as long as the process lives
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        put_back(level)
+
+
+_kept: list[torch.library.Library] = []
+
+
+def gather_one_by_one() -> None:
+    """Let this process's functional all-gathers over gloo go to gloo each by itself; idempotent.
+
+    On torch 2.13 they go as coalesced ones (ProcessGroupGloo::allgather_coalesced), and a process that has several of those in
+    flight at once now and then writes to memory that was freed: it dies by SIGABRT ("unaligned tcache chunk detected") or
+    SIGSEGV after some thousands of them, on two ranks and without anything of ours (compare pytorch issue 65231). The other
+    way gives the same bytes.
+    """
+    if _kept:
+        return
+    library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]  # torch gives it no types
+    gather = torch.ops.c10d._allgather_base_.default
+
+    def each(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any, async_op: bool = True) -> Any:
+        if len(outputs) != 1:
+            raise BenchmarkError("an all-gather of several tensors at once cannot be timed over gloo; use nccl")
+        _, work = gather(outputs[0], inputs[0], group, async_op)
+        return work
+
+    library.impl("allgather_into_tensor_coalesced_", each, "CPU", allow_override=True)  # type: ignore[no-untyped-call]  # as above
+    _kept.append(library)
+
+
+_TWIN = ":gather"
+DEFAULT = "0"
+"""Name of the default group, under every back end."""
+_made: Counter[tuple[int, str]] = Counter()
+"""How often (rank, group) was made in this process: a store still has the addresses of those that are gone."""
+
+
+def group_ranks(name: str) -> tuple[int, ...]:
+    """Global ranks of the process group called ``name``, ascending. Raises KeyError if this process has no such group.
+
+    A twin has the ranks of its group, made or not.
+    """
+    import torch.distributed as dist
+
+    return tuple(sorted(dist.get_process_group_ranks(_group(untwinned(name)))))
+
+
+def group_name(group: object) -> str:
+    """Name under which functional collectives find ``group``."""
+    return str(group.group_name)  # type: ignore[attr-defined]
+
+
+def twin_name(name: str) -> str:
+    """Name of the twin of the group ``name``; a twin has none of its own."""
+    return untwinned(name) + _TWIN
+
+
+def untwinned(name: str) -> str:
+    """Name of the group whose twin is called ``name``; the name itself if it is no twin's."""
+    return name.removesuffix(_TWIN)
+
+
+def make_twin(name: str) -> None:
+    """Make the twin of the group ``name``, unless there is one; all members of the group must ask, in one order of groups.
+
+    It has its group's back end, and ends with the groups of the job. Raises KeyError if this process has no such group.
+    """
+    import torch.distributed as dist
+
+    make_group(twin_name(name), dist.get_process_group_ranks(_group(untwinned(name))), like=untwinned(name))
+
+
+def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
+    """Make the group ``name`` of the global ``ranks``, unless there is one; all of them must ask, in one order of groups.
+
+    It has the back end of the group ``like``, or of the default one.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.constants import default_pg_timeout
+    from torch.distributed.distributed_c10d import _get_default_store, _new_process_group_helper, _world
+
+    if name in _world.pg_names.values():
+        return
+    members, rank = list(ranks), dist.get_rank()
+    back_end = dist.get_backend(_group(like) if like else dist.group.WORLD)
+    _made[rank, name] += 1
+    # A name says what a group is, not which one: its first rank tells those along one dimension apart in the store.
+    store = PrefixStore(f"{name} {members[0]} {_made[rank, name]}", _get_default_store())
+    # What new_group does, but for the name, which it does not let one choose.
+    made, _ = _new_process_group_helper(
+        len(members), members.index(rank), members, back_end, store, cast(Any, name), timeout=default_pg_timeout
+    )
+    _world.pg_group_ranks[made] = {member: index for index, member in enumerate(members)}
+
+
+def destroy_subgroups() -> None:
+    """End every process group of this process but the default one, with its threads and sockets; no other rank is asked."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _world
+
+    forget_meshes()
+    for group in list(_world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
+def _group(name: str) -> Any:
+    from torch._C._distributed_c10d import _resolve_process_group
+
+    try:
+        return _resolve_process_group(cast(Any, name))
+    except (RuntimeError, ValueError) as error:
+        raise KeyError(name) from error

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
 if TYPE_CHECKING:
     from torch import fx
+
+__all__ = ["CustomGraphPass"]
 
 Compiled = Callable[..., Any]
 Compiler = Callable[["fx.GraphModule", Sequence[Any]], Compiled]

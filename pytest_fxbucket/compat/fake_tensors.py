@@ -1,12 +1,31 @@
-"""Fake tensors, shapes and dtypes without memory: ``torch._subclasses``, in torch 2.11 to 2.15."""
+"""Fake tensors and dispatch modes (``torch._subclasses``, ``torch.utils._python_dispatch``); in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher as python_kernels
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_fxbucket.compat.dispatch import unseen
+from pytest_fxbucket.compat import pytree
 
-__all__ = ["FakeTensor", "FakeTensorMode", "fresh_like"]
+__all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode", "fresh_like", "python_kernels", "unseen", "value_of"]
+
+unseen = torch._C._DisableTorchDispatch
+"""While entered, no mode sees what is called."""
+
+
+def value_of(tensor: torch.Tensor) -> float | int | bool:
+    """The value of a real tensor of one element, under fake mode too."""
+    with unseen():
+        return tensor.item()
 
 
 def fresh_like(fake: FakeTensor) -> FakeTensor:
@@ -16,3 +35,152 @@ def fresh_like(fake: FakeTensor) -> FakeTensor:
     with unseen():
         meta = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
     return FakeTensor(fake.fake_mode, meta, fake.device)
+
+
+OTHERWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_log_softmax_backward_data", "binary_cross_entropy_backward", "copysign", "elu_backward", "floor_divide"),
+        *("hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "huber_loss_backward", "log_sigmoid_forward"),
+        *("logit_backward", "mse_loss_backward", "native_dropout_backward", "pow", "rrelu_with_noise_backward"),
+        *("smooth_l1_loss_backward", "softplus_backward", "special_xlog1py", "xlogy"),
+    )
+)
+"""Each gives tensors of the shape that its operands broadcast to. Found by calling all of aten with transposed operands."""
+
+
+class KernelFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A fake mode that asks the kernel itself, on tensors of a few elements, how those operators lay their results."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        given: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        if getattr(func, "_schema", None) is None or func._schema.name not in OTHERWISE:
+            return given
+        operands = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if all(operand.is_contiguous() or operand.device.type != "cpu" for operand in operands):
+            return given
+        with unseen(), torch.no_grad():
+            small = func(*pytree.tree_map(_small, args), **pytree.tree_map(_small, kwargs))
+        several = isinstance(given, (tuple, list))
+        pairs = zip(given, small, strict=True) if several else [(given, small)]
+        laid = tuple(self._laid_as(fake, one) for fake, one in pairs)
+        return laid if several else laid[0]
+
+    def _laid_as(self, fake: torch.Tensor, small: torch.Tensor) -> Any:
+        strides = _dense(fake.shape, small)
+        if strides == list(fake.stride()):
+            return fake
+        how = {"dtype": fake.dtype, "device": fake.device}
+        return super().__torch_dispatch__(torch.ops.aten.empty_strided.default, (), (list(fake.shape), strides), how)
+
+
+def _small(value: Any) -> Any:
+    """Zeros for a fake tensor, in as many dimensions, laid in the same order, but of few elements."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    sizes = [min(size, 2) for size in value.shape]
+    order = sorted(range(value.dim()), key=lambda d: value.stride(d))
+    strides, step = [0] * value.dim(), 1
+    for d in order:
+        strides[d] = step if value.stride(d) or sizes[d] == 1 else 0
+        step *= sizes[d] if strides[d] else 1
+    return torch.zeros(max(step, 1), dtype=value.dtype).as_strided(sizes, strides)
+
+
+def _dense(shape: Sequence[int], small: torch.Tensor) -> list[int]:
+    """Strides of a tensor of ``shape`` without gaps whose dimensions lie in the order of those of ``small``."""
+    strides, step = [1] * len(shape), 1
+    for d in sorted(reversed(range(len(shape))), key=small.stride):
+        strides[d] = step
+        step *= max(shape[d], 1)
+    return strides
+
+
+Change = Callable[["nn.Module", str, "torch.Tensor"], "torch.Tensor"]
+
+
+@contextmanager
+def on_registration(change: Change) -> Iterator[None]:
+    """While inside, ``change(module, name, parameter)`` says what a module gets where a parameter is put in its place.
+
+    Heard are registration and ``Module._apply``, which gives meta parameters memory (``to_empty``).
+    """
+
+    def registered(module: nn.Module, name: str, parameter: Any) -> Any:
+        return None if parameter is None else change(module, name, parameter)
+
+    def applied(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        given = apply(module, *args, **kwargs)
+        held: dict[str, Any] = module._parameters
+        held.update({name: change(module, name, parameter) for name, parameter in held.items() if parameter is not None})
+        return given
+
+    apply: Any = nn.Module._apply
+    handle = register_module_parameter_registration_hook(registered)
+    nn.Module._apply = applied  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = apply  # type: ignore[method-assign]
+        handle.remove()
+
+
+@contextmanager
+def computing_without_values() -> Iterator[FakeTensorMode]:
+    """While inside, operators on fake tensors of the mode that is given, and on real ones beside them, give fake ones.
+
+    What initialises a fake tensor is told that there is nothing more to do where it asks for a value; other code that asks gets
+    torch's exception. ``Module.to`` and the like work on modules of such parameters.
+    """
+    import torch
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    swap = torch.utils.swap_tensors
+
+    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
+        if isinstance(one, FakeTensor):  # weak references to it, which torch's cache holds, forbid a true swap
+            one.data = other.data
+        else:
+            swap(one, other)  # type: ignore[no-untyped-call]
+
+    torch.utils.swap_tensors = swapped
+    try:
+        with _Valueless(mode):
+            yield mode
+    finally:
+        torch.utils.swap_tensors = swap
+
+
+class _Valueless(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mode = mode
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **(kwargs or {}))
+        import torch
+
+        if func is torch.ops.aten._local_scalar_dense.default and _in_initialiser():
+            return False if args[0].dtype is torch.bool else 0
+        with self._mode:
+            return func(*args, **(kwargs or {}))
+
+
+def _in_initialiser() -> bool:
+    """Whether a function whose name ends with one underscore asks, torch's sign of writing in place: ``trunc_normal_``."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name.endswith("_") and not name.endswith("__"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for two living tensors exactly if they share a storage."""
+    return int(tensor.untyped_storage()._cdata)

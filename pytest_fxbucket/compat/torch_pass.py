@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from pytest_fxbucket.compat.trace import quiet
+from pytest_fxbucket.compat.tracing import quiet
 
 if TYPE_CHECKING:
     import torch

@@ -10,35 +10,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pytest_fxbucket.capture.batch import microbatches, split_of
 from pytest_fxbucket.capture.batches import batch_of
 from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.capture.microbatches import microbatches
-from pytest_fxbucket.capture.split_batch import split_of
-from pytest_fxbucket.checks.bits import bits_digest
-from pytest_fxbucket.checks.bitwise import difference_line
-from pytest_fxbucket.checks.bitwise_job import Difference, Task, compare, final_run, graphs_of
-from pytest_fxbucket.checks.bitwise_localise import seen
-from pytest_fxbucket.checks.bitwise_runs import Took, decay, factors
+from pytest_fxbucket.checks.bitwise.job import Difference, Task, compare, final_run, graphs_of
+from pytest_fxbucket.checks.bitwise.judge import difference_line
+from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.eager.parting import Parting, first_parting
+from pytest_fxbucket.eager.parting import Parting, first_parting, own_rows
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
-from pytest_fxbucket.eager.rows import own_rows
-from pytest_fxbucket.eager.step import EagerStep, Left, OtherModelError
 from pytest_fxbucket.eager.telling import Teller
-from pytest_fxbucket.eager.trainer import TorchsOwn, Trainer
+from pytest_fxbucket.eager.trainer import EagerStep, Left, OtherModelError, TorchsOwn, Trainer
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.plan.ring import Ring as Asked
-from pytest_fxbucket.ranks import device, mark, sums
-from pytest_fxbucket.ranks.ring import Ring
-from pytest_fxbucket.stepping import state_and_batches
+from pytest_fxbucket.plan.key_forms import Ring as Asked
+from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.ranks.process_groups import sums
+from pytest_fxbucket.ranks.process_groups.sums import Ring
+from pytest_fxbucket.stepping import Took, decay, factors, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from pytest_fxbucket.checks.bitwise_runs import Run
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.stepping import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from pytest_fxbucket.checks import bitwise
-from pytest_fxbucket.checks.bitwise_of_plan import steps_of, task_of
-from pytest_fxbucket.checks.crossing import run_digests
-from pytest_fxbucket.checks.final_values import removed_state
-from pytest_fxbucket.checks.on_ranks import OnRanks
-from pytest_fxbucket.checks.too_large import refuse_too_large
+from pytest_fxbucket.checks.bitwise import judge
+from pytest_fxbucket.checks.bitwise.crossing import run_digests
+from pytest_fxbucket.checks.bitwise.of_plan import steps_of, task_of
+from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.eager.job import EagerTask, Seen
-from pytest_fxbucket.eager.lacking import lacking
-from pytest_fxbucket.eager.moved import moved
-from pytest_fxbucket.eager.reasons import WORDS
+from pytest_fxbucket.eager.parting import moved
+from pytest_fxbucket.eager.reasons import WORDS, lacking
 from pytest_fxbucket.ranks.failure import RankFailure
 
 _OF_MODE = {"fully_shard": "FSDP2", "hybrid_shard": "FSDP2", "replicate": "DistributedDataParallel"}
@@ -43,9 +40,9 @@ class Eager(OnRanks):
         try:
             seen = self._seen()
             lines = list(self._problems(seen))
-            step = bitwise.first_step(seen)
+            step = judge.first_step(seen)
             if step is not None:
-                lines += bitwise.difference_lines(seen, world.entry_of)
+                lines += judge.difference_lines(seen, world.entry_of)
                 lines += [*self._moved(seen), *self._parting(self._seen(step))]
         except RankFailure as failure:
             return failed("eager", str(failure), list(failure.lines()))

@@ -7,7 +7,7 @@ node at work. What wraps the model (gathers, reductions, copies into buckets) is
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.checks.bits import bits_digest
-from pytest_fxbucket.compat import autograd_order, pytree
-from pytest_fxbucket.compat.dispatch import TorchDispatchMode
-from pytest_fxbucket.eager.step import local, plain
+from pytest_fxbucket.checks.bitwise.localise import bits_digest
+from pytest_fxbucket.compat import fx, pytree
+from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
+from pytest_fxbucket.eager.trainer import local, plain
+from pytest_fxbucket.graph.collectives import REDUCTIONS
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.checks.bitwise.job import Task
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.step.roles import Direction
 
 _LOSS = "the loss"
 _UNDEFINED = ("aten::empty", "aten::new_empty")
@@ -64,7 +67,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        node = autograd_order.node_at_work()
+        node = fx.node_at_work()
         if func._schema.name.startswith(_UNDEFINED) or _is_wrappers(in_backward=node is not None):
             return made
         self._is_backward = self._is_backward or node is not None
@@ -80,7 +83,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
         if not self.inside and (self._is_backward or not self._module_of):
             return None
         module = self.inside[-1] if self.inside else _LOSS
-        self._module_of[autograd_order.last_node()] = module
+        self._module_of[fx.last_node()] = module
         return module
 
     def _has(self, made: Any) -> bool:
@@ -122,3 +125,49 @@ def _body(follower: _Follower, fqn: str, forward: Callable[..., Any], *args: Any
         return forward(*args, **kwargs)
     finally:
         follower.inside.pop()
+
+
+def moved(reading: Reading, units: Mapping[str, Sequence[str]], differing: Collection[str], torchs: str) -> str:
+    """A sentence on the first member, in byte order, of the first reduction of a ``differing`` gradient that lies elsewhere.
+
+    ``units`` are FQNs by unit of torch's, each in registration order, which is the order of bytes there. Empty: none does.
+    """
+    for bucket in reading.buckets:
+        if (
+            bucket.kind in REDUCTIONS
+            and any(fqn in differing for fqn in bucket.fqns)
+            and (found := _first(reading, bucket, units))
+        ):
+            unit, fqn, here, there = found
+            return (
+                f"{bucket.kind} of {unit}: its first member that moved is {fqn}, at byte {here} of a rank's part, and at byte "
+                f"{there} in {torchs}; where a ring adds, the order of a sum depends on that"
+            )
+    return ""
+
+
+def _first(reading: Reading, bucket: Bucket, units: Mapping[str, Sequence[str]]) -> tuple[str, str, int, int] | None:
+    """(unit, FQN, offset here, offset in torch's) in bytes."""
+    same = [one for one in reading.buckets if (one.kind, one.level, one.round) == (bucket.kind, bucket.level, bucket.round)]
+    sizes = {member.fqn: member.bytes for one in same for member in one.members}
+    for member in bucket.members:
+        unit = next((name for name, fqns in units.items() if member.fqn in fqns), "")
+        if not unit:
+            continue
+        before = units[unit][: units[unit].index(member.fqn)]
+        there = sum(sizes.get(fqn, 0) for fqn in before)
+        if there != member.offset:
+            return unit, member.fqn, member.offset, there
+    return None
+
+
+def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: Task) -> torch.Tensor:
+    """``tensor``, the parameter ``fqn``, its gradient or its state, without rows that pad it: as torch.chunk deals them."""
+    of = {parameter.fqn: parameter for parameter in task.parameters}
+    owner = of.get(fqn) or of.get(fqn.rpartition(".")[0])
+    if owner is None or task.parallel.mode == "replicate" or tuple(tensor.shape) != owner.shard_shape or not tensor.dim():
+        return tensor
+    rows = owner.local_shape[0] if owner.local_shape else 1
+    chunks = torch.empty(rows, 0).chunk(task.mesh.degree("dp_shard"))
+    at = task.mesh.at(rank, "dp_shard")
+    return tensor[: len(chunks[at]) if at < len(chunks) else 0]

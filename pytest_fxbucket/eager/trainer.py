@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from pytest_fxbucket.capture.microbatches import microbatches
+from pytest_fxbucket.capture.batch import microbatches
+from pytest_fxbucket.capture.optimizers.state import rates, state_tensors
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan.names import some
+from pytest_fxbucket.stepping import LEARNING_RATE
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.split_batch import Split
+    from pytest_fxbucket.capture.batch import Split
     from pytest_fxbucket.eager.wrapped import Wrapped
     from pytest_fxbucket.plan.schema import Step
 
@@ -73,3 +78,98 @@ class TorchsOwn:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._step.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
+
+
+Left = dict[tuple[str, str], Tensor]
+"""By role and name, as a graph's inputs and outputs are called."""
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+class OtherModelError(FxbucketError):
+    """A trainer's model is not the plan's."""
+
+
+class EagerStep:
+    """Takes steps of ``trainer``; ``updates`` says whether they end with those of its optimizers."""
+
+    def __init__(self, trainer: Trainer, *, updates: bool) -> None:
+        self.trainer, self._updates = trainer, updates
+        self.named = {plain(fqn): one for fqn, one in trainer.model.named_parameters()}
+
+    def begin(self, start: Left) -> None:
+        """Give parameters and buffers the values ``start``, whole ones, of which torch deals this rank's part.
+
+        Raises :class:`OtherModelError` for other names and shapes.
+        """
+        there: Left = {("param", fqn): one for fqn, one in self.named.items()}
+        there |= {("buffer", plain(fqn)): one for fqn, one in self.trainer.model.named_buffers()}
+        for (role, fqn), value in start.items():
+            if (role, fqn) not in there:
+                known = some([name for of, name in there if of == role])
+                raise OtherModelError(f"the trainer's model has no {_WORDS[role]} {fqn}; it has {known or 'none'}")
+            own = there[role, fqn]
+            if own.shape != value.shape or own.dtype != value.dtype:
+                raise OtherModelError(f"the trainer's {_WORDS[role]} {fqn} is {_kind(own)}, where the plan's is {_kind(value)}")
+            with torch.no_grad():
+                local(own).copy_(_dealt(value, own))
+
+    def take(self, batch: Any) -> Left:
+        """Take one step on ``batch``, and say what it left: copies."""
+        loss = self.trainer.backward(batch)
+        gradients = {fqn: local(one.grad).clone() for fqn, one in self.named.items() if one.grad is not None}
+        if self._updates:
+            self.trainer.update()
+        else:
+            self._update(gradients)
+        for parameter in self.named.values():
+            parameter.grad = None
+        return {("loss", ""): local(loss).clone()} | {("grad", fqn): one for fqn, one in gradients.items()} | self._held()
+
+    def decay(self, factors: Mapping[str, float]) -> None:
+        """Shrink learning rates, which are named as a graph's inputs."""
+        for name in rates(self.trainer.optimizers):
+            _, number, _, place, _ = name.split(".")
+            group = self.trainer.optimizers[int(number)].param_groups[int(place)]
+            if "lr" in group and name in factors:
+                group["lr"] *= factors[name]
+
+    @torch.no_grad()
+    def _update(self, gradients: Mapping[str, Tensor]) -> None:
+        """The update that bitwise applies to a step without an optimizer."""
+        for fqn, gradient in gradients.items():
+            part = local(self.named[fqn])
+            part.add_(gradient.to(part.dtype), alpha=-LEARNING_RATE)
+
+    def _held(self) -> Left:
+        left: Left = {("param", fqn): local(one).clone() for fqn, one in self.named.items()}
+        left |= {("buffer", plain(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
+        states = state_tensors(self.trainer.optimizers, self.named)
+        return left | {("state", one.fqn): local(one.tensor).clone() for one in states}
+
+
+_WORDS = {"param": "parameter", "buffer": "buffer"}
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def plain(fqn: str) -> str:
+    """Without what wrappers put into names."""
+    for words in _WRAPPERS:
+        fqn = fqn.removeprefix(words).replace(f".{words}", ".")
+    return fqn
+
+
+def _dealt(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of ``whole``, dealt as ``like`` is; nothing is sent."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of ``tensor``, without a graph; what is sparse is made dense."""
+    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    part = part.to_dense() if part.is_sparse else part
+    return part.detach()

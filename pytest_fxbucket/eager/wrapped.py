@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.compat.trace import without_onednn
-from pytest_fxbucket.eager.units import units
-from pytest_fxbucket.plan.dtypes import dtype_named
-from pytest_fxbucket.plan.resolved import entries_of
+from pytest_fxbucket.compat.tracing import without_onednn
+from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.factories import dtype_named
+from pytest_fxbucket.plan.selectors import ResolvedEntry
 from pytest_fxbucket.ranks import device
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan.selector import ResolvedEntry
+    from pytest_fxbucket.step.mesh import Mesh
 
 _ALL = 1 << 30
 """MB of a bucket that holds everything."""
@@ -145,3 +144,32 @@ def _add_bias_last(module: nn.Module) -> None:
     """Add the bias of a rowwise linear to the sum of the ranks' parts, as Megatron-LM does, and not to a part of it."""
     module.forward = lambda x: linear(x, module.weight)  # type: ignore[arg-type]  # Module.__getattr__ is typed
     module.register_forward_hook(lambda module, given, out: out + module.bias.to_local())
+
+
+def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collection[str] = ()) -> list[list[nn.Module]]:
+    """The modules of each of ``entries`` that can be a unit of its own; those named in ``left_out`` are the root's.
+
+    Of a container the modules in it, since nobody calls it. A parameter that two entries share is the root's with both, where
+    all of the step can read it. An entry that names a parameter alone has no module.
+    """
+    named = dict(model.named_modules())
+    holders: dict[int, set[str]] = {}
+    found: dict[str, list[nn.Module]] = {}
+    for entry in entries:
+        modules = [named[fqn] for fqn in entry.name.split("+") if fqn in named and fqn]
+        if modules and not any(fqn in left_out for fqn in entry.name.split("+")):
+            found[entry.name] = [one for module in modules for one in _called(module)]
+    inside = {id(module): name for name, modules in found.items() for of in modules for module in of.modules()}
+    for module in named.values():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), set()).add(inside.get(id(module), ""))
+    shared = {name for names in holders.values() if len(names) > 1 for name in names}
+    return [modules for name, modules in found.items() if name not in shared]
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        yield module
+        return
+    for child in module.children():
+        yield from _called(child)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.registry import CHECKS
 from pytest_fxbucket.errors import UsageError
-from pytest_fxbucket.plan.hints import some
 from pytest_fxbucket.plan.load import BrokenRow, load_rows
-from pytest_fxbucket.units import nearest
+from pytest_fxbucket.plan.names import some
+from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.told import Parameter
+    from pytest_fxbucket.explain.report import Parameter
     from pytest_fxbucket.plan.schema import Plan
 
 _NAMED = re.compile(r"(?P<path>.+?)(?:::(?P<item>[^\[\]]+))?(?:\[(?P<row>[^\[\]]+)\])?")

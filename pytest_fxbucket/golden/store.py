@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_fxbucket.errors import GoldenError
-from pytest_fxbucket.golden.disk import digest, in_the_way
+from pytest_fxbucket.files import digest, in_the_way
 
 FORMAT = 2
 HEADER = "# fxbucket golden "

@@ -1,19 +1,23 @@
-"""What is read off a graph: its launches with their members, and the compute that uses what they bring. Plain data."""
+"""What is read off a graph: launches with their members, who reads what they bring, how long gathered bytes live."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import is_view
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.roles import Direction
-    from pytest_fxbucket.graph.feeds import Update
+    from torch import fx
+
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.graph.overwritten import Read
+    from pytest_fxbucket.graph.update_provenance import Update
+    from pytest_fxbucket.step.roles import Direction, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class Reading:
     late: frozenset[int] = frozenset()
     """Positions of what is done for the call before: its reductions and updates, in steady and clean-up graphs."""
     begun: frozenset[str] = frozenset()
-    """Names of nodes at which gradients begin though they only move data (:mod:`pytest_fxbucket.graph.begun`)."""
+    """Names of nodes at which gradients begin though they only move data (:mod:`pytest_fxbucket.graph.gradients`)."""
     order: Order | None = field(default=None, compare=False, repr=False)
     """Of the graph that was read, whose nodes it names by position."""
 
@@ -124,3 +128,96 @@ class Reading:
     def updating_names(self) -> frozenset[str]:
         """Names of the nodes that update parameters."""
         return frozenset(self.order.nodes[where].name for where in self.updating) if self.order is not None else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One reader of an input that is written in place."""
+
+    fqn: str
+    reader: str
+    """``all_gather in backward``, ``all_gather in forward (2)``, or the name of a node."""
+    writers: tuple[str, ...]
+    """Nodes that have written it when the reader is done, in order; empty: it reads the value that the step began with."""
+
+
+def reads_of_written(order: Order, inputs: Sequence[Value], buckets: Sequence[Bucket]) -> Iterator[Read]:
+    """Every reader and writer of each input that is written in place, in order of the inputs, then of the graph."""
+    placeholders = [node for node in order.nodes if node.op == "placeholder"]
+    direction = {bucket.node: bucket.direction for bucket in buckets}
+    for node, value in zip(placeholders, inputs, strict=True):
+        writers = order.writing(node)
+        if writers:
+            yield from _reads(order, node, value.fqn, writers, direction)
+
+
+def _reads(order: Order, node: fx.Node, fqn: str, writers: Sequence[int], direction: Mapping[str, str]) -> Iterator[Read]:
+    counts: dict[str, int] = {}
+    readers = sorted({index for storage in order.storages(node) for index in order.readers(storage)}.union(writers))
+    for index in readers:
+        reader = order.nodes[index]
+        if reader.op == "output" or is_view(reader) or collectives.is_wait(reader):
+            continue
+        end = _end(order, reader)
+        seen = tuple(order.nodes[writer].name for writer in writers if writer < end)
+        for name in _names(reader, direction):
+            counts[name] = counts.get(name, 0) + 1
+            yield Read(fqn, name if counts[name] == 1 else f"{name} ({counts[name]})", seen)
+
+
+def _end(order: Order, reader: fx.Node) -> int:
+    """Where ``reader`` is done with what it reads."""
+    if collectives.launch_kind(reader) is None:
+        return order.index[reader]
+    return max((order.index[wait] for wait in collectives.waits_of(reader)), default=len(order.nodes))
+
+
+def _names(reader: fx.Node, direction: Mapping[str, str]) -> list[str]:
+    """What ``reader`` is known by: launches that it is, or copies for, or its own name."""
+    queue, seen, found = [reader], {reader}, list[str]()
+    for node in queue:
+        kind = collectives.launch_kind(node)
+        if kind is not None:
+            found.append(f"{kind} in {direction.get(node.name, 'forward')}")
+            continue
+        fresh = [user for user in node.users if user not in seen and _goes_on(node)]
+        seen.update(fresh)
+        queue.extend(user for user in fresh if collectives.launch_kind(user) is not None or _goes_on(user))
+    return found or [reader.name]
+
+
+def _goes_on(node: fx.Node) -> bool:
+    return node.op == "call_function" and moves_data(node) and not collectives.is_wait(node)
+
+
+Lives = list[tuple[int, int, int]]
+"""(first position, last position, bytes) of each gathered tensor; both ends included."""
+
+
+def gathered_lives(reading: Reading) -> Lives:
+    """Of each gathered member. A member that nobody reads lives until its wait."""
+    lives: Lives = []
+    for bucket in reading.buckets:
+        if bucket.kind == "all_gather":
+            for member in bucket.members:
+                end = member.last_use if member.last_use is not None else bucket.wait
+                lives.append((bucket.launch, bucket.launch if end is None else end, member.bytes * bucket.parts))
+    return lives
+
+
+def live_bytes(lives: Lives, places: Iterable[int]) -> list[int]:
+    """Bytes alive at each of ``places``, which ascend."""
+    events = sorted([(first, size) for first, _, size in lives] + [(last + 1, -size) for _, last, size in lives])
+    found: list[int] = []
+    alive = at = 0
+    for place in places:
+        while at < len(events) and events[at][0] <= place:
+            alive += events[at][1]
+            at += 1
+        found.append(alive)
+    return found
+
+
+def peak_bytes(lives: Lives) -> int:
+    """Most bytes alive at once."""
+    return max(live_bytes(lives, sorted({first for first, _, _ in lives})), default=0)

@@ -1,8 +1,12 @@
-"""Which nodes compute: those that neither communicate nor move data. What a pass may make anew is not among them."""
+"""Which nodes compute: those that neither communicate nor move data; and for which microbatch."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from pytest_fxbucket.graph.collectives import is_waiting, launching
 from pytest_fxbucket.graph.movement import moves_data
@@ -39,3 +43,61 @@ def computed_before(graph: fx.Graph) -> dict[fx.Node, int]:
         found[node] = count
         count += computes(node)
     return found
+
+
+_REDUCTION = getattr(torch.Tag, "reduction", None)  # not in every torch that is supported
+_ON_LISTS = frozenset({"aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum"})
+"""Reductions of each item of a list, of which no tag tells."""
+
+
+def is_reduced(node: fx.Node) -> bool:
+    """Whether ``node`` computes one element of all that its inputs have; of lists, one of each item.
+
+    An operator whose name or tag says nothing is told by shapes: none that goes element by element leaves fewer elements, or
+    fewer dimensions, than an input has.
+    """
+    if not computes(node) or _is_on_lists(node):
+        return _is_on_lists(node)
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        return False
+    given = [one for source in node.all_input_nodes if isinstance(one := source.meta.get("val"), torch.Tensor)]
+    return _is_reduction(node) or any(one.numel() != 1 or one.ndim > value.ndim for one in given)
+
+
+_is_on_lists = by_operator(lambda op: op._schema.name in _ON_LISTS, False)
+_is_reduction = by_operator(lambda op: op._schema.name.endswith("norm") or _REDUCTION in op.tags, False)
+
+
+def direct_reads(parameters: Mapping[fx.Node, str]) -> Iterator[tuple[fx.Node, str]]:
+    """(compute, FQN) of each node that reads one of ``parameters``, through what only moves or casts its data."""
+    for parameter, fqn in parameters.items():
+        queue = [parameter]
+        seen = {parameter}
+        for node in queue:
+            for user in node.users:
+                if computes(user):
+                    yield user, fqn
+                elif user not in seen and moves_data(user):
+                    seen.add(user)
+                    queue.append(user)
+
+
+def in_rounds(places: Sequence[int], others: Sequence[int]) -> list[list[int]]:
+    """``places``, ascending, of one direction, parted where any of ``others``, ascending, of the other one stands between."""
+    rounds: list[list[int]] = []
+    turn = -1
+    for place in places:
+        now = bisect_right(others, place)
+        if now != turn or not rounds:
+            rounds.append([])
+        rounds[-1].append(place)
+        turn = now
+    return rounds
+
+
+def of_round(rounds: Sequence[list[int]], number: int | None) -> list[int]:
+    """The round ``number`` (None: the last) of ``rounds``; the last of them if there are not so many, nothing without any."""
+    if not rounds:
+        return []
+    return rounds[-1] if number is None else rounds[min(number, len(rounds) - 1)]

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_fxbucket.compat.fx_nodes import inputs_of
+from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import Run, Runs
-from pytest_fxbucket.graph.hazards import base
-from pytest_fxbucket.graph.memory import Memory, NotFollowedError, precision_of
+from pytest_fxbucket.graph.contents import Memory, NotFollowedError, Run, Runs, precision_of
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
 from pytest_fxbucket.graph.ops import operator_name, written_arguments
 from pytest_fxbucket.graph.sending import Sent, Source, Sources
+from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
     from torch import fx

@@ -1,20 +1,25 @@
-"""Which reductions made which returned gradient."""
+"""Which reductions made which returned gradient, and what each was added up from or moved through."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind
 from pytest_fxbucket.graph.contents import Runs, dtype_of
+from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.sending import UNEVEN
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Role, Value
     from pytest_fxbucket.graph.follow import Followed, Use
-
+    from pytest_fxbucket.step.roles import Role, Value
 
 _SUMS = ("add", "mul", "div", "_to_copy", "view", "clone", "reshape", "detach", "alias")
 
@@ -131,3 +136,59 @@ class Gradients:
         """Operator and node that computed what a reduction sent."""
         source = self.found.sources[number]
         return f"{source.node.target} ({source.node.name})" if source is not None else ""
+
+
+_CASTS = ("aten::_to_copy", "prims::convert_element_type")
+
+
+def begun_in(found: Followed) -> set[fx.Node]:
+    """Nodes that only move data, at which a gradient begins whose pieces cannot be told from where they were computed."""
+    return {
+        node for launch, sent in found.sent.items() if sent.problem == UNEVEN for node in _gradient(launch) if moves_data(node)
+    }
+
+
+def named_in(graph: fx.Graph, names: Collection[str]) -> set[fx.Node]:
+    """The nodes called ``names`` that are left in ``graph``."""
+    return {node for node in graph.nodes if node.name in names} if names else set()
+
+
+def _gradient(launch: fx.Node) -> Iterator[fx.Node]:
+    """What the reduce-scatter ``launch`` sends, before it was cast."""
+    node: Any = collectives.sent_by(launch)
+    if collectives.launch_kind(launch) != "reduce_scatter" or isinstance(node, (list, tuple)):
+        return
+    while operator_name(node) in _CASTS:
+        (node,) = node.all_input_nodes
+    yield node
+
+
+_SCALES = ("mul", "div")
+
+
+def contributions(made: fx.Node, position: Mapping[fx.Node, int], forward: Sequence[int]) -> list[fx.Node]:
+    """Nodes that make the parts which ``made`` adds up, if there is forward compute between them; else ``made`` alone.
+
+    ``forward`` holds the positions of forward's nodes, ascending: parts of one backward, as of a layer that is used twice,
+    are no microbatches, and their sum is one gradient.
+    """
+    parts: list[fx.Node] = []
+    queue = [made]
+    for node in queue:
+        sources = _added(node)
+        if sources:
+            queue.extend(source for source in sources if source not in queue)
+        else:
+            parts.append(node)
+    places = sorted(position[node] for node in parts)
+    several = len(parts) > 1 and bisect_right(forward, places[0]) < bisect_right(forward, places[-1])
+    return parts if several else [made]
+
+
+def _added(node: fx.Node) -> list[fx.Node]:
+    """What ``node`` adds, scales by a number, moves or casts; nothing if it does none of these."""
+    name = operator_name(node).removeprefix("aten::").rstrip("_") if node.op == "call_function" else ""
+    sources = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
+    adds = name == "add" and len(sources) == 2 and len({one.meta["val"].shape for one in sources}) == 1
+    scales = name in _SCALES and len(sources) == 1
+    return sources if adds or scales or (len(sources) == 1 and node.op == "call_function" and moves_data(node)) else []

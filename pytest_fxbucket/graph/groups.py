@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.compat.groups import group_ranks, make_twin, twin_name
+from pytest_fxbucket.compat.c10d import group_ranks, make_twin, twin_name
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph.collectives import read_launch
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.mesh import Mesh
+    from pytest_fxbucket.step.mesh import Mesh
 
 
 def members_of_groups(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
@@ -33,7 +33,7 @@ def join(graph: fx.Graph, mesh: Mesh | None, what: str) -> None:
     """
     import torch.distributed as dist
 
-    from pytest_fxbucket.capture.mesh import make_groups
+    from pytest_fxbucket.step.mesh import make_groups
 
     names = _names(graph)
     if not names:

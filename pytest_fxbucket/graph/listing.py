@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.modules import direction_of, module_path, module_stac
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.step.roles import Value
 
 _GROUP = "group_name"
 

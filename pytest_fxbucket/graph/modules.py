@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.units import show
+from pytest_fxbucket.words import show
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.step.roles import Direction
 
 ModuleStackFn = Callable[[Any], Sequence[tuple[str, type]]]
 """From a node to its modules as (FQN, class), outermost first."""

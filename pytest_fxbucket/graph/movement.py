@@ -15,7 +15,7 @@ import torch
 
 from pytest_fxbucket.compat.torch_pass import numbered_dtypes
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.memory import Memory, NotFollowedError
+from pytest_fxbucket.graph.contents import Memory, NotFollowedError
 from pytest_fxbucket.graph.ops import by_operator, is_view, operator_name, overload
 
 if TYPE_CHECKING:

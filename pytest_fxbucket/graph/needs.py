@@ -1,12 +1,18 @@
-"""What launches need of each other, through any path: how far up one can be hoisted, how long one can be waited for."""
+"""What launches need of each other, and which launches no pass may merge with others, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.apart import moves_freely
+import torch
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -42,3 +48,46 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
             needed[earlier] = min(needed[earlier], first)
     at = {launch: order.index[launch] for launch in launches}
     return {launch: Needs(blocked[i], needed[i] if needed[i] < end else None) for launch, i in at.items()}
+
+
+_FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
+_IN_PLACE = ("all_reduce_", "all_reduce_coalesced_")
+
+
+def why_apart(launch: fx.Node, order: Order) -> str:
+    """Why ``launch`` must stay on its own; empty if it may share a bucket."""
+    name = operator_name(launch)
+    if not name.startswith("_c10d_functional::") or name.endswith(_IN_PLACE) or name.endswith("reduce_scatter_tensor_out"):
+        return f"{name} is not merged"
+    if collectives.argument(launch, "group_size") == 1:
+        return "its group has one rank"
+    waits = collectives.waits_of(launch)
+    parts = [user for user in launch.users if user.target is getitem] or [launch]
+    early = any(not collectives.is_wait(user) for part in parts for user in part.users if user not in parts)
+    if not waits or early or any(not part.users for part in parts):
+        return "it is read without a wait, or never"
+    return _buffer(launch) or _changed(launch, waits, order)
+
+
+def _buffer(launch: fx.Node) -> str:
+    buffer = launch.kwargs.get("out")
+    if not isinstance(buffer, torch.fx.Node):
+        return ""
+    return "" if operator_name(buffer) in _FRESH and list(buffer.users) == [launch] else "its buffer is used elsewhere"
+
+
+def _changed(launch: fx.Node, waits: list[fx.Node], order: Order) -> str:
+    """Whether what it sends is written before all of it arrived."""
+    begin, end = order.index[launch], min(order.index[wait] for wait in waits)
+    written = (index for node in launch.all_input_nodes for index in order.writing(node))
+    return "what it sends is written before its wait" if any(begin < index < end for index in written) else ""
+
+
+def moves_freely(node: fx.Node) -> bool:
+    """Whether ``node`` may be hoisted with a launch that needs it: a pack, or what neither communicates, writes nor draws."""
+    if node.op != "call_function":
+        return node.op in ("placeholder", "get_attr")
+    if collectives.is_wait(node) or collectives.launch_kind(node) is not None:
+        return False
+    does = effects_of(node)
+    return moves_data(node) or not (does.writes or does.everything or does.random or does.chained or does.barrier)

@@ -6,7 +6,8 @@ about themselves. One walk; the edges always lead back in graph order, so they c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import getitem
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.compat.fx_nodes import inputs_of
+from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.effects import Effects, effects_of, given, written
 from pytest_fxbucket.graph.storages import Numbers, Storages, is_part
@@ -219,3 +220,23 @@ def _called(node: fx.Node) -> str:
         return str(target)
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", type(target).__name__)
     return f"{module}.{name}" if module else str(name)
+
+
+def displaced(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
+    """(moved, counted): names in both, and how many of them must have moved.
+
+    Those that stayed are the longest run of names that has the same order in both (longest increasing subsequence, by patience
+    sorting), so the count is the least that explains ``after``. O(n log n).
+    """
+    both = set(before).intersection(after)
+    if [name for name in before if name in both] == [name for name in after if name in both]:
+        return 0, len(both)  # nearly always: a good pass moves nothing but launches and waits
+    place = {name: i for i, name in enumerate(before)}
+    piles: list[int] = []
+    counted = 0
+    for name in after:
+        if name in place:
+            counted += 1
+            at = bisect_left(piles, place[name])
+            piles[at : at + 1] = [place[name]]
+    return counted - len(piles), counted

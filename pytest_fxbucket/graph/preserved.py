@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pytest_fxbucket.compat.groups import untwinned
-from pytest_fxbucket.units import some, times
+from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.words import some, times
 
 if TYPE_CHECKING:
     from torch import fx

@@ -9,30 +9,25 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket import collector
-from pytest_fxbucket.capture.roles import Direction
-from pytest_fxbucket.compat.groups import untwinned
+from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.graph import collectives, contents
-from pytest_fxbucket.graph.apart import why_apart
-from pytest_fxbucket.graph.begun import begun_in, named_in
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
-from pytest_fxbucket.graph.compute import computes, multiplies
-from pytest_fxbucket.graph.contributions import contributions
-from pytest_fxbucket.graph.direct import direct_reads
-from pytest_fxbucket.graph.feeds import updates_of
+from pytest_fxbucket.graph.buckets import Bucket, Member, Reading, reads_of_written
+from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
-from pytest_fxbucket.graph.gradients import Gradients, returned
+from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in, returned
 from pytest_fxbucket.graph.modules import direction_of, module_of
-from pytest_fxbucket.graph.needs import needs_of
+from pytest_fxbucket.graph.needs import needs_of, why_apart
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.graph.overwritten import reads_of_written
 from pytest_fxbucket.graph.sending import Piece
+from pytest_fxbucket.graph.update_provenance import updates_of
 from pytest_fxbucket.graph.updates import ancestors, made_of, of_call_before, update_nodes
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.step.roles import Direction
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.step.roles import Value
 
 __all__ = ["Bucket", "Direction", "Member", "Reading", "read_given", "read_graph"]
 

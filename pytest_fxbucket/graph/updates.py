@@ -1,19 +1,22 @@
-"""Which nodes of a step update parameters: the optimizer's part of a graph, after the last gradient is reduced."""
+"""The optimizer's part of a graph: which nodes update parameters, and how early they could stand."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import launch_kind, waits_of
 from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.step.roles import Value
 
 UPDATED = ("param", "state")
 """Roles of what an optimizer makes anew, or writes in place."""
@@ -128,3 +131,60 @@ def is_scalar(launch: fx.Node) -> bool:
     """Whether one element is sent: what arrives of a parameter may be one too, of a shard."""
     values = [source.meta.get("val") for source in launch.all_input_nodes]
     return all(value is not None and hasattr(value, "numel") and value.numel() == 1 for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a node of the optimizer waits for."""
+
+    place: float
+    """Of the last node that it needs and that is not the optimizer's."""
+    entries: frozenset[str]
+    """Whose reductions it needs, directly or not."""
+    joins: int
+    """The first node on the way to it, or itself, that needs those of several entries; -1 if none does."""
+
+
+def readiness(
+    order: Order, updating: Set[int], waits: Mapping[int, str], places: Sequence[float] | None = None
+) -> dict[int, Ready]:
+    """For each of ``updating`` that needs a reduction what it waits for; one walk, with a bit for each entry.
+
+    ``waits`` has the waits for reductions with their entries; ``places`` says where nodes will stand, left out: where they do.
+    """
+    names = list(dict.fromkeys(waits.values()))
+    bit = {name: 1 << number for number, name in enumerate(names)}
+    bits, joins = [0] * len(order.nodes), [-1] * len(order.nodes)
+    place = [float(index) for index in range(len(order.nodes))] if places is None else list(places)
+    sets: dict[int, frozenset[str]] = {0: frozenset()}
+    found: dict[int, Ready] = {}
+    for index, before in enumerate(order.before):
+        known = bit[waits[index]] if index in waits else 0
+        for source in before:
+            known |= bits[source]
+        bits[index] = known
+        if index not in updating:
+            continue
+        place[index] = max((place[source] for source in before), default=-1.0)
+        if known & (known - 1):
+            joins[index] = next((joins[source] for source in before if joins[source] >= 0), index)
+        if known:
+            if known not in sets:
+                sets[known] = frozenset(name for name in names if known & bit[name])
+            found[index] = Ready(place[index], sets[known], joins[index])
+    return found
+
+
+def updates_between(found: Mapping[int, Ready], spans: Sequence[tuple[int, int, str]]) -> list[tuple[str, ...]]:
+    """For each (begin, end, entry) of ``spans`` the other entries of which an update in ``found`` stands between, in order."""
+    places = sorted(found)
+    return [
+        tuple(
+            dict.fromkeys(
+                name
+                for place in places[bisect_right(places, begin) : bisect_left(places, end)]
+                for name in sorted(found[place].entries - {own})
+            )
+        )
+        for begin, end, own in spans
+    ]

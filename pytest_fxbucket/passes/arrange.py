@@ -6,7 +6,7 @@ is pulled up with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PassError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.circles import Edges
+    from pytest_fxbucket.passes.targets import Target
 
 
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
@@ -111,3 +111,140 @@ def _may_move(node: fx.Node) -> bool:
         return False
     does = effects_of(node)
     return not (does.writes or does.everything or does.random or does.chained or does.barrier)
+
+
+Group = tuple["Target", ...]
+Edges = Mapping[int, Collection[int]]
+"""For each item the items that it depends on."""
+
+
+def without_circles(order: Order, groups: Sequence[Group]) -> list[list[tuple[Group, tuple[Group, ...]]]]:
+    """The parts of each of ``groups``, so that no circle is left; only what lies on one is parted.
+
+    With each part stand the other groups on its circles, nothing if its group stayed whole. Members of a group must not depend
+    on each other.
+    """
+    edges = drawn_together(order.before, drawn(order, groups))
+    if is_acyclic(edges):
+        return [[(group, ())] for group in groups]
+    circle_of = {item: number for number, circle in enumerate(components(edges)) if len(circle) > 1 for item in circle}
+    on = [{circle_of[head] for head in drawn(order, [group]).values() if head in circle_of} for group in groups]
+    kept = [group for group, circles in zip(groups, on, strict=True) if not circles]
+    parts_of = {number: [group] for number, group in enumerate(groups)}
+    for number in sorted(
+        (number for number, circles in enumerate(on) if circles),
+        key=lambda number: (-sum(t.bytes for t in groups[number]), order.index[groups[number][0].launch]),
+    ):
+        parts_of[number] = _parted(order, kept, groups[number])
+        kept += parts_of[number]
+
+    def others(number: int) -> tuple[Group, ...]:
+        if len(parts_of[number]) == 1:
+            return ()
+        return tuple(group for i, group in enumerate(groups) if i != number and not on[i].isdisjoint(on[number]))
+
+    return [[(part, others(number)) for part in parts] for number, parts in sorted(parts_of.items())]
+
+
+def _parted(order: Order, others: Sequence[Group], group: Group) -> list[Group]:
+    """``group`` in parts that make no circle with ``others``: each member joins the first part that it can."""
+    parts: list[list[Target]] = []
+    for target in group:
+        for part in parts:
+            trial = [*others, *map(tuple, (p for p in parts if p is not part)), (*part, target)]
+            if is_acyclic(drawn_together(order.before, drawn(order, trial))):
+                part.append(target)
+                break
+        else:
+            parts.append([target])
+    return [tuple(part) for part in parts]
+
+
+def drawn(order: Order, groups: Iterable[Group]) -> dict[int, int]:
+    """Nodes that become one, by index: the launches of a bucket, and its waits; each to the smallest index among them."""
+    found: dict[int, int] = {}
+    for group in groups:
+        if len(group) > 1:
+            for nodes in ([target.launch for target in group], [wait for target in group for wait in target.waits]):
+                indices = sorted(order.index[node] for node in nodes)
+                found.update(dict.fromkeys(indices, indices[0]))
+    return found
+
+
+def drawn_together(before: Sequence[Iterable[int]], item_of: Mapping[int, int]) -> Edges:
+    """The dependencies with nodes drawn together as ``item_of`` says; a node that it does not name is an item of its own."""
+    edges: dict[int, set[int]] = {}
+    for index, earlier in enumerate(before):
+        item = item_of.get(index, index)
+        mine = edges.setdefault(item, set())
+        for other in earlier:
+            source = item_of.get(other, other)
+            if source != item:
+                mine.add(source)
+    return edges
+
+
+def is_acyclic(edges: Edges) -> bool:
+    """Whether the items can be put in an order: each in turn, and where a source is missing, right behind that.
+
+    (A. B. Kahn, Topological sorting of large networks, 1962, with the items tried in order: most are ready.)
+    """
+    done: set[int] = set()
+    waiting: dict[int, list[int]] = {}
+    for start in edges:
+        ready = [start]
+        while ready:
+            item = ready.pop()
+            missing = next((source for source in edges[item] if source not in done), None)
+            if missing is None:
+                done.add(item)
+                ready += waiting.pop(item, ())
+            else:
+                waiting.setdefault(missing, []).append(item)
+    return not waiting
+
+
+def components(edges: Edges) -> list[list[int]]:
+    """Strongly connected components, each sorted; without recursion."""
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_: dict[int, None] = {}
+    found: list[list[int]] = []
+    for root in edges:
+        if root in number:
+            continue
+        stack = [(root, iter(sorted(edges[root])))]
+        number[root] = low[root] = len(number)
+        open_[root] = None
+        while stack:
+            item, sources = stack[-1]
+            fresh = next((s for s in sources if _seen(s, item, number, low, open_)), None)
+            if fresh is not None:
+                number[fresh] = low[fresh] = len(number)
+                open_[fresh] = None
+                stack.append((fresh, iter(sorted(edges[fresh]))))
+                continue
+            stack.pop()
+            if stack:
+                low[stack[-1][0]] = min(low[stack[-1][0]], low[item])
+            if low[item] == number[item]:
+                found.append(_closed(item, open_))
+    return found
+
+
+def _seen(source: int, item: int, number: dict[int, int], low: dict[int, int], open_: dict[int, None]) -> bool:
+    """Whether ``source`` was not visited yet; one that is open lowers ``item``."""
+    if source not in number:
+        return True
+    if source in open_:
+        low[item] = min(low[item], number[source])
+    return False
+
+
+def _closed(item: int, open_: dict[int, None]) -> list[int]:
+    members = []
+    while True:
+        last, _ = open_.popitem()
+        members.append(last)
+        if last == item:
+            return sorted(members)

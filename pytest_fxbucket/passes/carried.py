@@ -20,7 +20,7 @@ from pytest_fxbucket.graph.ops import operator_name
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Direction
+    from pytest_fxbucket.step.roles import Direction
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution", "_scaled_mm", "embedding", "_grouped_mm")
 

@@ -6,19 +6,26 @@ itself, since collectives of different graphs cannot share a launch.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import getitem
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
+import torch
+
 from pytest_fxbucket.compat import compilers
-from pytest_fxbucket.compat.inductor_pass import CustomGraphPass
+from pytest_fxbucket.compat.compilers import CustomGraphPass
+from pytest_fxbucket.compat.tracing import trace
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.passes.decomposed import decompose
-from pytest_fxbucket.passes.keywords import BucketingOptions, plan_of
+from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.several_graphs import SeveralGraphs
-from pytest_fxbucket.units import show
+from pytest_fxbucket.plan.load import read_plan
+from pytest_fxbucket.plan.schema import Bucket, Plan
+from pytest_fxbucket.words import nearest, show
 
 if TYPE_CHECKING:
     from torch import fx
@@ -190,3 +197,88 @@ def _before_backward(results: object, do: Callable[[], None]) -> None:
         function = getattr(result, "grad_fn", None)
         if function is not None:
             function.register_prehook(lambda _: do())
+
+
+class BucketingOptions(TypedDict, total=False):
+    """Each as the key of its name in a plan file, with the same default; but ``unplanned`` is "allow"."""
+
+    by: Literal["plan", "size"]
+    layout: Literal["registration", "execution"]
+    dtypes: Literal["separate", "mixed"]
+    cap_mb: float | Sequence[float]
+    packer: str
+    unplanned: Literal["error", "allow", "root"]
+    prefetch: int
+    defer_reduce: bool
+    insert_overlap_deps: bool
+    gather_group: Literal["same", "own"]
+    launch_at: Mapping[str, Mapping[str, str]]
+    wait_before: Mapping[str, Mapping[str, str]]
+
+
+def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
+    """``entries`` and ``options`` as a plan file would hold them; only its ``bucket`` and ``overlap`` mean anything.
+
+    Raises :class:`PlanError`, beginning with ``where``, for unknown options, values that they do not take, and options that
+    contradict each other.
+    """
+    tables: dict[str, dict[str, object]] = {"bucket": {}, "overlap": {}}
+    taken = set(BucketingOptions.__annotations__)
+    for name, value in options.items():
+        if name not in taken:
+            raise PlanError(f'{where} takes no option "{name}"{nearest(name, sorted(taken)) or _known(taken)}')
+        table = "bucket" if name in {field.name for field in dataclasses.fields(Bucket)} else "overlap"
+        tables[table][name] = list(value) if isinstance(value, tuple) else value
+    if entries is not None and entries != () and entries != []:
+        tables["bucket"]["plan"] = entries
+    if tables["bucket"].get("by") != "size":
+        tables["bucket"].setdefault("unplanned", "allow")
+    raw = {"graph": {"factory": "compiled:graph"}, "parallel": {"dp_shard": 2}, **tables}
+    plan = read_plan(raw, Path(where), None, where)
+    if len(plan.bucket.cap_mb) > 1 and any("*" in selector for entry in plan.bucket.plan for selector in entry.selectors):
+        raise PlanError(f"{where}: a cap for each entry cannot be told where an entry is a star; write the entries out")
+    return plan
+
+
+def _known(names: set[str]) -> str:
+    return f"; known are {', '.join(sorted(names))}"
+
+
+def decompose(graph: fx.Graph, nodes: Iterable[fx.Node], table: Mapping[Any, Any]) -> None:
+    """Replace each of ``nodes`` whose operator is in ``table``, or is made of others for every device, by what it is made of.
+
+    ``table`` maps operators to functions, as ``torch._decomp`` has them.
+    """
+    for node in nodes:
+        op = overload(node)
+        if op is not None and (op in table or op._can_decompose()):
+            _replace(graph, node, trace(_call_of(node), [n.meta["val"] for n in node.all_input_nodes], table))
+
+
+def _call_of(node: fx.Node) -> Any:
+    """What ``node`` computes, as a function of its inputs in order."""
+
+    def call(*values: Any) -> Any:
+        value_of = dict(zip(node.all_input_nodes, values, strict=True))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of.__getitem__)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    return call
+
+
+def _replace(graph: fx.Graph, node: fx.Node, parts: fx.GraphModule) -> None:
+    made = dict(zip(parts.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
+    with graph.inserting_before(node):
+        for part in parts.graph.nodes:
+            if part.op == "call_function":
+                made[part] = graph.node_copy(part, made.__getitem__)
+                made[part].meta = {**node.meta, "val": part.meta["val"]}
+    result: Any = torch.fx.node.map_arg(parts.graph.output_node().args[0], made.__getitem__)
+    if isinstance(result, torch.fx.Node):
+        node.replace_all_uses_with(result)
+    for user in list(node.users):
+        assert user.target is getitem, user
+        user.replace_all_uses_with(result[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(node)

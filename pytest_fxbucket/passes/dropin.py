@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket import collector
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.targets import by_module
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.units import nearest, one_or_other, show
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.words import nearest, one_or_other, show
 
 if TYPE_CHECKING:
     from torch import fx

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.after import after
+from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.ops import is_view, written_arguments
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 Pair = tuple["fx.Node", "fx.Node"]
-AFTER = "pytest_fxbucket.compat.after"
+AFTER = "pytest_fxbucket.compat.fx"
 """Module that registers the operator which keeps the order."""
 
 

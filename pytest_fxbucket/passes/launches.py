@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.ops import operator_name

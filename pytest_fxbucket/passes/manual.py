@@ -11,23 +11,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_fxbucket.capture.bare import bare_values
+from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.buckets import Lives, peak_bytes
+from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
+from pytest_fxbucket.graph_view.bare import bare_values
+from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, Rules, grouping_of
 from pytest_fxbucket.passes.keep_order import Pair, keep_order
 from pytest_fxbucket.passes.merge import Merged, merge
+from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
-from pytest_fxbucket.passes.own_group import on_own_group
-from pytest_fxbucket.passes.provenance import shared_meta
 from pytest_fxbucket.passes.ready import updates_behind
-from pytest_fxbucket.passes.report import PassReport
-from pytest_fxbucket.passes.reporting import Before, Done, report_of
+from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.passes.report import Split
     from pytest_fxbucket.passes.targets import Targets
 
 
@@ -109,3 +115,95 @@ def _refuse_broken(graph: fx.Graph) -> None:
 def _meta_of(buckets: Iterable[Merged]) -> dict[fx.Node, dict[str, Any]]:
     """What a node says that is made for a launch or a wait."""
     return {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What of a graph cannot be told any more when its launches are merged."""
+
+    names: list[str]
+    lives: Lives
+    labels: Labels
+
+    @classmethod
+    def of(cls, graph: fx.Graph, targets: Targets) -> Before:
+        """Look at ``graph`` before the pass."""
+        gathers = ((t.launch, [part.waits[0] for part in t.parts], [t]) for t in targets.planned)
+        return cls([node.name for node in graph.nodes], gathered_lives(graph, gathers), labels_of(targets.planned))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the pass did."""
+
+    buckets: tuple[Merged, ...]
+    splits: tuple[tuple[Split, ...], ...]
+    """Of each bucket what parted it from others."""
+    left: tuple[LeftAlone, ...]
+    """What could not be moved."""
+    updates: tuple[tuple[str, ...], ...]
+    """Of each bucket other entries of which an update stands behind it."""
+
+
+def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> PassReport:
+    """The report on ``graph`` as it is now."""
+    launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
+    lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
+    return PassReport(
+        targets.launches,
+        targets.launches - len(targets.planned) + len(done.buckets),
+        _reports(graph, done, before.labels),
+        (*targets.left_alone, *done.left),
+        *displaced(before.names, [node.name for node in graph.nodes if node.name not in launched]),
+        peak_bytes(before.lives),
+        peak_bytes(lives),
+        targets.order.barriers,
+    )
+
+
+def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:
+    """In order of launch."""
+    behind = overlapped(graph, [(bucket.launch, bucket.waits) for bucket in done.buckets], labels)
+    found = zip(done.buckets, done.splits, behind, done.updates, strict=True)
+    return tuple(_report(*one) for one in sorted(found, key=lambda one: one[0].launch))
+
+
+def _report(bucket: Merged, splits: tuple[Split, ...], behind: Overlapped, updates: tuple[str, ...]) -> BucketReport:
+    first = bucket.first
+    dtypes = dict.fromkeys(
+        str(part.input.meta["val"].dtype).removeprefix("torch.") for member in bucket.members for part in member.parts
+    )
+    return BucketReport(
+        entry=first.entry,
+        direction=first.direction,
+        kind=first.kind,
+        group=str(collectives.argument(bucket.launch, "group_name")),
+        op=first.op,
+        dtype="+".join(sorted(dtypes)),
+        members=tuple(fqn for member in bucket.members for fqn in member.fqns),
+        bytes=sum(member.bytes for member in bucket.members),
+        launch=bucket.launch.name,
+        launches_before=len(bucket.members),
+        splits=splits,
+        overlap_nodes=behind.nodes,
+        overlaps=behind.of,
+        updates=updates if first.kind in REDUCTIONS else (),
+    )
+
+
+def on_own_group(launches: Iterable[fx.Node]) -> None:
+    """Let all-gathers among ``launches`` run on the twin of the group that they name, if they do not yet."""
+    for launch in launches:
+        said = collectives.read_launch(launch)
+        if said is not None and said.kind == "all_gather":
+            _rename(launch, twin_name(said.group))
+
+
+def _rename(launch: fx.Node, name: str) -> None:
+    operator = overload(launch)
+    assert operator is not None
+    place = [argument.name for argument in operator._schema.arguments].index("group_name")
+    if place < len(launch.args):
+        launch.update_arg(place, name)
+    else:
+        launch.update_kwarg("group_name", name)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.passes.arrange import arranged, pull_up, relink
-from pytest_fxbucket.passes.circles import drawn, drawn_together
+from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
 from pytest_fxbucket.passes.pack import Packed, build
 
 if TYPE_CHECKING:

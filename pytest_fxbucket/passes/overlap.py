@@ -25,8 +25,8 @@ from pytest_fxbucket.passes.targets import LeftAlone
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Direction
     from pytest_fxbucket.passes.merge import Merged
+    from pytest_fxbucket.step.roles import Direction
 
 Stage = list["Merged"]
 Places = Mapping[str, Mapping[str, str]]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.passes.fake import alone, fake_value, has_numbers
-from pytest_fxbucket.passes.folding import folded
-from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.graph.ops import is_view, operator_name, returns_written
+from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
 from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
-from pytest_fxbucket.passes.provenance import shared_meta
-from pytest_fxbucket.passes.storage_readers import need_own_storage
 
 if TYPE_CHECKING:
     from torch import fx
@@ -146,3 +144,100 @@ def _sizes(value: FakeTensor) -> list[Any]:
 
 def _words(value: FakeTensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The casts of a bucket's members."""
+
+    casts: tuple[fx.Node, ...]
+    """Each once."""
+    sources: tuple[fx.Node, ...]
+    """What they cast, member by member."""
+    dtype: torch.dtype
+
+    def apply(self, make: Maker, packed: fx.Node) -> fx.Node:
+        """The cast of ``packed``, by the operator that the first member was cast with."""
+        target: Any = self.casts[0].target
+        if operator_name(self.casts[0]) == "prims::convert_element_type":
+            return make(target, packed, self.dtype)
+        return make(target, packed, dtype=self.dtype)
+
+
+def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Callable[[fx.Node], bool]) -> Folded | None:
+    """The casts that a pack of ``inputs`` can do; None if not each is one, from and to the same, for ``launches`` alone.
+
+    Casts between floating dtypes only: what a cast to an integer gives for a number that does not fit may depend on where an
+    element lies.
+    """
+    casts = tuple(dict.fromkeys(inputs))
+    if not casts or not all(_is_cast(cast) and set(cast.users) <= set(launches) and foldable(cast) for cast in casts):
+        return None
+    dtypes = {(_source(cast).dtype, fake_value(cast).dtype) for cast in casts}
+    if len(dtypes) > 1:
+        return None
+    return Folded(casts, tuple(cast.all_input_nodes[0] for cast in inputs), dtypes.pop()[1])
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether ``node`` casts a floating tensor to another floating dtype, and does nothing else that matters to a pack."""
+    if operator_name(node) == "prims::convert_element_type":
+        plain = not node.kwargs
+    elif operator_name(node) == "aten::_to_copy":
+        plain = len(node.args) == 1 and all(_is_plain(node, *item) for item in node.kwargs.items())
+    else:
+        return False
+    return plain and len(node.all_input_nodes) == 1 and _floats(node)
+
+
+def _floats(node: fx.Node) -> bool:
+    source, target = _source(node).dtype, fake_value(node).dtype
+    return source.is_floating_point and target.is_floating_point
+
+
+def _is_plain(node: fx.Node, name: str, value: Any) -> bool:
+    """Whether the argument says nothing but the dtype; the order of elements in memory does not matter to a pack."""
+    if name in ("dtype", "memory_format") or value is None or value is False:
+        return True
+    source = _source(node)
+    if name == "device":
+        return torch.device(value) == source.device
+    return name == "non_blocking" or (name == "layout" and value == source.layout)
+
+
+def _source(node: fx.Node) -> torch.Tensor:
+    return fake_value(node.all_input_nodes[0])
+
+
+_READERS = frozenset(
+    {
+        *(f"aten::as_strided{form}" for form in ("", "_", "_copy", "_scatter")),
+        *(f"aten::{name}" for name in ("set_", "resize_", "resize_as_", "storage_offset", "sym_storage_offset")),
+        "aten::view_as_complex",
+        "inductor::resize_storage_bytes_",
+    }
+)
+"""Operators that count from the storage's beginning, change its size, or ask for an aligned offset."""
+
+
+def need_own_storage(node: fx.Node) -> bool:
+    """Whether ``node``'s result, or a view of it, is read by an operator that its place in a larger storage would show to."""
+    queue = [node]
+    found = {node}
+    for current in queue:
+        for user in current.users:
+            if _asks(user):
+                return True
+            if _shares(user) and user not in found:
+                found.add(user)
+                queue.append(user)
+    return False
+
+
+def _asks(node: fx.Node) -> bool:
+    return operator_name(node) in _READERS or node.target is torch.ops.aten.view.dtype
+
+
+def _shares(node: fx.Node) -> bool:
+    """Whether ``node``'s result may lie in the storage of one of its inputs."""
+    return node.target is getitem or is_view(node) or returns_written(node)

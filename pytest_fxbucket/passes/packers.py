@@ -1,42 +1,144 @@
-"""How the members of a bucket become one tensor, and what arrives becomes members again: the packers, by name.
-
-A packer is a callable ``packer(make, bucket) -> (packed, unpack)``. With ``make``, a
-:class:`~pytest_fxbucket.passes.making.Maker`, it makes the nodes of the pack and gives ``packed``, what the launch sends;
-``unpack(arrived)`` makes the nodes behind the launch's wait and gives one result for each input, contiguous and of the shape
-that ``bucket.shapes`` says. What arrives is what the functional collective gives: for an all-gather the ranks' ``packed`` one
-behind the other along dimension 0, for a reduce-scatter this rank's part of it, for an all-reduce a tensor like it. A graph
-must be the same on every rank, so a packer is not told the rank. For example::
-
-    def joined(make, bucket):
-        parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
-
-        def unpack(arrived):
-            rows = make(aten.view.default, arrived, [bucket.ranks, -1])
-            pieces = make(aten.split_with_sizes_copy.default, rows, list(bucket.numels), 1)
-            parts = [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
-            return [make(aten.view.default, part, list(shape)) for part, shape in zip(parts, bucket.shapes)]
-
-        return make(aten.cat.default, parts), unpack
-"""
+"""How the members of a bucket become one tensor, and what arrives becomes members again: the packers, by name."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from operator import getitem
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
+from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.passes import default_packer
+from pytest_fxbucket.passes.new_nodes import alone, fake_value, has_numbers, seen
 from pytest_fxbucket.plan.factories import import_callable
 
 if TYPE_CHECKING:
-    import torch
     from torch import fx
 
     from pytest_fxbucket.compat.fake_tensors import FakeTensor
     from pytest_fxbucket.graph.collectives import Kind
-    from pytest_fxbucket.passes.making import Maker
+    from pytest_fxbucket.passes.new_nodes import Maker
+
+aten = torch.ops.aten
+_BYTE = torch.uint8
+
+
+def pack(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    """Pack ``bucket``, of any kind; see :class:`~pytest_fxbucket.passes.packers.Packer`."""
+    if bucket.kind == "reduce_scatter":
+        return _side_by_side(make, bucket), lambda arrived: cut_views(make, bucket, arrived)
+    if bucket.kind == "all_reduce":
+        return _behind_each_other(make, bucket), lambda arrived: cut_views(make, bucket, arrived)
+    if len(set(bucket.dtypes)) > 1:
+        packed, sizes, places = _as_bytes(make, bucket)
+        return packed, lambda arrived: _cut_bytes(make, bucket, arrived, sizes, places)
+    return _behind_each_other(make, bucket), lambda arrived: cut_columns(make, bucket, arrived)
+
+
+def _behind_each_other(make: Maker, bucket: Bucket) -> fx.Node:
+    flat = [node if fake_value(node).dim() == 1 else make(aten.reshape.default, node, [-1]) for node in bucket.inputs]
+    return make(aten.cat.default, flat)
+
+
+def _side_by_side(make: Maker, bucket: Bucket) -> fx.Node:
+    """Shape (ranks, elements of a piece)."""
+    rows = [
+        make(aten.reshape.default, node, [bucket.ranks, numel])
+        for node, numel in zip(bucket.inputs, bucket.numels, strict=True)
+    ]
+    return make(aten.cat.default, rows, 1)
+
+
+def cut_views(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
+    """Views of ``arrived``."""
+    flat = make(aten.view.default, arrived, [-1])
+    pieces = make(aten.split_with_sizes.default, flat, list(bucket.numels))
+    return [_shaped(make, bucket, _item(make, pieces, i), i) for i in range(len(bucket.inputs))]
+
+
+def cut_columns(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
+    """Copies, each in a storage of its own."""
+    pieces = _columns(make, bucket, arrived, bucket.numels, range(len(bucket.inputs)))
+    return [_shaped(make, bucket, piece, i) for i, piece in enumerate(pieces)]
+
+
+def _as_bytes(make: Maker, bucket: Bucket) -> tuple[fx.Node, list[int | fx.Node], list[int]]:
+    """(packed, sizes, places): uint8, ``sizes`` of members and of zeros between them, and where the members stand in them."""
+    unit = max(dtype.itemsize for dtype in bucket.dtypes)
+    parts: list[fx.Node] = []
+    sizes: list[int | fx.Node] = []
+    places: list[int] = []
+    for node, dtype, numel in zip(bucket.inputs, bucket.dtypes, bucket.numels, strict=True):
+        places.append(len(sizes))
+        parts.append(_bytes_of(make, node))
+        sizes.append(make.times(numel, dtype.itemsize))
+        gap = make.missing(sizes[-1], unit) if dtype.itemsize < unit else 0
+        if gap != 0:
+            parts[-1] = make(aten.constant_pad_nd.default, parts[-1], [0, gap])
+            sizes.append(gap)
+    return make(aten.cat.default, parts), sizes, places
+
+
+def _bytes_of(make: Maker, node: fx.Node) -> fx.Node:
+    value = fake_value(node)
+    strided = any(stride != 1 for stride in value.stride()) and value.numel() == 1  # contiguous all the same, but no bytes
+    if not has_numbers(value) or not value.is_contiguous() or strided:
+        node = make(aten.clone.default, node, memory_format=torch.contiguous_format)
+    flat = make(aten.view.default, node, [-1])
+    return flat if value.dtype == _BYTE else make(aten.view.dtype, flat, _BYTE)
+
+
+def _cut_bytes(
+    make: Maker, bucket: Bucket, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
+) -> list[fx.Node]:
+    pieces = _columns(make, bucket, arrived, sizes, places)
+    results = []
+    for i, (dtype, piece) in enumerate(zip(bucket.dtypes, pieces, strict=True)):
+        if dtype != _BYTE:
+            piece = make(aten.view.default, piece, [-1])  # a matrix without elements has strides that view.dtype refuses
+            piece = make(aten.view.dtype, piece, dtype)
+        results.append(_shaped(make, bucket, piece, i))
+    return results
+
+
+def _columns(
+    make: Maker, bucket: Bucket, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
+) -> list[fx.Node]:
+    """Copies of the columns of what arrived, a row for each rank: the members', which are at ``places`` among ``sizes``."""
+    rows = make(aten.view.default, arrived, [bucket.ranks, -1])
+    columns = make(aten.split_with_sizes.default, rows, list(sizes), 1)
+    return [_copied(make, _item(make, columns, place), old) for place, old in zip(places, bucket.replaced, strict=True)]
+
+
+def _copied(make: Maker, column: fx.Node, old: FakeTensor) -> fx.Node:
+    """A copy of ``column``, which holds the very storage of ``old`` if that is all the result will be."""
+    value, clone = fake_value(column), aten.clone.default
+    if not alone(old) or not has_numbers(value):
+        return make(clone, column, memory_format=torch.contiguous_format)
+    return make.holding(seen(old, value.shape, value.dtype), clone, column, memory_format=torch.contiguous_format)
+
+
+def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
+    """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
+    view = aten.view.default
+    value, old = fake_value(piece), bucket.replaced[index]
+    shape = [size for size in bucket.shapes[index] if isinstance(size, int)]
+    if len(shape) < len(bucket.shapes[index]) or not has_numbers(value) or math.prod(shape) != value.numel():
+        return make(view, piece, list(bucket.shapes[index]))
+    if shape == list(value.shape):
+        return piece
+    if shape == list(old.shape) and value.dtype == old.dtype and storage_key(value) == storage_key(old):
+        return make.holding(old, view, piece, shape)
+    return make.holding(seen(value, shape), view, piece, shape) if value.is_contiguous() else make(view, piece, shape)
+
+
+def _item(make: Maker, several: fx.Node, place: int) -> fx.Node:
+    """Of what ``several`` gives the one at ``place``, the very tensor."""
+    return make.holding(several.meta["val"][place], getitem, several, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +171,7 @@ class Packer(Protocol):
         """Make the pack's nodes; give what is sent, and what makes the nodes behind the wait."""
 
 
-PACKERS: dict[str, Packer] = {"default": default_packer.pack}
+PACKERS: dict[str, Packer] = {"default": pack}
 
 
 def packer_named(name: str) -> Packer:

@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.graph.readiness import Ready, readiness, updates_between
+from pytest_fxbucket.graph.updates import Ready, readiness, updates_between
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:

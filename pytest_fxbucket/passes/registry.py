@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
-from pytest_fxbucket.graph.own_copy import own_copy
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
-from pytest_fxbucket.plan.agree import agree_with_entries
+from pytest_fxbucket.plan.consistency import agree_with_entries
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.user_frame import user_frame
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.capture.roles import Parameter, Phase, StepGraph
     from pytest_fxbucket.graph.buckets import Reading
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan.selector import ResolvedEntry
+    from pytest_fxbucket.plan.selectors import ResolvedEntry
+    from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
 
 ForeignPass = Callable[[fx.GraphModule, Sequence[str | list[str]]], Any]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_fxbucket.passes.splits import Split, remedy, sentence
 from pytest_fxbucket.passes.targets import LeftAlone
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.passes.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +128,106 @@ def sum_of(buckets: tuple[BucketReport, ...] | list[BucketReport]) -> Totals:
     for bucket in buckets:
         totals = totals.with_one(bucket)
     return totals
+
+
+Reason = Literal[
+    "disabled",
+    "direction",
+    "group",
+    "op",
+    "device",
+    "dtype",
+    "round",
+    "several_dtypes",
+    "bucketed",
+    "cap",
+    "above_cap",
+    "dependence",
+    "circle",
+]
+
+_MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One reason that parted a bucket from another one."""
+
+    reason: Reason
+    mine: str = ""
+    """What this bucket has: its group, op, device, dtype or round. Of a cap the member that did not fit any more, of a
+    dependence the member that needs another one's result."""
+    others: tuple[str, ...] = ()
+    """What the others have; of a dependence the member that is needed, of a circle the buckets that lie on it; sorted."""
+    bytes: int = 0
+    """Of a cap: what the bucket before the cut holds, or the member that is above the cap."""
+    more: int = 0
+    """Of a cap: what the next member would have added."""
+    cap_mb: float = 0.0
+    """In 2**20 bytes."""
+
+
+def called(target: Target) -> str:
+    """What people call a launch: the parameter that it carries, or its node where it carries none."""
+    more = f" and {len(target.fqns) - 1} more" if len(target.fqns) > 1 else ""
+    return target.fqns[0] + more if target.fqns else target.launch.name
+
+
+_CAP = "cap_mb = {cap_mb:g} ({cap:,} bytes)"
+_SENTENCES: Mapping[Reason, str] = {
+    "disabled": "merging is off (bucket.enabled = false)",
+    "direction": "in {others} it is gathered anew: one launch for both would keep it gathered in between",
+    "group": "it runs on process group {mine}, others of its entry on {others}, and a launch has one",
+    "op": "it reduces by {mine}, others of its entry by {others}, and a launch has one reduction",
+    "device": "it is on {mine}, others of its entry on {others}",
+    "dtype": "its dtype is {mine}, that of others of its entry {others}",
+    "round": "it is gathered in {mine}, others of its entry in {others}: one launch for all would keep it gathered in between",
+    "several_dtypes": "its launch carries several dtypes already, and stays as it was",
+    "bucketed": "what an earlier run made a bucket stays as it is",
+    "cap": _CAP + " is reached: {bytes:,} bytes, and {mine} would add {more:,}",
+    "above_cap": "{mine} alone has {bytes:,} bytes, above " + _CAP,
+    "dependence": "{mine} needs the result of {others}, so that one launch cannot have both",
+    "circle": "as one launch it and {others} would wait for each other in a circle",
+}
+_REDUCED_TWICE = "in {others} there are reductions too: one launch for both would hold back the earlier"
+_MODEL = "nothing in the plan can change that: it follows from the model"
+_REMEDIES: Mapping[Reason, str] = {
+    "disabled": "set bucket.enabled = true",
+    "direction": "parallel.reshard_after_forward = false gathers once, and keeps it gathered",
+    "group": "shard both over the same mesh dimension",
+    "op": "reduce both by the same operation",
+    "device": "put both on one device",
+    "dtype": 'set bucket.dtypes = "mixed", or parallel.param_dtype for all',
+    "round": "gather once for all its readers: each microbatch, and each gather anew of the same parameter, is a round",
+    "several_dtypes": "give the pass the graph as it was before anything was merged",
+    "bucketed": "give the pass the graph as it was before anything was merged",
+    "cap": "set bucket.cap_mb to at least {needed:.4g} for that one, or to 0 for no cap",
+    "above_cap": "set bucket.cap_mb to 0 for no cap, or above {needed:.4g}",
+    "circle": "write entries that do not need each other in both orders",
+    "dependence": _MODEL,
+}
+_OF_REDUCTIONS: Mapping[Reason, str] = {"direction": _MODEL, "dtype": "set parallel.reduce_dtype: a sum has one dtype"}
+
+
+def sentence(split: Split, kind: str, dims: Mapping[str, str] = {}) -> str:
+    """``split`` for people, of a bucket of ``kind``; ``dims`` maps the names of process groups to mesh dimensions."""
+    twice = split.reason == "direction" and kind != "all_gather"
+    return (_REDUCED_TWICE if twice else _SENTENCES[split.reason]).format(
+        mine=dims.get(split.mine, split.mine),
+        others=_listed([dims.get(other, other) for other in split.others]),
+        bytes=split.bytes,
+        more=split.more,
+        cap_mb=split.cap_mb,
+        cap=round(split.cap_mb * _MB),
+    )
+
+
+def remedy(split: Split, kind: str) -> str:
+    """What to change in the plan or the model so that ``split`` does not part a bucket of ``kind``."""
+    text = _REMEDIES[split.reason] if kind == "all_gather" else _OF_REDUCTIONS.get(split.reason, _REMEDIES[split.reason])
+    return text.format(needed=math.ceil((split.bytes + split.more) / _MB * 1000) / 1000)
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -16,16 +16,16 @@ from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_pa
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.registry import manual_pass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
-from pytest_fxbucket.plan.agree import agree_with_entries
-from pytest_fxbucket.plan.selector import ROOT, resolve
+from pytest_fxbucket.plan.consistency import agree_with_entries
+from pytest_fxbucket.plan.selectors import ROOT, resolve
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Direction
     from pytest_fxbucket.passes.overlap import Places
     from pytest_fxbucket.passes.report import PassReport
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.roles import Direction
 
 _PACKAGE = Path(__file__).parents[1]
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Direction, Value
     from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.step.roles import Direction, Value
 
 Ends = tuple[Sequence["Value"], Sequence["Value"]]
 _NO_ENTRY = "no entry names its module"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan.schema import Entry, Plan
-from pytest_fxbucket.plan.selector import Resolution, ResolvedEntry, parse_entries, resolve
+from pytest_fxbucket.plan.selectors import Resolution, ResolvedEntry, parse_entries, resolve
 
 __all__ = [
     "Entry",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
-from pytest_fxbucket.units import show
+from pytest_fxbucket.words import show
 
 _RANGE = re.compile(r"\[(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\]")
 _LETTERS = re.compile(r"([^\[\]]*)\[([A-Za-z]{1,8})\]([^\[\]]*)")

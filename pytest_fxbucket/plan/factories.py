@@ -1,16 +1,23 @@
-"""``module:callable`` names: from the text in a plan to the callable. Imports no torch of its own."""
+"""What a plan names and Python has: ``module:callable``, imported once for all plans, and dtypes."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fxbucket.errors import PlanError, named
-from pytest_fxbucket.plan.importing import import_as_first
+from pytest_fxbucket.process.state import put_torch_settings, torch_settings_now
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextmanager
@@ -49,3 +56,56 @@ def _why_not(module_name: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
         return f'there is no module "{error.name}" in the folders on the path, the first being {sys.path[0]}'
     return f'importing "{module_name}" raised {named(error)}'
+
+
+@dataclass(slots=True)
+class _Left:
+    """What the import of a module changed, so that it can be had again once it was put back."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str | None] = field(default_factory=dict)
+    """None: taken out."""
+    path: list[str] = field(default_factory=list)
+    """Folders that are new on it, and where."""
+
+
+_left: dict[str, _Left] = {}
+
+
+def import_as_first(name: str) -> ModuleType:
+    """Import the module ``name``; if that was done before, with what it set then: torch's settings, environment, path."""
+    if name in sys.modules:
+        if left := _left.get(name):
+            _put(left)
+        return importlib.import_module(name)
+    settings, environ, path = torch_settings_now(), dict(os.environ), list(sys.path)
+    module = importlib.import_module(name)
+    now = os.environ
+    _left[name] = _Left(
+        {key: value for key, value in torch_settings_now().items() if settings.get(key, value) != value},
+        {key: now.get(key) for key in {*environ, *now} if environ.get(key) != now.get(key)},
+        [folder for folder in sys.path if folder not in path],
+    )
+    return module
+
+
+def _put(left: _Left) -> None:
+    put_torch_settings(left.settings)
+    for key, value in left.environ.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+    sys.path[:0] = [folder for folder in left.path if folder not in sys.path]
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """``torch.<name>``; None for None. Raises :class:`PlanError` if torch has no such dtype."""
+    import torch
+
+    if name is None:
+        return None
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise PlanError(f"torch has no dtype {name!r}")
+    return dtype

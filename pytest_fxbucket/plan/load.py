@@ -1,16 +1,20 @@
-"""Plan files: from a path to the plans in it."""
+"""Plan files: from a path to the plans in it, one for each row of ``[[matrix]]``."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.matrix import rows
-from pytest_fxbucket.plan.read import read_plan
-from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.consistency import agree
+from pytest_fxbucket.plan.rules import Rule, wrong
+from pytest_fxbucket.plan.schema import Plan, may_be_several, tables
+from pytest_fxbucket.words import nearest
 
 _DIGITS = re.compile(r"[0-9](_?[0-9]){999}")
 _PLACE = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
@@ -99,3 +103,154 @@ def _line_of_digits(text: str) -> str:
     """Where the first number is that is so long, as ``:line``."""
     found = _DIGITS.search(text)
     return f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
+
+
+def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, where: str) -> Plan:
+    """Make a Plan from tables as tomllib gives them; raises PlanError, one sentence that begins with ``where``."""
+    for name in raw:
+        if name not in tables():
+            raise PlanError(f"{where}: there is no table [{name}]{_where_else(name, '', [*tables(), 'matrix'])}")
+    parts: dict[str, Any] = {name: _read_tables(name, raw[name], where) for name in tables() if name in raw}
+    plan = Plan(path=path, matrix_id=matrix_id, **parts)
+    agree(plan, where)
+    return plan
+
+
+def known_key(table: str, key: str, inside: str) -> None:
+    """Raise PlanError, beginning with ``inside``, with the nearest known one if ``[table] key`` is not in the schema."""
+    names = [spec.name for spec in dataclasses.fields(tables()[table])]
+    if key not in names:
+        raise PlanError(f'{inside} has no key "{key}"{_where_else(key, table, names)}')
+
+
+def _read_tables(name: str, raw: object, where: str) -> object:
+    """One table, or all of those that there may be several of, as a tuple."""
+    if not may_be_several(name):
+        return _read_table(name, raw, f"{where}: [{name}]")
+    if not isinstance(raw, list):
+        return (_read_table(name, raw, f"{where}: [{name}]"),)
+    return tuple(_read_table(name, each, f"{where}: [[{name}]] {number}:") for number, each in enumerate(raw, 1))
+
+
+def _read_table(name: str, raw: object, inside: str) -> object:
+    if not isinstance(raw, Mapping):
+        raise wrong(inside.removesuffix(":"), "a table", raw)
+    for key in raw:
+        known_key(name, key, inside.removesuffix(":"))
+    values: dict[str, object] = {}
+    for spec in dataclasses.fields(tables()[name]):
+        rule = cast(Rule, spec.metadata["rule"])
+        if spec.name in raw:
+            values[spec.name] = rule.read(raw[spec.name], f"{inside} {spec.name}")
+        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+            raise PlanError(f"{inside} {spec.name} is missing; it must be {rule.expects}")
+    return tables()[name](**values)
+
+
+def _where_else(key: str, table: str, known: list[str]) -> str:
+    for other, cls in tables().items():
+        if other != table and key in cls.__dataclass_fields__:
+            return f"; {key} is a key of [{other}]"
+    return nearest(key, known) or f"; known are {', '.join(known)}"
+
+
+# Goldens and folders are named by it, so it must still tell rows apart where dots and dashes at the ends of names are cut.
+_ID = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?")
+
+Tables = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its id, the prefix of errors about it, and its whole tables, or what is wrong with it."""
+
+    name: str
+    """Its number from 1 where it has no id of its own."""
+    where: str
+    tables: Tables | PlanError
+
+
+def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[Row]:
+    """Yield each row, in the file's order.
+
+    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
+    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name. A row has a PlanError instead of tables for
+    an id that is missing, wrong or used twice and for unknown keys; values are not looked at. Raises PlanError if there are no
+    rows.
+    """
+    if not isinstance(raw, list) or not all(isinstance(row, Mapping) for row in raw):
+        raise wrong(f"{where}: [[matrix]]", "tables, each under [[matrix]]", raw)
+    seen: set[str] = set()
+    for number, row in enumerate(cast("list[Mapping[str, object]]", raw), 1):
+        name = str(number)
+        inside = where
+        try:
+            matrix_id = _id(row, number, where)
+            inside = f'{where}: [[matrix]] "{matrix_id}"'
+            if matrix_id in seen:
+                raise PlanError(f"{inside} is there twice; each id must be its own")
+            seen.add(name := matrix_id)
+            yield Row(name, inside, _tables(base, row, inside))
+        except PlanError as error:
+            yield Row(name, inside, error)
+
+
+def _tables(base: Mapping[str, object], row: Mapping[str, object], where: str) -> Tables:
+    overrides = {key: value for key, value in row.items() if key != "id"}
+    if not overrides:
+        raise PlanError(f"{where} overrides no key; write one such as parallel.param_dtype, or take the row out")
+    return _merge(base, overrides, where)
+
+
+def _id(row: Mapping[str, object], number: int, where: str) -> str:
+    if "id" not in row:
+        raise PlanError(f"{where}: [[matrix]] row {number} has no id; give it one, for the name of its items")
+    matrix_id = row["id"]
+    if not isinstance(matrix_id, str) or not _ID.fullmatch(matrix_id):
+        expected = "a string of at most 100 letters, digits, _ . and -, with no . or - at its ends"
+        raise wrong(f"{where}: [[matrix]] row {number}: id", expected, matrix_id)
+    return matrix_id
+
+
+def _merge(base: Mapping[str, object], overrides: Mapping[str, object], where: str) -> Tables:
+    merged: Tables = dict(base)
+    written: set[tuple[str, str]] = set()
+    for name, value in overrides.items():
+        if name in tables() and may_be_several(name) and isinstance(value, list):
+            merged[name] = value
+            continue
+        for table, key, inner in _keys(name, value, where):
+            if (table, key) in written:
+                raise PlanError(f"{where}: {table}.{key} is set twice; set it once")
+            written.add((table, key))
+            merged[table] = {**_one(merged.get(table, {}), table, key, where), key: inner}
+    return merged
+
+
+def _one(old: object, table: str, key: str, where: str) -> Mapping[str, object]:
+    """The table that a key is set in; of several nobody can tell which."""
+    if isinstance(old, list):
+        if len(old) > 1:
+            example = f"{table} = [{{ {_first_key(table)} = ... }}]"
+            raise PlanError(
+                f"{where}: {table}.{key} could be of any of {len(old)} [[{table}]]; write all that the row has, as in {example}"
+            )
+        return cast(Mapping[str, object], old[0] if old else {})
+    return cast(Mapping[str, object], old)
+
+
+def _keys(name: str, value: object, where: str) -> Iterator[tuple[str, str, object]]:
+    """Yield table, key and value of what a row holds under one name."""
+    table, dot, key = name.partition(".")
+    if table not in tables():
+        raise PlanError(f'{where}: there is no table "{table}"{nearest(table, list(tables()))}')
+    if not dot and not isinstance(value, Mapping):
+        raise wrong(f"{where}: {table}", f"followed by one of its keys, as in {table}.{_first_key(table)} = ...", value)
+    pairs = {key: value} if dot else cast(Mapping[str, object], value)
+    for inner, inner_value in pairs.items():
+        known_key(table, inner, f"{where}: [{table}]")
+        yield table, inner, inner_value
+
+
+def _first_key(table: str) -> str:
+    return dataclasses.fields(tables()[table])[0].name

@@ -1,8 +1,11 @@
-"""The names of a model as selectors see them: modules, parameters, ties, and what a name holds."""
+"""The names of a model as selectors see them: modules, parameters, ties; and what to say of a name that matches nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from pytest_fxbucket.words import one_or_other, show
 
 
 class Names:
@@ -75,3 +78,99 @@ class Names:
         while name:
             self._held.setdefault(name, {})[spelled] = canonical
             name = name.rpartition(".")[0]
+
+
+def some(fqns: Sequence[str], most: int = 3) -> str:
+    """List the first few names and say how many more there are."""
+    more = f" and {len(fqns) - most} more" if len(fqns) > most else ""
+    return ", ".join(fqns[:most]) + more
+
+
+def unplanned_parameters(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:
+    """Say that parameters are in no entry, and the ways out; ``entries`` are the names of those that there are."""
+    subject = "1 parameter is" if len(fqns) == 1 else f"{len(fqns)} parameters are"
+    hint = f'add an entry such as "{new_entry(fqns[0], entries)}"'
+    return (
+        f"{subject} in no entry ({some(fqns)}); {hint}, or set [bucket] unplanned to "
+        f'"root" (all such in one bucket) or "allow" (no bucket)'
+    )
+
+
+def new_entry(fqn: str, entries: Sequence[str]) -> str:
+    """An entry for ``fqn`` that holds nothing of ``entries``: the module that holds it, or one around that beside entries."""
+    holder = fqn.rpartition(".")[0] or fqn
+    planned = [name for entry in entries for name in entry.split("+")]
+    outward = holder
+    while (parent := outward.rpartition(".")[0]) and _is_free(outward, planned):
+        if any(name.rpartition(".")[0] == parent for name in planned):
+            return outward
+        outward = parent
+    return holder if _is_free(holder, planned) else fqn
+
+
+def _is_free(module: str, planned: Sequence[str]) -> bool:
+    return not any(name == module or name.startswith(f"{module}.") for name in planned)
+
+
+def no_match(selector: str, entry: str, names: Names) -> str:
+    """Finish the sentence that begins with the entry: what stands in the way and which names are nearest."""
+    subject = "" if selector == entry else f': "{selector}"'
+    if names.is_module(selector):
+        return f"{subject} is a module without {names.what}; take it out"
+    ways = [_wrapped(selector, names), _reached(selector, names)]
+    out_of_range = ways[1] and selector.rpartition(".")[2].isdigit()
+    if not ways[0] and not out_of_range:
+        ways.append(_nearest(selector, names))
+    said = "; ".join(way for way in ways if way)
+    return f"{subject} matches nothing; {said or _all_there_is(names)}"
+
+
+def _all_there_is(names: Names) -> str:
+    known = names.children("") or names.known()
+    if known:
+        return f"the model has {some(known)}"
+    return f"the graph names no {names.what}: trace it so that its nodes keep nn_module_stack, or leave the plan out here"
+
+
+def _wrapped(selector: str, names: Names) -> str:
+    """Say which wrapper stands between the selector and a name that the model has."""
+    longer = [fqn for fqn in names.known() if fqn.endswith(f".{selector}")]
+    if longer:
+        best = min(longer, key=lambda fqn: (fqn.count("."), fqn))
+        prefix = best[: -len(selector) - 1]
+        return f'"{best}" exists, so write it with "{prefix}." before it'
+    known = set(names.known())
+    parts = selector.split(".")
+    for start in range(1, len(parts)):
+        shorter = ".".join(parts[start:])
+        if shorter in known:
+            return f'"{shorter}" exists, so write it without "{".".join(parts[:start])}."'
+    return ""
+
+
+def _reached(selector: str, names: Names) -> str:
+    """Say how far the selector matched and what stands below that."""
+    parts = selector.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        stem = ".".join(parts[:end])
+        if names.is_module(stem):
+            below = [name for name in names.known() if name.startswith(f"{stem}.") and "." not in name[len(stem) + 1 :]]
+            leaves = [name[len(stem) + 1 :] for name in below]
+            return f'"{stem}" has children {_fold(leaves)}' if leaves else f'"{stem}" has no children'
+    return ""
+
+
+def _fold(leaves: Sequence[str]) -> str:
+    numbers = [int(leaf) for leaf in leaves if leaf.isdigit()]
+    if len(numbers) == len(leaves) > 1 and sorted(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{min(numbers)}..{max(numbers)}"
+    return some(leaves, 6)
+
+
+def _nearest(selector: str, names: Names) -> str:
+    """Name what is spelled nearly so: the whole name, or else its last part somewhere in the model."""
+    near = get_close_matches(selector, names.known(), n=2, cutoff=0.6)
+    if not near:
+        leaves = {fqn.rpartition(".")[2]: fqn for fqn in reversed(names.known())}
+        near = [leaves[leaf] for leaf in get_close_matches(selector.rpartition(".")[2], list(leaves), n=1, cutoff=0.6)]
+    return f"did you mean {one_or_other([show(fqn) for fqn in near])}?" if near else ""

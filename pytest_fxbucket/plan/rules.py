@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.limits import LONGEST_S, MOST_RANKS
-from pytest_fxbucket.units import nearest, one_or_other, show
+from pytest_fxbucket.words import LONGEST_S, MOST_RANKS, nearest, one_or_other, show
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 DEGREES = ("pp", "dp_replicate", "dp_shard", "tp")

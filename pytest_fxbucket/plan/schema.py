@@ -12,9 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pytest_fxbucket.plan.benchmark import Benchmark
 from pytest_fxbucket.plan.entries import Entry, entry_list
-from pytest_fxbucket.plan.ring import Ring
+from pytest_fxbucket.plan.key_forms import Benchmark, Ring
 from pytest_fxbucket.plan.rules import (
     DEGREES,
     Rule,

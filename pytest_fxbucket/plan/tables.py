@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_fxbucket.limits import MOST_RANKS
 from pytest_fxbucket.plan.entries import Entry, entry_list
-from pytest_fxbucket.plan.groups import parameter_groups
-from pytest_fxbucket.plan.inputs import Path as InputPath
-from pytest_fxbucket.plan.inputs import model_inputs
-from pytest_fxbucket.plan.places import Places, places
-from pytest_fxbucket.plan.reshard import Asked, reshard
+from pytest_fxbucket.plan.key_forms import Asked, Places, linear_styles, model_inputs, parameter_groups, places, reshard
+from pytest_fxbucket.plan.key_forms import Path as InputPath
 from pytest_fxbucket.plan.rules import (
     callable_name,
     caps,
@@ -21,7 +17,7 @@ from pytest_fxbucket.plan.rules import (
     switch,
     whole,
 )
-from pytest_fxbucket.plan.tp_plan import linear_styles
+from pytest_fxbucket.words import MOST_RANKS
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 

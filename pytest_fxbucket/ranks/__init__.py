@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pytest_fxbucket.ranks.backend import device
-from pytest_fxbucket.ranks.ledger import mark
+from pytest_fxbucket.ranks.flight_recorder import mark
 
 __all__ = ["device", "mark"]

@@ -1,4 +1,4 @@
-"""What went wrong on which rank, first cause first."""
+"""What went wrong on which rank, first cause first: stacks made readable, and what to try."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks import advice, stacks
-from pytest_fxbucket.ranks.ledger import Whereabouts
-from pytest_fxbucket.ranks.parting import agree, partings
+from pytest_fxbucket.ranks.desync import agree, partings
+from pytest_fxbucket.ranks.flight_recorder import Whereabouts, ranks_text
 
 # What gloo says on a rank whose peer is gone: an effect, never the cause.
 _PEER_GONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|read error|write error", re.I)
@@ -106,7 +105,7 @@ class RankFailure(RankError):
     @property
     def stacks(self) -> dict[int, str]:
         """Python stacks by rank, where there are any, down to where the job began."""
-        return {state.rank: stacks.readable(state.stack) for state in self.states if state.stack}
+        return {state.rank: readable(state.stack) for state in self.states if state.stack}
 
     @property
     def output(self) -> dict[int, str]:
@@ -141,8 +140,8 @@ class RankFailure(RankError):
         for state in raised[1:]:
             yield from _traceback_of(state)
         yield from (line for line in self.parted if line not in self.sentence)
-        yield from (f"try: {line}" for line in advice.lines(self.kind, self._first, self.has_processes))
-        yield from stacks.folded(self.stacks)
+        yield from (f"try: {line}" for line in lines(self.kind, self._first, self.has_processes))
+        yield from folded(self.stacks)
         tail = self.output.get(self.rank, "").rstrip().splitlines()[-_TAIL_LINES:]
         if tail and with_output:
             yield f"--- rank {self.rank}, end of its output"
@@ -190,7 +189,7 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
         first, kind = next(state for state in states if state.rank == parted[0].rank), "mismatch"
     if timed_out_s is not None and kind in ("timeout", "mismatch"):
         kind = "timeout"
-        sentence = f"{_late(states, first)} did not answer within {timed_out_s:g} s; rank {first.rank}: {first.what()}"
+        sentence = f"{_failure_late(states, first)} did not answer within {timed_out_s:g} s; rank {first.rank}: {first.what()}"
         sentence += first.place() + (f"; {parted[0].sentence}" if parted else "")
     elif kind == "mismatch":
         sentence = parted[0].sentence if parted else "the ranks launched different collectives, too long ago to tell which"
@@ -212,7 +211,7 @@ def _kind_of(first: RankState) -> str:
     return {"running": "timeout", "returned": "mismatch", "gone": "died"}.get(first.outcome, first.outcome)
 
 
-def _late(states: Sequence[RankState], first: RankState) -> str:
+def _failure_late(states: Sequence[RankState], first: RankState) -> str:
     late = sum(state.outcome == "running" for state in states)
     return f"{late} of {len(states)} ranks" if late != 1 else f"rank {first.rank} of {len(states)}"
 
@@ -241,3 +240,80 @@ def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:
     except ValueError:
         name = f"signal {-status}"
     return f"was killed by {name}" + (", by the kernel for lack of memory" if is_out_of_memory else "")
+
+
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|MemoryError|cannot allocate", re.I)
+
+
+def lines(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
+    """Sentences for a failure of `kind` whose first rank is `first`; `has_processes`: each rank was one."""
+    if kind in ("mismatch", "deadlock"):
+        yield "make every rank launch the same collectives in the same order (in a plan's graphs the check `collectives` looks)"
+    elif kind == "timeout":
+        yield from _advice_late(first)
+    elif kind == "unpicklable":
+        yield "give and return tensors, numbers, strings, and plain containers of them"
+    elif kind == "garbled":
+        yield "look for code that writes to descriptors that it did not open, or for a forked process that goes on as the rank"
+    elif first is not None:
+        yield from _ended(first, has_processes)
+
+
+def _advice_late(first: RankState | None) -> Iterator[str]:
+    if first is not None and first.process == "T":
+        yield "continue or kill what stopped the rank (SIGSTOP, a debugger)"
+    elif first is not None and first.outcome == "running" and first.process == "R":
+        yield "see below where the rank is busy; if that is honest work on a slow machine, give it more time (timeout_s)"
+    else:
+        yield "see below where each rank stands; the one that is not in the others' collective is the one to look at"
+
+
+def _ended(first: RankState, has_processes: bool) -> Iterator[str]:
+    if first.is_out_of_memory or _NO_MEMORY.search(f"{first.error_type} {first.error}"):
+        yield "use fewer ranks or a smaller model here (run.world of a plan), or a machine with more memory"
+    elif first.outcome == "died" and first.status == -9:
+        yield "look who sends SIGKILL: if nobody does, the kernel does when memory runs out (dmesg says so)"
+    elif first.outcome == "died" and first.status is not None and first.status < 0:
+        yield "see below the Python stack at the crash; a native debugger on the same job with one rank shows the rest"
+    elif first.outcome == "died":
+        yield "look for os._exit or a library that ends the process; what the rank printed last is below"
+    elif first.outcome == "gone":
+        yield "look at that machine: its pytest ended, was killed, or lost the network"
+    elif has_processes and first.error_type != "AssertionError":
+        yield "run the same with backend local: all ranks in one process, one at a time, and nothing that can hang"
+
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+( \[[^]]*\])?( \(most recent call first\))?:$")
+# Below this frame is how the rank came to run the job; the file is the rank's own loop.
+_JOB_BEGINS = re.compile(r'File ".*[/\\]pytest_fxbucket[/\\]ranks[/\\]worker\.py", line \d+ in _run$')
+_RANK_LOOP = re.compile(r'File ".*[/\\]pytest_fxbucket[/\\]ranks[/\\]worker\.py", line \d+ in ')
+_IDLE = "  has no job"
+NO_STACK = "(no stack: the rank did not answer)"
+
+
+def readable(stack: str) -> str:
+    """The threads of a dump, each from its innermost frame to where the job began, without addresses."""
+    lines: list[str] = []
+    skipping = False
+    for line in stack.splitlines():
+        if _THREAD.match(line):
+            skipping = False
+            lines.append("thread, innermost frame first:")
+        elif _JOB_BEGINS.search(line):
+            skipping = True
+        elif not skipping and _RANK_LOOP.search(line) and lines and lines[-1].startswith("thread"):
+            lines.append(_IDLE)
+            skipping = True
+        elif line.strip() and not skipping:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def folded(stacks: Mapping[int, str]) -> Iterator[str]:
+    """All stacks, those of ranks that stand at the same place once; nothing if no rank is in its job any more."""
+    same: dict[str, list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        same.setdefault(stack, []).append(rank)
+    for stack, ranks in same.items() if any(not stack.endswith(_IDLE) for stack in same) else ():
+        yield f"--- {ranks_text(tuple(ranks))}, Python stacks"
+        yield from stack.splitlines()

@@ -11,13 +11,11 @@ from typing import Protocol
 
 from pytest_fxbucket.ranks import watchdog, wire
 from pytest_fxbucket.ranks.backend import ON_GPUS, spread
-from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
-from pytest_fxbucket.ranks.gpus.lease import Lease
-from pytest_fxbucket.ranks.launch import START_LIMIT_S, Crew, import_path
+from pytest_fxbucket.ranks.failure import NO_STACK, RankFailure, RankState, failure_of, has_failed
+from pytest_fxbucket.ranks.gpu_lease import Lease
+from pytest_fxbucket.ranks.launch import START_LIMIT_S, Crew, import_path, oom_kills
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
-from pytest_fxbucket.ranks.room import oom_kills
-from pytest_fxbucket.ranks.stacks import NO_STACK
 from pytest_fxbucket.ranks.talk import Talk
 
 __all__ = ["Attempt", "RankFailure", "RankPool"]

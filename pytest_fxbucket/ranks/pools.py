@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, PLAIN, Machine, choose, gpus, gpus_to_lease
-from pytest_fxbucket.ranks.gpus.lease import Lease, take
-from pytest_fxbucket.ranks.launch import Crew, ForkServer
+from pytest_fxbucket.ranks.gpu_lease import Lease, take
+from pytest_fxbucket.ranks.launch import Crew, ForkServer, most_processes, threads_per_rank
 from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
-from pytest_fxbucket.ranks.room import most_processes, threads_per_rank
 
 # A run waits this long for GPUs that others hold.
 LEASE_LIMIT_S = 1800.0
@@ -59,7 +58,7 @@ class Pools:
         return self._pools[world, backend]
 
     def _together(self, world: int, backend: str) -> RankPool:
-        from pytest_fxbucket.ranks.one_process.together import TogetherPool
+        from pytest_fxbucket.ranks.single_process.pool import TogetherPool
 
         self.start()
         if (world, backend) not in self._pools:

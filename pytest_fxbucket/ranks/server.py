@@ -19,14 +19,14 @@ import traceback
 from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
-from pytest_fxbucket.ranks.death import die_with, ignore_interrupts
+from pytest_fxbucket.ranks.calling import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
 
 MESSAGE_BYTES = 65536
 MAX_DESCRIPTORS = 250
 # Imported while there is nothing else to do, since every rank would import them on its own otherwise.
 _WHEN_IDLE = (
-    "pytest_fxbucket.torch_settings",
+    "pytest_fxbucket.process.torch_settings",
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "torch.distributed.device_mesh",

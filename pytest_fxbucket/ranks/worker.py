@@ -6,10 +6,12 @@ import array
 import contextlib
 import faulthandler
 import os
+import resource
 import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -18,18 +20,13 @@ from typing import cast
 import torch.distributed as dist
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.compat.debug_level import leave_groups_unwrapped
-from pytest_fxbucket.compat.gloo import gather_one_by_one
-from pytest_fxbucket.compat.groups import destroy_subgroups
-from pytest_fxbucket.ranks import calling, ledger, ordered, sums, twin, wire
+from pytest_fxbucket.compat.c10d import destroy_subgroups, gather_one_by_one, leave_groups_unwrapped
+from pytest_fxbucket.ranks import calling, flight_recorder, output, wire
 from pytest_fxbucket.ranks.backend import PLAIN, use_device
-from pytest_fxbucket.ranks.footing import Footing
-from pytest_fxbucket.ranks.fresh import Workplace
-from pytest_fxbucket.ranks.gpus import nccl
-from pytest_fxbucket.ranks.gpus.entered import Entered
-from pytest_fxbucket.ranks.interpreter import Interpreter
+from pytest_fxbucket.ranks.fresh import Interpreter, Workplace
 from pytest_fxbucket.ranks.messages import MAX_RANKS, Job, PoolRequest, Reply, StoreAddress
-from pytest_fxbucket.ranks.one_process import outlets
+from pytest_fxbucket.ranks.process_groups import nccl, ordered, sums
+from pytest_fxbucket.ranks.process_groups.entered import Entered
 
 # Longer than any job (see pool.LONGEST_S): the parent is the one that looks at the clock.
 _NEVER = timedelta(days=31)
@@ -76,15 +73,15 @@ def serve(seat: Seat) -> None:
     """Answer jobs over `seat.connection`; returns when the parent hangs up."""
     sys.dont_write_bytecode = True
     _install_faulthandler(seat)
-    twin.stand_apart(seat.connection)
-    ledger.adopt(seat.ledgers_fd, seat.world)
-    ledger.act_as(seat.rank)
+    calling.stand_apart(seat.connection)
+    flight_recorder.adopt(seat.ledgers_fd, seat.world)
+    flight_recorder.act_as(seat.rank)
     use_device(seat.request.devices[seat.index])
     os.environ.update(seat.settings)
     try:
         if seat.request.backend:
             _join(seat)
-        ledger.settle()
+        flight_recorder.settle()
         workplace = Workplace(seat.request.threads, seat.is_at_home, seat.request.backend, seat.settings)
         interpreter = Interpreter.take()
         _send(seat.connection, Reply("ready", time.monotonic()))
@@ -130,12 +127,12 @@ def _one_job(seat: Seat, workplace: Workplace, interpreter: Interpreter) -> None
     # Only now is it sure that every rank is through with them.
     destroy_subgroups()
     sums.add_by()
-    outlets.give(outputs[1:])
+    output.give(outputs[1:])
     _send_output_to(outputs[0])
     footing = Footing((seat.connection.fileno(), seat.stacks_fd))
     reply, result = _run(seat, workplace, job, payload)
-    if twin.is_twin():
-        twin.end(seat.rank, reply.outcome, reply.error_type, reply.error, reply.traceback)
+    if calling.is_twin():
+        calling.end(seat.rank, reply.outcome, reply.error_type, reply.error, reply.traceback)
     interpreter.put_back(partial(_install_faulthandler, seat))
     lost = footing.lost()
     if not lost:
@@ -213,3 +210,44 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
             raise _HungUp
         view = view[received:]
     return data
+
+
+_LIMITS = tuple(sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")))
+_STANDARD = (0, 1, 2)
+
+
+class Footing:
+    """Descriptors 0 to 2 and `fds`, the default process group, Python's output, and resource limits, as they are now."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._files = {fd: _file(fd) for fd in (*_STANDARD, *fds)}
+        self._group = dist.group.WORLD
+        self._limits = [resource.getrlimit(one) for one in _LIMITS]
+
+    def lost(self) -> str:
+        """What has changed since, so that the process is of no use to other jobs; "" if nothing has."""
+        changed = [str(fd) for fd, file in self._files.items() if _file(fd) != file]
+        if changed:
+            return f"descriptor {', '.join(changed)} was closed or replaced"
+        if dist.group.WORLD is not self._group:
+            return "the default process group was destroyed or replaced"
+        if not _takes_text():
+            return "sys.stdout or sys.stderr was closed"
+        if [resource.getrlimit(one) for one in _LIMITS] != self._limits:
+            return "a resource limit was changed"
+        return ""
+
+
+def _file(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _takes_text() -> bool:
+    try:
+        return not (sys.stdout.closed or sys.stderr.closed)
+    except ValueError:  # of a stream that was detached
+        return False

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import torch
 
-from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, Run, Runs
-from pytest_fxbucket.graph.memory import Memory, NotFollowedError
+from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, Memory, NotFollowedError, Run, Runs
 from pytest_fxbucket.same.table import UNDEFINED, ZERO, Const, Key, Table, Where, const
 
 Ranks = tuple[int, ...]

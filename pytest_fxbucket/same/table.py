@@ -6,10 +6,20 @@ is the number of another expression; all else that is an integer stands in a :cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import Effects, effects_of
+from pytest_fxbucket.graph.movement import moves_data, pads
+from pytest_fxbucket.graph.ops import is_view
+
+if TYPE_CHECKING:
+    from torch import fx
 
 UNDEFINED, ZERO = 0, 1
 """Numbers of what memory holds that nobody wrote, and of zeros; the same as in :mod:`pytest_fxbucket.graph.contents`."""
@@ -104,3 +114,122 @@ def _numbers(key: Key) -> Iterator[int]:
             yield item
         elif type(item) is tuple:
             yield from _numbers(item)
+
+
+_SAME = frozenset({"aten::detach", "aten::alias"})
+"""Operators that give their input as it is: the same memory, seen in the same way."""
+_COPIES = frozenset({"aten::view", "aten::_unsafe_view"})
+_MAY_COPY = frozenset(f"aten::{name}" for name in ("reshape", "contiguous", "flatten", "to", "view_as"))
+"""Operators that give a view if they can, and else a copy."""
+_LAZY = frozenset(f"aten::{name}" for name in ("_conj", "_neg_view", "conj", "resolve_conj", "resolve_neg"))
+"""Operators that show other numbers than those that memory holds."""
+_OF_MEMORY = frozenset(f"aten::{name}" for name in ("stride", "sym_stride", "sym_storage_offset", "is_contiguous"))
+"""Operators whose result is how a tensor lies in memory, which is not told where bytes are."""
+_NEW = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "new_empty", "zeros", "new_zeros"))
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What a call of one target does, as far as its arguments do not matter."""
+
+    label: str
+    """Name and overload."""
+    defaults: tuple[tuple[str, Const | None], ...]
+    """Names of its arguments, each with what it is when it is left out; None: it must be given."""
+    effects: Effects
+    is_plain: bool
+    """Whether it only computes: nothing is written, drawn or shared, and no data is merely moved."""
+    moves: bool
+    """Whether it only moves data."""
+    by_memory: bool
+    """Whether it sees the memory under its first input, not its elements."""
+    is_new: bool
+    """Whether it makes a buffer."""
+    is_wait: bool
+    launches: collectives.Kind | None
+    same: bool
+    """Whether it gives its first input as it is."""
+    view: bool
+    """Whether it always shows its first input's memory, as that is when it is looked at."""
+    cast: Callable[[fx.Node], Any] | None
+    """What dtype it casts to, if it is a cast."""
+    by_member: bool
+    """Whether it does to each member of its lists what it would do to that alone."""
+    nested: bool
+    """Whether it gives several lists then, each with something for every member."""
+    left: str
+    """Why it cannot be followed."""
+
+
+def read(node: fx.Node) -> Operator:
+    """What is known of the target that ``node`` calls."""
+    target: Any = node.target
+    effects, moves = effects_of(node), moves_data(node)
+    if isinstance(target, torch._ops.OpOverload):
+        schema = target._schema
+        name = str(schema.name)
+        label = f"{name}.{target._overloadname}" if target._overloadname else name
+        defaults = tuple((a.name, const_of(a.default_value) if a.has_default_value() else None) for a in schema.arguments)
+        if not effects.gives and not effects.writes:
+            effects = replace(effects, chained=True)  # what gives nothing and writes nothing does something else
+        view = is_view(node) and name not in _MAY_COPY and name not in ("aten::unsafe_split", "aten::unsafe_split_with_sizes")
+        moves = (moves or pads(node)) and name not in _LAZY
+    else:
+        name, defaults, view = "", (), target is getitem
+        label = _python_name(target)
+    launches, is_wait = collectives.launch_kind(node), collectives.is_wait(node)
+    acts = effects.writes or effects.shares or effects.shares_all or effects.everything or effects.random or effects.chained
+    left = _left(node, effects)
+    by_member = name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"))
+    return Operator(
+        label="aten::view" if name in _COPIES and label != "aten::view.dtype" else label,
+        defaults=defaults,
+        effects=effects,
+        is_plain=not (acts or moves or launches or is_wait or by_member or left),
+        moves=moves,
+        by_memory=name.startswith(("aten::as_strided", "aten::_reshape_alias", "inductor::")),
+        is_new=name in _NEW,
+        is_wait=is_wait,
+        launches=launches,
+        same=name in _SAME or is_wait,
+        view=view,
+        cast=_casts(name),
+        by_member=by_member,
+        nested=name.startswith("aten::_fused_"),
+        left=left,
+    )
+
+
+def const_of(value: Any) -> Any:
+    """A default value as it is said of an argument."""
+    return ("[", *map(const_of, value)) if isinstance(value, (list, tuple)) else const(value)
+
+
+def _left(node: fx.Node, effects: Effects) -> str:
+    if node.op in ("call_module", "call_method"):
+        return f"{node.target} {effects.barrier}"
+    if effects.joins:
+        return f"{node.target} puts one storage in another's place"
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _OF_MEMORY:
+        return f"{node.target} sees how memory lies"
+    if isinstance(node.target, torch._ops.HigherOrderOperator) or not effects.barrier:
+        return ""
+    return f"{node.target} {effects.barrier}"
+
+
+def _python_name(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"{target.namespace}::{target.__name__}"
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
+
+
+def _casts(name: str) -> Callable[[fx.Node], Any] | None:
+    if name == "prims::convert_element_type":
+        return lambda node: node.args[1] if len(node.args) == 2 else None
+    if name == "aten::_to_copy":
+        return lambda node: node.kwargs.get("dtype") if len(node.args) == 1 and set(node.kwargs) == {"dtype"} else None
+    return None

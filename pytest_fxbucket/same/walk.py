@@ -14,19 +14,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.compat.fx_nodes import inputs_of
+from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
+from pytest_fxbucket.graph.contents import precision_of
 from pytest_fxbucket.graph.effects import written
-from pytest_fxbucket.graph.memory import precision_of
 from pytest_fxbucket.graph.ops import returns_written
-from pytest_fxbucket.same.attributes import digest_of
-from pytest_fxbucket.same.context import Context
 from pytest_fxbucket.same.exact import Ranks, among
-from pytest_fxbucket.same.followed import Followed, tensors
-from pytest_fxbucket.same.launching import Launching
-from pytest_fxbucket.same.ops import Operator
-from pytest_fxbucket.same.table import LIST, PLAIN, Const, Key, Table, const
+from pytest_fxbucket.same.followed import Followed, Launching, tensors
+from pytest_fxbucket.same.state import Context, digest_of
+from pytest_fxbucket.same.table import LIST, PLAIN, Const, Key, Operator, Table, const
 
 
 class Walk:

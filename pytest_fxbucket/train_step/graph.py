@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.functional.passed_through import without_passing_through
-from pytest_fxbucket.capture.functional.writes import make_functional
+from pytest_fxbucket.capture.functionalize import make_functional, without_passing_through
 from pytest_fxbucket.capture.override.expand import expand
-from pytest_fxbucket.capture.roles import Role, Value
 from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.live_numbers import node_of
-from pytest_fxbucket.compat.storage import storage_key
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.train_step.live import Pair, called, overlapping
 

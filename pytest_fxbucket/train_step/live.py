@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
-from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.capture.roles import Value
+    from pytest_fxbucket.step.roles import Value
 
 Pair = tuple[str, str]
 """Two tensors that share memory, as :func:`called` calls them."""

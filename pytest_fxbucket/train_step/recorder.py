@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
-from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 
@@ -247,7 +247,7 @@ class StepNamer(NodeNamer):
 
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
-        running = trace.current_autograd_node()
+        running = tracing.current_autograd_node()
         self._backward = None if running is None else self._owner(running)
         node = self._last.next if self._last is not None else next(iter(self._graph.nodes))
         while node.op != "root":
@@ -259,7 +259,7 @@ class StepNamer(NodeNamer):
         accumulated = self._parameters.get(id(getattr(running, "variable", None)))
         if accumulated is not None:
             return accumulated
-        place = bisect_right(self._numbers, trace.autograd_number(running)) - 1
+        place = bisect_right(self._numbers, tracing.autograd_number(running)) - 1
         return self._owners[place] if place >= 0 else ""
 
     def _name(self, node: fx.Node) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.roles import Role, Value
-from pytest_fxbucket.capture.twins import fake_twin, in_modules
+from pytest_fxbucket.capture.model import fake_twin, in_modules
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, plain_values
 from pytest_fxbucket.train_step.live import rate_tensor
 

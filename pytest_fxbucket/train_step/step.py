@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.override.overrides import overrides_given
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.groups import members_of_groups
-from pytest_fxbucket.iterating import Iterating
+from pytest_fxbucket.step.iterations import Iterating
+from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
 from pytest_fxbucket.train_step.live import Live, Making, Values, refuse_shared_writes
 from pytest_fxbucket.train_step.trace import Traced, trace_call
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from pytest_fxbucket.capture.override.overrides import Overrides
-    from pytest_fxbucket.transforms.running import Transform
+    from pytest_fxbucket.transforms.registry import Transform
 
 
 def capture_step(

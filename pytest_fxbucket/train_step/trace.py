@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from pytest_fxbucket.capture.blame import user_frame
 from pytest_fxbucket.capture.draws import draws_on_tape
+from pytest_fxbucket.capture.model import fake_twin
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state
 from pytest_fxbucket.capture.override.anchors import Anchors
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.capture.twins import fake_twin
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.fake_strides import KernelFakeMode
-from pytest_fxbucket.compat.foreach import takes_fake_tensors
-from pytest_fxbucket.compat.trace import untraceable
+from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
+from pytest_fxbucket.compat.kernels import takes_fake_tensors
+from pytest_fxbucket.compat.tracing import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.train_step.graph import Made, Reply, finish
 from pytest_fxbucket.train_step.live import refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
 from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_other_kinds, unchanged_modules
+from pytest_fxbucket.user_frame import user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.roles import Parameter, StepGraph
-from pytest_fxbucket.capture.twins import fake_twin
+from pytest_fxbucket.capture.model import fake_twin
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.iterating import Iterating
-from pytest_fxbucket.transforms.pairing import refuse_unpaired
-from pytest_fxbucket.transforms.registry import refuse_order
-from pytest_fxbucket.transforms.running import Stage, Transform, run_stages
+from pytest_fxbucket.step.iterations import Iterating
+from pytest_fxbucket.step.roles import Parameter, StepGraph
+from pytest_fxbucket.transforms.fit import refuse_unpaired
+from pytest_fxbucket.transforms.registry import Stage, Transform, refuse_order, run_stages
 
 if TYPE_CHECKING:
     from pytest_fxbucket.train_step.graph import Made

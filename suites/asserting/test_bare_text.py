@@ -11,10 +11,10 @@ import torch.distributed._functional_collectives as functional
 from torch import fx, nn
 
 from fixtures.models import traced
-from pytest_fxbucket.asserting.texts import text_of
-from pytest_fxbucket.capture.bare import group_names
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PlanError, UsageError
+from pytest_fxbucket.graph_view.bare import group_names
+from pytest_fxbucket.pytest_plugin.expectations.texts import text_of
 
 c10d = torch.ops._c10d_functional
 

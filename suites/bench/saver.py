@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from pytest_fxbucket.bench.saving import save_new
+from pytest_fxbucket.pytest_plugin.saving import save_new
 
 
 def stop_at(name: str, when: str) -> None:

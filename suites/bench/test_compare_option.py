@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_fxbucket.compat.pytest_benchmark_storage import storage_folder
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.session import fx_session
+from pytest_fxbucket.pytest_plugin.saving import storage_folder
+from pytest_fxbucket.pytest_plugin.session import fx_session
 from suites.bench.storage import KIND, Project
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.bench.saving import never_replaced, replace_whole, save_new
+from pytest_fxbucket.pytest_plugin.saving import never_replaced, replace_whole, save_new
 from suites.bench import saver
 
 ROOT = Path(__file__).parents[2]

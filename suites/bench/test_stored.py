@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.bench.store import compared_with, find, run_files, runs_of, same_files
-from pytest_fxbucket.commit.repository import Repository
+from pytest_fxbucket.commit import Repository
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from suites.bench.records import MACHINE, fields, record
 from suites.bench.storage import KIND, PLAN, Project, file_of, file_text, found

@@ -8,9 +8,9 @@ import pytest
 
 from pytest_fxbucket.bench.measure import timed_graph
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.world import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.step.portable import digest
 from suites.checks.test_bitwise_iterations import ADAMW, PLAN
 
 

@@ -13,14 +13,14 @@ from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.benchmark import Benchmark
+from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.world import World, mesh_of
 from suites.bench.timing_jobs import Clocked
 
 PLAN = """

@@ -21,16 +21,16 @@ from torch import Tensor
 from fixtures.models.llama import build, loss
 from pytest_fxbucket.capture import joint
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import fake_mesh
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.override.overrides import NONE
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.mesh import fake_mesh
 
 DEEP, SHORT, TURNS = 126, 24, 3
 SHAPE = {"dim": 16384, "heads": 128, "kv_heads": 8, "vocab": 128256}
@@ -116,7 +116,7 @@ def plain(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     with mock.patch.object(joint, "NodeNamer", _Nobody):
         step = joint._JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1, NONE, ())
     with mode:
-        return trace.trace(step, step.inputs)
+        return tracing.trace(step, step.inputs)
 
 
 class _Nobody(NodeNamer):

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from pytest_fxbucket import collector
 from pytest_fxbucket.cli.show import full_text
+from pytest_fxbucket.golden import text as schedule_text
+from pytest_fxbucket.golden.mismatch import change_lines
 from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.golden.text import change_lines
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.schedule import text as schedule_text
-from pytest_fxbucket.world import text_of
+from pytest_fxbucket.plan_on_mesh import text_of
+from pytest_fxbucket.process import collector
 from suites.benchmarks.passes import Graphs, clock
 
 LAYERS = 108
@@ -76,7 +76,7 @@ def unfolded(graphs: Graphs) -> str:
 def nothing_folds() -> Iterator[None]:
     """Write every layer out."""
     lines = schedule_text.schedule_lines
-    with mock.patch("pytest_fxbucket.golden.text.schedule_lines", lambda schedule: lines(schedule, folded=False)):
+    with mock.patch("pytest_fxbucket.golden.mismatch.schedule_lines", lambda schedule: lines(schedule, folded=False)):
         yield
 
 

@@ -16,16 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.checks.bitwise_job import Task
-from pytest_fxbucket.graph.portable import decode
-from pytest_fxbucket.passes.default_packer import cut_views, pack
-from pytest_fxbucket.passes.making import Maker
-from pytest_fxbucket.passes.packers import Bucket
+from pytest_fxbucket.checks.bitwise.job import Task
+from pytest_fxbucket.passes.new_nodes import Maker
+from pytest_fxbucket.passes.packers import Bucket, cut_views, pack
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan_on_mesh import World
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.portable import decode
 from pytest_fxbucket.stepping import state_and_batches
-from pytest_fxbucket.world import World
 
 RANKS = 4
 DIMS = {64: ("4,000", 40), 256: ("65,000", 20), 1024: ("1,000,000", 6)}

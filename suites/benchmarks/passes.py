@@ -23,20 +23,20 @@ from unittest import mock
 
 from torch import fx
 
-from pytest_fxbucket import collector
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.checks.audit import audit
-from pytest_fxbucket.checks.collectives import calls_of
-from pytest_fxbucket.checks.promise import promise_of
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.checks.audit.audit import audit
+from pytest_fxbucket.checks.audit.expectations import promise_of
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
-from pytest_fxbucket.golden.text import golden_text
+from pytest_fxbucket.golden.mismatch import golden_text
+from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.graph.calls import calls_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.plan_on_mesh import Passed, World
+from pytest_fxbucket.process import collector
 from pytest_fxbucket.same.step import Side, compared
 from pytest_fxbucket.same.table import Table
-from pytest_fxbucket.schedule.events import schedule_of
-from pytest_fxbucket.world import Passed, World
+from pytest_fxbucket.step.mesh import shard_mesh
 from suites.benchmarks.decoder import RANKS, plan_of
 from suites.benchmarks.view import measure
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from fixtures.reference.by_torch import fsdp2
 from fixtures.reference.stepping import Call, imported, loss_of
-from pytest_fxbucket import collector
 from pytest_fxbucket.bench.job import Rounds, Step, Timed, TimingTask, come_first, take_samples
+from pytest_fxbucket.process import collector
 
 FSDP2 = "FSDP2 eager"
 

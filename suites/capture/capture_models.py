@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytest_fxbucket.capture.mesh import Group, Mesh
 from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.step.mesh import Group, Mesh
 
 WIDTH = 8
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.capture.optimizers.clip import Clip, NormDim
+from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.optimizers.update import trace_update
 from suites.capture.optimizer_steps import beginning, step, values
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.functional.writes import make_functional
+from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.compat.trace import trace
+from pytest_fxbucket.compat.tracing import trace
 from pytest_fxbucket.graph.effects import written
 
 Tree = Any

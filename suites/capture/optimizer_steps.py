@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.capture.optimizers.clip import Clip
+from pytest_fxbucket.capture.clip import Clip
 from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
 from pytest_fxbucket.capture.optimizers.update import Update, trace_update
-from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.step.roles import Value
 
 Tensors = dict[str, torch.Tensor]
 Build = Callable[[Mapping[str, torch.Tensor]], Sequence[torch.optim.Optimizer]]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Override, Parallel, Plan, Run, Step
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.roles import StepGraph
 
 MODELS, CALLABLES = "suites.capture.override_models", "suites.capture.override_subgraphs"
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.world import World, mesh_of
+from pytest_fxbucket.step.portable import encode_module
+from pytest_fxbucket.step.roles import StepGraph
 
 STEPS = 3
 HERE = Path(__file__).resolve().parent

@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 
 from fixtures.reference.stepping import built, imported
 from pytest_fxbucket.capture.held import held_tensors
-from pytest_fxbucket.capture.mesh import Mesh, make_groups
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.capture.roles import Parameter
-from pytest_fxbucket.graph.portable import decode
+from pytest_fxbucket.step.mesh import Mesh, make_groups
+from pytest_fxbucket.step.portable import decode
+from pytest_fxbucket.step.roles import Parameter
 
 
 def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 
 def plan_of(

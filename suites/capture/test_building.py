@@ -11,9 +11,9 @@ import torch
 from steps import captured
 from torch import nn
 
-from pytest_fxbucket.capture import building
-from pytest_fxbucket.capture.building import build
-from pytest_fxbucket.compat.trace import is_fake
+from pytest_fxbucket.capture import model as building
+from pytest_fxbucket.capture.model import build
+from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
 
 Factory = Callable[[], nn.Module]

@@ -15,9 +15,9 @@ import torch
 from steps import captured, plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
+from pytest_fxbucket.step.mesh import shard_mesh
 
 
 def sentence(factory: str = "residual", **rest: Any) -> str:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from steps import is_backward, launches, plan_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Step
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.roles import StepGraph
 
 
 def with_checkpoint(*modules: str) -> StepGraph:

@@ -9,13 +9,13 @@ import pytest
 from parity import assert_same, by_hand, payload_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan, Step
+from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.step.roles import StepGraph
 
 
 def plan_of(factory: str, *, step: Step | None = None, **args: Any) -> Plan:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fxbucket.compat.fake_strides import OTHERWISE, KernelFakeMode
-from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.fake_tensors import OTHERWISE, FakeTensorMode, KernelFakeMode
 
 PLAIN, TURNED = torch.rand(2, 12, 4), torch.rand(2, 4, 12).transpose(1, 2)
 LAYOUTS = {"first": (TURNED, PLAIN), "rest": (PLAIN, TURNED), "all": (TURNED, TURNED)}

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from pytest_fxbucket.capture.functional.writes import make_functional
+from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.errors import CaptureError
 from suites.capture.functional_graphs import both, same, traced
 

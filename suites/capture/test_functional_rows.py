@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.capture.functional.twins import twin_of
-from pytest_fxbucket.capture.functional.writes import make_functional
+from pytest_fxbucket.capture.functional_operators import twin_of
+from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from suites.capture.functional_graphs import bytes_of
 

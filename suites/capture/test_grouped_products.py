@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.compat.trace import trace
+from pytest_fxbucket.compat.tracing import trace
 
 
 def multiplied(tokens: torch.Tensor, experts: torch.Tensor, ends: torch.Tensor) -> list[torch.Tensor]:

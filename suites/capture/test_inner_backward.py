@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fxbucket.capture.inner import backward_in_forward, reached
+from pytest_fxbucket.capture.backward import backward_in_forward, reached
 
 
 class Given:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.user_frame import blamed
 
 
 def test_a_histogram_of_integers_is_told_from_what_tracing_cannot_do() -> None:

@@ -12,11 +12,11 @@ from steps import plan_of
 from test_capture_errors import line_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import KNOWN, mesh_with
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Step
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.mesh import KNOWN, mesh_with
 
 
 def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -> str:

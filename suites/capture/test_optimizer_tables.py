@@ -12,7 +12,7 @@ import torch
 from pytest_fxbucket.capture.optimizers.optimizer import build_optimizers
 from pytest_fxbucket.capture.optimizers.update import trace_update
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, parse_entries
+from pytest_fxbucket.plan.selectors import Entry, ResolvedEntry, parse_entries
 from suites.capture.optimizer_steps import values
 
 FQNS = ["embed.weight", "layers.0.w", "layers.0.norm.weight", "layers.1.w", "layers.1.norm.weight", "out.bias"]

@@ -10,13 +10,13 @@ from torch import fx
 
 from pytest_fxbucket.capture.override.anchors import ANCHOR_FORWARD
 from pytest_fxbucket.capture.override.expand import refuse_left_over
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.portable import decode, digest, encode_module
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.plan.schema import Optimizer
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.portable import decode, digest, encode_module
+from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.stepping import KEPT, Stepping, fields_of, update
-from pytest_fxbucket.world import mesh_of
 from suites.capture import override_subgraphs as subgraphs
 
 CALLS = ("fxbucket.call_forward.default", "fxbucket.call_backward.default")

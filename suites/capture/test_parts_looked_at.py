@@ -11,11 +11,11 @@ from steps import plan_of
 from torch import Tensor, nn
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Model, Optimizer, Step
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.roles import StepGraph
 
 
 class Attention(nn.Module):

@@ -9,13 +9,13 @@ import pytest
 from steps import launches, plan_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.checks.audit import audit
-from pytest_fxbucket.checks.promise import promise_of
+from pytest_fxbucket.checks.audit.audit import audit
+from pytest_fxbucket.checks.audit.expectations import promise_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Plan
-from pytest_fxbucket.world import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.step.mesh import shard_mesh
 
 ENTRIES = ("layers.*", "head")
 

@@ -13,16 +13,15 @@ from split_models import Labelled
 from steps import plan_of
 from torch import Tensor, nn
 
+from pytest_fxbucket.capture.batch import own_loss, split_of
 from pytest_fxbucket.capture.batches import batch_of
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.losses import own_loss
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.capture.split_batch import split_of
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.inputs import Path
+from pytest_fxbucket.plan.key_forms import Path
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 
 class One(nn.Module):

@@ -15,16 +15,16 @@ from torch import nn
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.joint import trace_joint
-from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.parallel.forwards import Forwards
 from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.portable import digest, encode_module
 from pytest_fxbucket.plan.schema import Parallel
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.portable import digest, encode_module
+from pytest_fxbucket.step.roles import Value
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from fixtures.models import traced
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.capture.traced import TracedStep, take_step
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Graph, Plan
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.portable import encode_module
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -10,11 +10,11 @@ from parity import assert_same, payload_of, step_of
 from steps import captured, plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Plan
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.mesh import shard_mesh
 
 
 def floating(*entries: str, factory: str = "floats_between", **parallel: object) -> Plan:

@@ -9,10 +9,10 @@ import torch
 from steps import captured, is_backward, launches, made_by, module_of, sent_by
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph.collectives import argument, waits_of
 from pytest_fxbucket.graph.ops import is_view
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.step.roles import StepGraph
 
 LAYERS = ["layers.0", "layers.1", "layers.2", "head"]
 WEIGHTS = [f"{layer}.weight" for layer in LAYERS]

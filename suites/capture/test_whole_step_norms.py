@@ -16,9 +16,9 @@ from parity import STEPS, run, step_of
 from whole_step_cases import CLIPPED, LLAMA, MOE, TP, Case, payloads_of
 
 from pytest_fxbucket.capture.parallel.parts import Parts
-from pytest_fxbucket.capture.roles import StepGraph
+from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.step.roles import StepGraph
 
 SGD = '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 1.0 }\n'
 WITH_TP, EXPERTS = Case(LLAMA + TP + SGD + CLIPPED), Case(MOE + SGD + CLIPPED)

@@ -13,10 +13,10 @@ from typing import Any
 
 from parity import STEPS, payload_of
 
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.checks.bitwise_job import Task
+from pytest_fxbucket.checks.bitwise.job import Task
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.step.roles import StepGraph
 
 LLAMA = """
 [model]

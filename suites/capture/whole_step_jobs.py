@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fixtures.reference import by_torch
 from fixtures.reference.stepping import backward, imported, local
-from pytest_fxbucket.capture.mesh import make_groups
-from pytest_fxbucket.checks.bitwise_job import Task
-from pytest_fxbucket.graph.portable import decode
+from pytest_fxbucket.checks.bitwise.job import Task
+from pytest_fxbucket.step.mesh import make_groups
+from pytest_fxbucket.step.portable import decode
 from pytest_fxbucket.stepping import KEPT, state_and_batches
 
 Step = dict[str, dict[str, Tensor]]

@@ -10,8 +10,8 @@ from bitwise_models import WIDTH, Mlp, batch
 from torch import Tensor, fx, nn
 
 from pytest_fxbucket.capture import StepGraph
-from pytest_fxbucket.passes import default_packer
-from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.passes import packers
+from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Bucket, Unpack
 
 
@@ -63,7 +63,7 @@ def turned(module: nn.Module, x: Tensor) -> Tensor:
 def joined(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
     """Gathers are packed by ``cat`` of views; anything else as by default."""
     if bucket.kind != "all_gather":
-        return default_packer.pack(make, bucket)
+        return packers.pack(make, bucket)
     aten = torch.ops.aten
     parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Phase, StepGraph
 from pytest_fxbucket.graph.collectives import is_reduce_scatter, is_wait
+from pytest_fxbucket.step.roles import Phase, StepGraph
 from pytest_fxbucket.transforms import transformation
 from pytest_fxbucket.transforms.next_iteration import next_iteration
 

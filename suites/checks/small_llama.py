@@ -6,14 +6,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.golden.store import render
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan_on_mesh import World
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.world import World
+from pytest_fxbucket.step.mesh import shard_mesh
 
 PLAN = """
 [model]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.capture.roles import Direction
-from pytest_fxbucket.checks.audit import Promise, audit
+from pytest_fxbucket.checks.audit.audit import Promise, audit
 from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+from pytest_fxbucket.step.roles import Direction
 
 ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}

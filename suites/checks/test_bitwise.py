@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.checks.bitwise import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
-from pytest_fxbucket.checks.bitwise_job import Difference, Outcome, bits, ulps_apart
+from pytest_fxbucket.checks.bitwise.job import Difference, Outcome, bits, ulps_apart
+from pytest_fxbucket.checks.bitwise.judge import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.plan.entries import parse_entries
@@ -176,7 +176,7 @@ class TestOnRanks:
     def test_a_model_that_memory_cannot_hold_is_refused_before_ranks_build_it(
         self, bitwise: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_fxbucket.checks.too_large.available_memory", lambda: 1000)
+        monkeypatch.setattr("pytest_fxbucket.checks.on_ranks.available_memory", lambda: 1000)
         with pytest.raises(RankError, match=r"mlp.toml: 2 ranks here would build 0\.0 GiB of parameters"):
             bitwise()
 

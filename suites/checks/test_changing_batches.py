@@ -12,12 +12,12 @@ import torch
 from test_data_that_cannot_tell import PLAN
 
 from pytest_fxbucket.capture.batches import Followed, batch_of
-from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Run
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.step.roles import Value
 
 TRACED = (Value("param", "w", (2,), torch.float32), Value("batch", "['x']", (3, 8), torch.float32))
 FIRST = {"x": torch.ones(3, 8), "scale": 2.0, "mask": None}

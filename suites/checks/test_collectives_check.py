@@ -9,9 +9,9 @@ import torch
 import torch.distributed._functional_collectives  # registers the operators
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.checks.collectives import Call, calls_of, joint_problems
+from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.step.roles import Value
 
 c10d = torch.ops._c10d_functional
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.capture.parallel.sharded import Sharded
+from pytest_fxbucket.capture.parallel.modes import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run

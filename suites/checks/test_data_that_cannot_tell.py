@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_copies import HYBRID
 
-from pytest_fxbucket.capture.parallel.sharded import Sharded
+from pytest_fxbucket.capture.parallel.modes import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Optimizer, Parallel, Plan, Run, Step

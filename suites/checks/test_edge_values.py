@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.edge_values import put_edges
+from pytest_fxbucket.checks.bitwise.job import put_edges
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.ranks.pools import Pools

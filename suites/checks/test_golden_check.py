@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.world import World, text_of
+from pytest_fxbucket.plan_on_mesh import World, text_of
+from pytest_fxbucket.step.mesh import shard_mesh
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +21,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from pytest_fxbucket.golden.text import text_of
-from pytest_fxbucket.graph.portable import digest
+from pytest_fxbucket.golden.mismatch import text_of
+from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.run import PlanRun, RunSettings
 from small_llama import PLAN

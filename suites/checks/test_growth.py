@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from torch import fx
 
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.benchmarks.decoder import RANKS
 from suites.benchmarks.passes import ROWS, Graphs

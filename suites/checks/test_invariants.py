@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fixtures.models import traced
 from pytest_fxbucket.checks.invariants import assert_invariants, broken_invariants
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.keep_order import without_kept_order

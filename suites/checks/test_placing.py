@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.checks.placing import cannot_run_on, place
-from pytest_fxbucket.graph.portable import decode, digest, encode_module
+from pytest_fxbucket.step.portable import decode, digest, encode_module
 
 
 def constants(x: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from launches_by_hand import F32, gather, promise
 
-from pytest_fxbucket.checks.promised_memory import memory_problems
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
-from pytest_fxbucket.graph.live import gathered_lives, live_bytes, peak_bytes
+from pytest_fxbucket.checks.audit.memory import memory_problems
+from pytest_fxbucket.graph.buckets import Bucket, Member, Reading, gathered_lives, live_bytes, peak_bytes
 
 FQNS = ("a.u", "b.u", "c.u", "d.u")
 SIZE = 256

@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from torch import fx
 
+from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.targets import Targets
-from pytest_fxbucket.schedule.changes import changes
-from pytest_fxbucket.schedule.read_back import read_back
 from suites.checks.traced_modes import DDP, SCATTER_FIRST, Step, Traced, traced
 from suites.passes.programs import aten
 

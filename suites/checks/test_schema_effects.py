@@ -8,13 +8,13 @@ from typing import NamedTuple
 import pytest
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.graph.portable import digest
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan, keys
+from pytest_fxbucket.plan_on_mesh import text_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.world import text_of
+from pytest_fxbucket.step.portable import digest
 
 MODEL = """
 [model]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.checks.bitwise_job import Task, run
-from pytest_fxbucket.graph.portable import encode_module
+from pytest_fxbucket.checks.bitwise.job import Task, run
 from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.portable import encode_module
+from pytest_fxbucket.step.roles import Value
 
 
 def writing(amount: float) -> fx.GraphModule:

@@ -15,16 +15,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.checks.audit import Promise, audit
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.checks.audit.audit import Promise, audit
+from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph.updates import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_parameter
-from pytest_fxbucket.schedule.events import schedule_of
-from pytest_fxbucket.schedule.text import schedule_lines
+from pytest_fxbucket.step.roles import Value
 from suites.passes.on_ranks import HALVES, copied, fake_groups
 from suites.passes.programs import Passed
 from suites.passes.rank_jobs_of_passes import Groups

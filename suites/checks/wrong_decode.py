@@ -7,15 +7,15 @@ from unittest import mock
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks import bitwise_job
-from pytest_fxbucket.graph.portable import PortableGraph, decode
+from pytest_fxbucket.checks.bitwise import job
+from pytest_fxbucket.step.portable import PortableGraph, decode
 
 aten = torch.ops.aten
 
 
-def run(rank: int, world: int, task: bitwise_job.Task) -> bitwise_job.Outcome:
-    with mock.patch.object(bitwise_job, "decode", _wrongly):
-        return bitwise_job.run(rank, world, task)
+def run(rank: int, world: int, task: job.Task) -> job.Outcome:
+    with mock.patch.object(job, "decode", _wrongly):
+        return job.run(rank, world, task)
 
 
 def _wrongly(portable: PortableGraph) -> fx.GraphModule:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.explain.folded import Row, fold, fold_names
-from pytest_fxbucket.explain.text import WIDTH, graph_lines
-from pytest_fxbucket.explain.told import Graph
+from pytest_fxbucket.explain.report import Graph
+from pytest_fxbucket.explain.text import WIDTH, Row, fold, fold_names, graph_lines
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
 

@@ -13,9 +13,9 @@ import pytest
 
 from pytest_fxbucket.cli import main
 from pytest_fxbucket.cli.blocks import Names, draft
-from pytest_fxbucket.cli.toml_text import from_toml, to_toml
+from pytest_fxbucket.cli.first_plan import from_toml, to_toml
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, resolve
-from pytest_fxbucket.units import human_bytes
+from pytest_fxbucket.words import human_bytes
 
 MODEL = """
 import torch

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.options import TABLE
 from pytest_fxbucket.plan import parse_plans
+from pytest_fxbucket.pytest_plugin.options import TABLE
 from suites.docs.blocks import BLOCKS, ROOT, TRIED, Block, missing, of
 from suites.docs.project import merged, runs, write_files
 

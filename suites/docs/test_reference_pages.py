@@ -11,9 +11,10 @@ from importlib import import_module
 import pytest
 from _pytest.fixtures import FixtureFunctionDefinition
 
-from pytest_fxbucket import cli, plugin
-from pytest_fxbucket.options import TABLE
+from pytest_fxbucket import cli
 from pytest_fxbucket.plan.schema import Benchmark, Key, Ring, keys
+from pytest_fxbucket.pytest_plugin import plugin
+from pytest_fxbucket.pytest_plugin.options import TABLE
 from suites.docs.blocks import ROOT
 from suites.plans.plan_reference import END, PAGE, reference, replaced
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.step.roles import StepGraph
 
 aten = torch.ops.aten
 

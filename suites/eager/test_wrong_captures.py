@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket import world
-from pytest_fxbucket.capture.mesh import Mesh
-from pytest_fxbucket.capture.roles import StepGraph
+from pytest_fxbucket import plan_on_mesh
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.step.mesh import Mesh
+from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import plan_of
 from suites.eager.wrong_captures import FAULTS, Fault, faulty
 
@@ -31,12 +31,12 @@ def test_the_right_capture_is_green(tmp_path: Path, pools: Pools) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.__name__ for fault in FAULTS])
 def test_a_wrong_capture_is_red_here_alone(fault: Fault, tmp_path: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = world.capture_plan
+    right = plan_on_mesh.capture_plan
 
     def wrong(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
         return faulty(right(plan, mesh, rank), fault)
 
-    monkeypatch.setattr(world, "capture_plan", wrong)
+    monkeypatch.setattr(plan_on_mesh, "capture_plan", wrong)
     run = run_of(tmp_path, pools)
     assert run.check("bitwise")
     verdict = run.check("eager")

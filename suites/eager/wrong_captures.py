@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.editing import behind, gradient_of, in_front, input_of, insert, instead, launch_behind, outputs_of, waits_of
 
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph
+from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.editing import behind, gradient_of, insert, instead, launch_behind, waits_of
 from suites.eager.wrong_captures import OUTSIDE, Fault
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.checks.collectives import Call, calls_of, joint_problems
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.carried import carried
 from pytest_fxbucket.passes.grouping import MB
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.roles import Value
 from suites.fuzz.drawing import Step
 from suites.fuzz.drawn import NAMES, drawn
 from suites.passes.on_ranks import compare, copied, fake_groups

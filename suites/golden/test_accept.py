@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.errors import GoldenError
+from pytest_fxbucket.files import Snapshot, write_whole
 from pytest_fxbucket.golden.accept import AcceptQueue, accepts
-from pytest_fxbucket.golden.disk import Snapshot, write_whole
 from pytest_fxbucket.golden.store import render
 
 OLD, NEW = render("old"), render("new")

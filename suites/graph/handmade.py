@@ -12,10 +12,10 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from pytest_fxbucket.capture.roles import Role, Value
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.follow import Followed, follow
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.step.roles import Role, Value
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pytest_fxbucket.graph.displaced import displaced
+from pytest_fxbucket.graph.order import displaced
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from fixtures.models import traced
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.graph.listing import listing, notes_of
 
 aten = torch.ops.aten

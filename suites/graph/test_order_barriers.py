@@ -17,7 +17,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan import load_plans
-from pytest_fxbucket.world import mesh_of
+from pytest_fxbucket.plan_on_mesh import mesh_of
 
 LIBRARY = "fxbucket_order"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.graph.order import Order, order_of
 
 aten, c10d = torch.ops.aten, c10d_functional()

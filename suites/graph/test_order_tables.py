@@ -11,7 +11,7 @@ from handmade import aten, c10d
 from ordering import stays_before
 from torch import fx
 
-from pytest_fxbucket.graph import silent
+from pytest_fxbucket.graph import effects
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.order import order_of
 
@@ -98,9 +98,9 @@ def test_sends_and_receives_keep_their_order_and_other_launches_do_not() -> None
     assert not stays_before(order, one, two)
 
 
-@pytest.mark.parametrize("name", sorted(silent.SHARES | silent.WRITES))
+@pytest.mark.parametrize("name", sorted(effects.SHARES | effects.WRITES))
 def test_every_name_in_a_table_is_an_argument_of_an_operator_where_it_exists(name: str) -> None:
-    names = {*silent.SHARES.get(name, ()), *silent.WRITES.get(name, ())}
+    names = {*effects.SHARES.get(name, ()), *effects.WRITES.get(name, ())}
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name == name]
     arguments = {argument.name for schema in schemas for argument in schema.arguments}
     assert not schemas or names & arguments

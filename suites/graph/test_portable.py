@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch._higher_order_ops.cond import cond_op
 
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph.portable import decode, digest, encode, encode_module, raw_bytes
+from pytest_fxbucket.step.portable import decode, digest, encode, encode_module, raw_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 aten = torch.ops.aten

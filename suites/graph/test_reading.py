@@ -13,15 +13,15 @@ from handmade import GROUP, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.buckets import Bucket, Reading
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 MODULES = ["tok_embeddings", "layers.0", "layers.1", ["norm", "output"]]
 

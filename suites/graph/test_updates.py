@@ -9,11 +9,11 @@ import torch
 from handmade import Handmade
 from torch import fx
 
-from pytest_fxbucket.checks.promise import Promise
-from pytest_fxbucket.checks.promised_updates import update_problems
+from pytest_fxbucket.checks.audit.expectations import Promise
+from pytest_fxbucket.checks.audit.updates import update_problems
+from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import Reading
-from pytest_fxbucket.schedule.events import schedule_of
-from pytest_fxbucket.schedule.text import schedule_lines
 from suites.graph.whole_steps import Kind, WholeStep
 
 aten = torch.ops.aten

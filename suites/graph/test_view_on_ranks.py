@@ -8,9 +8,9 @@ import pytest
 import torch
 from view_running import Runner, drawn
 
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph_view import GraphView, SubGraph
+from pytest_fxbucket.step.roles import StepGraph
 
 HYBRID = pytest.mark.fxbucket_plan("fixtures/plans/hybrid.toml")
 

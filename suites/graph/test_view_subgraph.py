@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from view_models import Net, Twice, Wrapper, cached_aot, captured, dynamo, ones
 from view_running import RANKS, check, drawn
 
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph_view import GraphView
 

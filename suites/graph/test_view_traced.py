@@ -23,7 +23,7 @@ from view_models import (
     ones,
 )
 
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.graph_view import GraphView
 from pytest_fxbucket.passes import manual_overlap_bucketing
 

@@ -9,8 +9,8 @@ import torch
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 from torch import fx
 
-from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.ops import returns_written
+from pytest_fxbucket.graph.storages import base
 
 
 def viewed(made: Handmade, node: fx.Node) -> fx.Node:

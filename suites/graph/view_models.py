@@ -16,9 +16,9 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 WIDTH = 4
 PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans"

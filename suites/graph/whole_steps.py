@@ -9,12 +9,12 @@ from typing import Literal
 
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_parameter
+from pytest_fxbucket.step.roles import Value
 from suites.graph.handmade import Handmade, aten
 
 Kind = Literal["fused", "foreach", "plain", "in_place"]

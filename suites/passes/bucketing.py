@@ -11,14 +11,14 @@ from typing import Any, cast
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Bucket as Launched
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Overlap, Parallel, Plan
-from pytest_fxbucket.world import Passed, World, mesh_of
+from pytest_fxbucket.plan_on_mesh import Passed, World, mesh_of
+from pytest_fxbucket.step.roles import StepGraph
 
 LLAMA = ("tok_embeddings", "layers.[0-1]", "norm+output")
 STACK = ("layers.*",)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.graph import collectives
 
 ROWS, COLUMNS, RANKS = 2, 3, 4

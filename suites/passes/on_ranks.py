@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.portable import encode_module
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.portable import encode_module
 from suites.passes.rank_jobs_of_passes import Case, Given, Groups
 
 JOB = "suites.passes.rank_jobs_of_passes:compare"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from pytest_fxbucket.compat.groups import group_ranks, twin_name
+from pytest_fxbucket.compat.c10d import group_ranks, twin_name
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.graph.portable import PortableGraph, decode
+from pytest_fxbucket.step.portable import PortableGraph, decode
 
 
 def both(rank: int, world: int, graphs: tuple[PortableGraph, PortableGraph]) -> tuple[list[bool], tuple[int, ...], str, int]:

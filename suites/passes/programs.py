@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass

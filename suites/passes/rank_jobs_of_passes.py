@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from pytest_fxbucket.checks.bitwise_job import bits
-from pytest_fxbucket.compat.groups import group_name, twin_name, untwinned
+from pytest_fxbucket.checks.bitwise.job import bits
+from pytest_fxbucket.compat.c10d import group_name, twin_name, untwinned
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.ops import overload
-from pytest_fxbucket.graph.portable import PortableGraph, decode
 from pytest_fxbucket.ranks import mark
+from pytest_fxbucket.step.portable import PortableGraph, decode
 
 Groups = Mapping[str, Sequence[Sequence[int]]]
 """By the name that graphs use: who talks to whom. Each rank is in one list of each name; the lists are of one length."""

@@ -13,11 +13,11 @@ from torch import fx
 from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Reading
-from pytest_fxbucket.graph.portable import digest, encode, encode_module
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan import PlanError
+from pytest_fxbucket.plan_on_mesh import World
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.world import World
+from pytest_fxbucket.step.portable import digest, encode, encode_module
 from suites.passes.bucketing import world_of
 from suites.passes.on_ranks import JOB, LIMIT_S, _given, copied, fake_groups
 from suites.passes.partings import PARTINGS, VERSIONS, Parting, Torchs, table

@@ -8,7 +8,7 @@ from hand_made import COLUMNS, ROWS, HandMade, aten
 from torch import fx
 
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.circles import components, drawn, drawn_together, is_acyclic
+from pytest_fxbucket.passes.arrange import components, drawn, drawn_together, is_acyclic
 from pytest_fxbucket.passes.grouping import Rules, grouping_of
 from pytest_fxbucket.passes.targets import by_module
 

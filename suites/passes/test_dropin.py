@@ -9,14 +9,14 @@ import torch
 from hand_made import HandMade, chain, launch_names
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.manual import ManualPass
-from pytest_fxbucket.world import World
+from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.step.roles import Value
 from suites.passes.bucketing import world_of
 
 

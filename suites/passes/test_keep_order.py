@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.graph.portable import decode, digest, encode, encode_module
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order, keep_order
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.portable import decode, digest, encode, encode_module
 from suites.passes.programs import Program, aten, c10d
 
 RANKS, SIZE = 8, 64

@@ -10,7 +10,7 @@ import torch
 from hand_made import COLUMNS, RANKS, ROWS, HandMade, aten, c10d, launch_names
 from torch import fx
 
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.manual import ManualPass

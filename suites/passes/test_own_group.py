@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from torch import fx
 
-from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.compat.groups import group_ranks
+from pytest_fxbucket.compat.c10d import fake_world, group_ranks
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.graph.portable import encode_module
-from pytest_fxbucket.passes.own_group import on_own_group
+from pytest_fxbucket.passes.manual import on_own_group
 from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.portable import encode_module
 from suites.passes.on_ranks import HALVES, copied
 from suites.passes.programs import Program, aten
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.compat.storage import storage_key
+from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.pack import build
 from suites.passes.all_ranks import Env

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PassError
 from suites.passes.packing import assert_same, packed
 from suites.passes.programs import Program, aten, c10d

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
-from pytest_fxbucket.passes.making import Maker
+from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Bucket, Unpack, packer_named
 from suites.passes.packing import assert_same
 from suites.passes.programs import Program, aten

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import fx
 
-from pytest_fxbucket.compat.after import after
+from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.passes.keep_order import forget_order
 from suites.graph.handmade import aten

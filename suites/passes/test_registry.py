@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 from bucketing import passed, world_of
 
-from pytest_fxbucket.capture.roles import Parameter
 from pytest_fxbucket.compat import torch_pass
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.registry import Bucketed, Job, module_plans, run_pass
-from pytest_fxbucket.plan.selector import ResolvedEntry
+from pytest_fxbucket.plan.selectors import ResolvedEntry
+from pytest_fxbucket.step.roles import Parameter
 
 
 def run(name: str, case: str = "late", **options: object) -> Bucketed:

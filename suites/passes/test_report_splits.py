@@ -14,8 +14,7 @@ from torch import fx
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.grouping import Rules, grouping_of
 from pytest_fxbucket.passes.manual import ManualPass
-from pytest_fxbucket.passes.report import PassReport
-from pytest_fxbucket.passes.splits import remedy, sentence
+from pytest_fxbucket.passes.report import PassReport, remedy, sentence
 from pytest_fxbucket.passes.targets import by_module, by_size
 
 SHARD = ROWS * COLUMNS * 4 * RANKS

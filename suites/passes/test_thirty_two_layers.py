@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.displaced import displaced
-from pytest_fxbucket.graph.live import gathered_lives, peak_bytes
+from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
+from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.world import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
 
 PLAN = Path(__file__).resolve().parents[2] / "fixtures/plans/llama32.toml"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.plan import Plan, PlanError, parse_plans
-from pytest_fxbucket.plan.agree import agree_with_entries
+from pytest_fxbucket.plan.consistency import agree_with_entries
 
 HEAD = """
 [model]

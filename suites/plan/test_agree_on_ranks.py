@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.plan import Plan, PlanError, parse_plans
-from pytest_fxbucket.plan.agree_on_ranks import refuse_too_many_ranks
+from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.plan.schema import rule_of
 from pytest_fxbucket.ranks.messages import MAX_RANKS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.plan import PlanError, parse_plans
-from pytest_fxbucket.plan.places import refuse_wrong_places
+from pytest_fxbucket.plan.key_forms import refuse_wrong_places
 
 PLAN = """
 [model]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.plan import PlanError, parse_plans, schema
-from pytest_fxbucket.units import show
+from pytest_fxbucket.words import show
 
 # A value beside the default for every key whose values cannot be listed.
 SECOND: dict[tuple[str, str], str] = {

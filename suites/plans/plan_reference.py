@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_fxbucket.cli.toml_text import to_toml
+from pytest_fxbucket.cli.first_plan import to_toml
 from pytest_fxbucket.plan.schema import Key, keys, rule_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import fixtures.models.traced
-from pytest_fxbucket.asserting.texts import text_of
 from pytest_fxbucket.checks.registry import CHECKS
-from pytest_fxbucket.golden.text import mismatch_lines
+from pytest_fxbucket.golden.mismatch import mismatch_lines
+from pytest_fxbucket.pytest_plugin.expectations.texts import text_of
 
 GRAPHS = '''
 import torch

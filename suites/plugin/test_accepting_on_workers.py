@@ -40,7 +40,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, way: str, *a
     options = WAYS[way]
     if options is None:
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-        return pytester.run(sys.executable, "-c", WITHOUT_XDIST, "-p", "pytest_fxbucket.plugin", *args)
+        return pytester.run(sys.executable, "-c", WITHOUT_XDIST, "-p", "pytest_fxbucket.pytest_plugin.plugin", *args)
     if options[:1] != ["-p"]:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
     return pytester.runpytest_inprocess(*options, *args)

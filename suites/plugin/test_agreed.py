@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.agreed import Agreed, Outcome, agree
+from pytest_fxbucket.pytest_plugin.torchrun import Agreed, Outcome, agree
 
 PASSED, SKIPPED = Outcome("passed"), Outcome("skipped", "no disk")
 

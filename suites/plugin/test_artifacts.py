@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.artifacts import Folder, why_elsewhere
 from pytest_fxbucket.checks.verdict import failed
-from pytest_fxbucket.terminal import failure_lines
+from pytest_fxbucket.pytest_plugin.terminal import failure_lines
 
 
 def names(path: Path) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.options import TABLE, Options, close_bare_accept
-from pytest_fxbucket.session import fx_session
+from pytest_fxbucket.pytest_plugin.options import TABLE, Options, close_bare_accept
+from pytest_fxbucket.pytest_plugin.session import fx_session
 
 
 def options_of(project: pytest.Pytester, *args: str) -> Options:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.session import fx_session
+from pytest_fxbucket.pytest_plugin.session import fx_session
 
 
 def report_of(project: pytest.Pytester, *args: str) -> Path | None:

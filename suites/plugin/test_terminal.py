@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_fxbucket.controller import Done, golden_lines
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import Written
-from pytest_fxbucket.options import Options
 from pytest_fxbucket.progress import Progress
-from pytest_fxbucket.session import PlanResult
-from pytest_fxbucket.terminal import (
+from pytest_fxbucket.pytest_plugin.controller import Done, golden_lines
+from pytest_fxbucket.pytest_plugin.options import Options
+from pytest_fxbucket.pytest_plugin.session import PlanResult
+from pytest_fxbucket.pytest_plugin.terminal import (
     bytes_text,
     error_text,
     failure_lines,

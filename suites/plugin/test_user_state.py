@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.graph.portable import digest, encode_module
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.process_state import ProcessState, torch_settings_now
+from pytest_fxbucket.process.state import ProcessState, torch_settings_now
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.step.portable import digest, encode_module
 from suites.plugin.conftest import MODEL, PLAN
 
 HEAD = "import os, random, signal, sys, warnings\nimport numpy, pytest, torch\nimport tiny\nfrom tiny import batch, loss\n\n"

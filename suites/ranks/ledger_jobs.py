@@ -6,15 +6,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from pytest_fxbucket.ranks import ledger
+from pytest_fxbucket.ranks import flight_recorder
 
 
 def entered():
     """What this rank's own ledger holds."""
-    own = ledger._own
-    found = object.__new__(ledger.Ledgers)
+    own = flight_recorder._own
+    found = object.__new__(flight_recorder.Ledgers)
     found._map = own.memory
-    return [launch.what for launch in found.read(own.start // ledger._LEDGER_BYTES).launches]
+    return [launch.what for launch in found.read(own.start // flight_recorder._LEDGER_BYTES).launches]
 
 
 def every_kind(rank, world, payload):

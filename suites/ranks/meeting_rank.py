@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from pytest_fxbucket.ranks.seats.meeting import Meeting
-from pytest_fxbucket.ranks.seats.member import Member
+from pytest_fxbucket.ranks.torchrun.member import Member
+from pytest_fxbucket.ranks.torchrun.rendezvous import Meeting
 
 rank, world, port = map(int, sys.argv[1:])
 meeting = Meeting(Member(rank, world, 0, 1, rank, world, "127.0.0.1", port, False, "suite/0"))

@@ -7,8 +7,8 @@ from math import ceil
 import torch
 import torch.distributed as dist
 
-from pytest_fxbucket.ranks import sums
-from pytest_fxbucket.ranks.ring import Ring
+from pytest_fxbucket.ranks.process_groups import sums
+from pytest_fxbucket.ranks.process_groups.sums import Ring
 
 C10D = torch.ops._c10d_functional
 

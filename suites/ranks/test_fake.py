@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.one_process.together import TogetherPool
 from pytest_fxbucket.ranks.pool import RankFailure
+from pytest_fxbucket.ranks.single_process.pool import TogetherPool
 
 ALONE = "suites.ranks.local_jobs:alone"
 

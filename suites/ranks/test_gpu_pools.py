@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks import gpu_lease
 from pytest_fxbucket.ranks.backend import nvidia_smi
 from pytest_fxbucket.ranks.failure import RankFailure
-from pytest_fxbucket.ranks.gpus import lease
 from pytest_fxbucket.ranks.pools import Pools
 
 GPUS = ("GPU-fake-0", "GPU-fake-1")
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(lease, "FOLDER", tmp_path / "locks")
+    monkeypatch.setattr(gpu_lease, "FOLDER", tmp_path / "locks")
     nvidia_smi.cache_clear()
     yield tmp_path / "locks"
     nvidia_smi.cache_clear()
@@ -43,7 +43,7 @@ def free(folder: Path) -> int:
     """How many GPUs could be leased now."""
     for count in (2, 1):
         try:
-            lease.take(count, GPUS, limit_s=0, folder=folder).release()
+            gpu_lease.take(count, GPUS, limit_s=0, folder=folder).release()
         except RankError:
             continue
         return count
@@ -69,10 +69,10 @@ def test_an_idle_pool_gives_back_what_others_wait_for(folder: Path, some_pools: 
     some_pools.get(1, "gloo:cuda").run("suites.ranks.gpu_jobs:surroundings", [None], timeout_s=60)
     some_pools.give_back()
     assert free(folder) == 1
-    queue = lease._locked(folder / f"queue-{GPUS[0]}", lease.fcntl.LOCK_EX)
+    queue = gpu_lease._locked(folder / f"queue-{GPUS[0]}", gpu_lease.fcntl.LOCK_EX)
     assert queue is not None
     some_pools.give_back()
-    lease._unlock(queue)
+    gpu_lease._unlock(queue)
     assert free(folder) == 2
 
 

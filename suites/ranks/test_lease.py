@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.gpus.lease import Lease, private_folder, take
+from pytest_fxbucket.ranks.gpu_lease import Lease, private_folder, take
 
 HOLDER = Path(__file__).with_name("lease_holder.py")
 GPUS = ("GPU-c", "GPU-a", "GPU-b", "GPU-d")

@@ -6,17 +6,17 @@ import os
 
 import pytest
 
-from pytest_fxbucket.ranks import ledger
-from pytest_fxbucket.ranks.ledger import Ledgers, Whereabouts, ranks_text
+from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.flight_recorder import Ledgers, Whereabouts, ranks_text
 
 
 @pytest.fixture
 def ledgers(monkeypatch):
     """Ledgers of four ranks, with this process as rank 2."""
-    monkeypatch.setattr(ledger, "_own", None)
+    monkeypatch.setattr(flight_recorder, "_own", None)
     found = Ledgers(4)
-    ledger.adopt(os.dup(found.fd), 4)
-    ledger.act_as(2)
+    flight_recorder.adopt(os.dup(found.fd), 4)
+    flight_recorder.act_as(2)
     yield found
     found.close()
 
@@ -27,68 +27,68 @@ def test_a_rank_that_did_nothing_is_nowhere(ledgers):
 
 
 def test_a_launch_is_told_by_kind_size_number_and_members(ledgers):
-    group = ledger.group((0, 1, 2, 3))
-    token = ledger.launch(group, "all_gather", "bfloat16", 4096)
+    group = flight_recorder.group((0, 1, 2, 3))
+    token = flight_recorder.launch(group, "all_gather", "bfloat16", 4096)
     assert ledgers.read(2).text == "launched all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
-    ledger.waits(token)
+    flight_recorder.waits(token)
     assert ledgers.read(2).text == "waits for all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
-    ledger.waited(token)
+    flight_recorder.waited(token)
     assert ledgers.read(2).text == "is past all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
 
 
 def test_an_older_launch_may_be_the_one_that_is_waited_for(ledgers):
-    group = ledger.group((0, 2))
-    first = ledger.launch(group, "all_reduce(sum)", "float32", 3)
-    ledger.launch(group, "barrier")
+    group = flight_recorder.group((0, 2))
+    first = flight_recorder.launch(group, "all_reduce(sum)", "float32", 3)
+    flight_recorder.launch(group, "barrier")
     assert ledgers.read(2).text == "launched barrier, number 2 on ranks 0, 2"
-    ledger.waits(first)
+    flight_recorder.waits(first)
     assert ledgers.read(2).text == "waits for all_reduce(sum) of 3 float32, number 1 on ranks 0, 2"
 
 
 def test_a_mark_numbers_the_collectives_from_one_again(ledgers):
-    group, other = ledger.group((0, 1, 2, 3)), ledger.group((0, 2))
-    ledger.launch(group, "barrier")
-    ledger.mark("step 2")
-    ledger.launch(group, "barrier")
-    ledger.launch(other, "barrier")
+    group, other = flight_recorder.group((0, 1, 2, 3)), flight_recorder.group((0, 2))
+    flight_recorder.launch(group, "barrier")
+    flight_recorder.mark("step 2")
+    flight_recorder.launch(group, "barrier")
+    flight_recorder.launch(other, "barrier")
     where = ledgers.read(2)
     assert where.mark == "step 2"
     assert [(launch.group, launch.index, launch.number) for launch in where.launches] == [(0, 0, 1), (0, 1, 1), (1, 0, 1)]
 
 
 def test_a_mark_is_cut_at_200_bytes_and_never_in_pieces(ledgers):
-    ledger.mark("ä" * 150)
+    flight_recorder.mark("ä" * 150)
     assert ledgers.read(2).mark == "ä" * 100
-    ledger.mark("short")
+    flight_recorder.mark("short")
     assert ledgers.read(2).mark == "short"
 
 
 def test_each_rank_has_its_own(ledgers):
-    ledger.act_as(0)
-    ledger.mark("here")
+    flight_recorder.act_as(0)
+    flight_recorder.mark("here")
     assert [ledgers.read(rank).mark for rank in range(4)] == ["here", "", "", ""]
 
 
 def test_the_last_256_launches_are_kept_in_order(ledgers):
-    group = ledger.group((0, 1, 2, 3))
+    group = flight_recorder.group((0, 1, 2, 3))
     for _ in range(300):
-        ledger.launch(group, "barrier")
+        flight_recorder.launch(group, "barrier")
     where = ledgers.read(2)
     assert [launch.index for launch in where.launches] == list(range(44, 300))
     assert where.groups[0].count == 300
 
 
 def test_clear_keeps_the_groups_from_before_settle_and_no_others(ledgers):
-    group = ledger.group((0, 1, 2, 3))
-    ledger.settle()
-    ledger.group((2, 3))
-    ledger.mark("old")
-    ledger.launch(group, "barrier")
+    group = flight_recorder.group((0, 1, 2, 3))
+    flight_recorder.settle()
+    flight_recorder.group((2, 3))
+    flight_recorder.mark("old")
+    flight_recorder.launch(group, "barrier")
     ledgers.clear(2)
     where = ledgers.read(2)
     assert (where.mark, where.at, where.launches) == ("", None, ())
     assert [(one.members, one.count) for one in where.groups] == [((0, 1, 2, 3), 0)]
-    assert ledger.launch(group, "barrier") == 1
+    assert flight_recorder.launch(group, "barrier") == 1
     assert ledgers.read(2).at.number == 1
 
 
@@ -96,7 +96,7 @@ def test_clear_keeps_the_groups_from_before_settle_and_no_others(ledgers):
     "ranks", [(0,), (5,), (0, 1), (1, 3), (0, 1, 2, 3), (0, 4, 8, 12), (1, 2, 5), tuple(range(1, 64, 2)), (0, 1, 8, 9, 63)]
 )
 def test_members_survive_as_text(ledgers, ranks):
-    ledger.group(ranks)
+    flight_recorder.group(ranks)
     assert ledgers.groups(2)[0].members == ranks
 
 
@@ -110,10 +110,10 @@ def test_ranks_read_as_people_write_them():
 
 
 def test_groups_beyond_the_table_are_not_recorded_and_do_no_harm(ledgers):
-    handles = [ledger.group((0, 1, 2, 3)) for _ in range(66)]
+    handles = [flight_recorder.group((0, 1, 2, 3)) for _ in range(66)]
     assert handles[-3:] == [63, -1, -1]
-    assert ledger.launch(-1, "barrier") == 0
-    ledger.waits(0)
+    assert flight_recorder.launch(-1, "barrier") == 0
+    flight_recorder.waits(0)
     assert ledgers.read(2).at is None
 
 

@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from pytest_fxbucket.ranks.one_process.baton import Baton
-from pytest_fxbucket.ranks.one_process.together import TogetherPool
 from pytest_fxbucket.ranks.pool import RankFailure
+from pytest_fxbucket.ranks.single_process.pool import TogetherPool
+from pytest_fxbucket.ranks.single_process.scheduler import Baton
 
 JOBS = "suites.ranks.local_jobs:"
 ORDERED = "suites.ranks.ordered_jobs:"
@@ -130,7 +130,7 @@ def test_a_failure_has_the_output_of_the_rank(local, tmp_path, where):
     assert (failure.kind, failure.rank, failure.error) == ("raised", 2, "said enough")
     assert failure.output[2] == "out of 2\nerr of 2\nagain 2\n"
     assert "in say" in failure.traceback
-    assert "answers.py" not in failure.traceback
+    assert "local.py" not in failure.traceback
 
 
 @pytest.mark.parametrize("job", ["leave_one_out", "stubborn"])

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from pytest_fxbucket.errors import RankError, UsageError
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.seats.agenda import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
-from pytest_fxbucket.ranks.seats.board import Board
-from pytest_fxbucket.ranks.seats.meeting import Lost, Meeting, Round
-from pytest_fxbucket.ranks.seats.member import Member, member_of
+from pytest_fxbucket.ranks.torchrun.member import Member, member_of
+from pytest_fxbucket.ranks.torchrun.progress import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
+from pytest_fxbucket.ranks.torchrun.rendezvous import Lost, Meeting, Round
+from pytest_fxbucket.ranks.torchrun.store import Board
 
 WORLD = 3
 LONG_S = 100.0
@@ -246,7 +246,7 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
         board = Board(member(0, port, "still/0"))
         board.note("word", "heard")
         server.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr("pytest_fxbucket.ranks.seats.board.LIMIT_S", 0.5)
+        monkeypatch.setattr("pytest_fxbucket.ranks.torchrun.store.LIMIT_S", 0.5)
         calls = (
             lambda: board.has("word"),
             lambda: board.note("a", "b"),

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_fxbucket.compat.fake_group import fake_world
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.ranks import ledger
-from pytest_fxbucket.ranks.gpus import nccl, staging
-from pytest_fxbucket.ranks.gpus.entered import Entered
+from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.process_groups import nccl, ordered
+from pytest_fxbucket.ranks.process_groups.entered import Entered
 
 PINNED = {
     "NCCL_ALGO": "Ring",
@@ -28,7 +28,7 @@ PINNED = {
 }
 APPLIED = """
 import torch
-from pytest_fxbucket.ranks.gpus import nccl
+from pytest_fxbucket.ranks.process_groups import nccl
 torch.set_float32_matmul_precision("medium")
 torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
 nccl.apply("{backend}")
@@ -80,25 +80,25 @@ class TestSettings:
 
 
 @pytest.fixture
-def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[ledger.Ledgers]:
+def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[flight_recorder.Ledgers]:
     """Rank 1's of 4, on a fake group, written by this process while the test runs."""
-    ledgers = ledger.Ledgers(4)
-    monkeypatch.setattr(ledger, "_own", None)
-    ledger.adopt(ledgers.fd, 4)
-    ledger.act_as(1)
+    ledgers = flight_recorder.Ledgers(4)
+    monkeypatch.setattr(flight_recorder, "_own", None)
+    flight_recorder.adopt(ledgers.fd, 4)
+    flight_recorder.act_as(1)
     with fake_world(1, 4):
         yield ledgers
     ledgers.close()
 
 
-def said(book: ledger.Ledgers) -> list[str]:
+def said(book: flight_recorder.Ledgers) -> list[str]:
     launches = book.read(1).launches
     members = book.groups(1)
-    return [f"{one.what} on {ledger.ranks_text(members[one.group].members)}" for one in launches]
+    return [f"{one.what} on {flight_recorder.ranks_text(members[one.group].members)}" for one in launches]
 
 
 class TestEntered:
-    def test_functional_collectives(self, book: ledger.Ledgers) -> None:
+    def test_functional_collectives(self, book: flight_recorder.Ledgers) -> None:
         ops, tensor = torch.ops._c10d_functional, torch.ones(8)
         with Entered(1):
             ops.wait_tensor(ops.all_gather_into_tensor(tensor, 4, "0"))
@@ -114,7 +114,7 @@ class TestEntered:
         ]
         assert book.read(1).text == "launched all_reduce(sum) of 8 float32, number 4 on ranks 0-3"
 
-    def test_those_of_torch_distributed_on_groups_of_their_own(self, book: ledger.Ledgers) -> None:
+    def test_those_of_torch_distributed_on_groups_of_their_own(self, book: flight_recorder.Ledgers) -> None:
         tensor = torch.ones(4)
         pair = dist.new_group([1, 3])
         with Entered(1):
@@ -139,13 +139,13 @@ class TestEntered:
         free = {one.kind for one in book.read(1).launches if not one.is_compared}
         assert free == {"all_gather", "gather", "all_to_all"}  # of which members may lawfully give different sizes
 
-    def test_what_is_only_traced_is_no_launch(self, book: ledger.Ledgers) -> None:
+    def test_what_is_only_traced_is_no_launch(self, book: flight_recorder.Ledgers) -> None:
         ops = torch.ops._c10d_functional
         with Entered(1), FakeTensorMode():
             ops.wait_tensor(ops.all_reduce(torch.ones(4), "sum", "0"))
         assert said(book) == []
 
-    def test_it_leaves_results_and_torch_compile_alone(self, book: ledger.Ledgers) -> None:
+    def test_it_leaves_results_and_torch_compile_alone(self, book: flight_recorder.Ledgers) -> None:
         seen: list[str] = []
 
         def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
@@ -161,19 +161,19 @@ class TestEntered:
 class TestStaging:
     def test_tensors_on_the_cpu_stand_for_themselves(self) -> None:
         tensors = [torch.ones(2), [torch.ones(1)]]
-        for ours in (staging.on_cpu(tensors), staging.room_for(tensors)):
+        for ours in (ordered.on_cpu(tensors), ordered.room_for(tensors)):
             assert (ours[0] is tensors[0], ours[1][0] is tensors[1][0]) == (True, True)
 
     def test_others_go_there_and_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(staging, "is_staged", lambda tensor: tensor.dtype == torch.bfloat16)
+        monkeypatch.setattr(ordered, "is_staged", lambda tensor: tensor.dtype == torch.bfloat16)
         far, near = torch.ones(2, 3, dtype=torch.bfloat16).t(), torch.ones(2)
-        ours = staging.room_for([[far], near])
+        ours = ordered.room_for([[far], near])
         assert (ours[0][0].shape, ours[0][0].dtype, ours[1] is near) == (far.shape, far.dtype, True)
         ours[0][0].fill_(7)
         assert torch.equal(far, torch.ones_like(far))
-        staging.bring_back([[far], near], ours)
+        ordered.bring_back([[far], near], ours)
         assert torch.equal(far, torch.full_like(far, 7))
 
     def test_a_tensor_on_another_device_is_staged(self) -> None:
-        assert staging.is_staged(torch.empty(1, device="meta"))
-        assert staging.room_for(torch.empty(3, 2, device="meta")).device.type == "cpu"
+        assert ordered.is_staged(torch.empty(1, device="meta"))
+        assert ordered.room_for(torch.empty(3, 2, device="meta")).device.type == "cpu"

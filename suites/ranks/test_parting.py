@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from pytest_fxbucket.ranks.ledger import Group, Launch, Whereabouts
-from pytest_fxbucket.ranks.parting import agree, partings
+from pytest_fxbucket.ranks.desync import agree, partings
+from pytest_fxbucket.ranks.flight_recorder import Group, Launch, Whereabouts
 from pytest_fxbucket.ranks.pool import RankFailure
 
 ALL = (0, 1, 2, 3)

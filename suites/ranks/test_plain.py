@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fxbucket.agreed import Outcome
-from pytest_fxbucket.body.job import Ending
+from pytest_fxbucket.pytest_plugin.distributed_test.job import Ending
+from pytest_fxbucket.pytest_plugin.torchrun import Outcome
 from pytest_fxbucket.ranks.failure import RankState
-from pytest_fxbucket.ranks.ledger import Group, Launch, Whereabouts
-from pytest_fxbucket.ranks.seats import plain
+from pytest_fxbucket.ranks.flight_recorder import Group, Launch, Whereabouts
+from pytest_fxbucket.ranks.torchrun import store
 
 
 def there_and_back(value):
-    return plain.unpack([bytearray(buffer) for buffer in plain.pack(value)])
+    return store.unpack([bytearray(buffer) for buffer in store.pack(value)])
 
 
 LAUNCH = Launch(1, 0, 5, True, "all_reduce", "float32", 3)
@@ -80,8 +80,8 @@ def within_itself():
     ],
 )
 def test_what_is_not_plain_is_named_before_it_is_sent(value, said):
-    with pytest.raises(plain.NotPlain, match=said):
-        plain.pack(value)
+    with pytest.raises(store.NotPlain, match=said):
+        store.pack(value)
 
 
 class Harm:
@@ -94,7 +94,9 @@ CODE = {
     "a class of another package": [json.dumps(["ours", "subprocess:Popen", "touch harmed"]).encode()],
     "another package by way of ours": [json.dumps(["ours", "pytest_fxbucket.ranks.launch:subprocess.Popen", "x"]).encode()],
     "a function of ours": [json.dumps(["ours", "pytest_fxbucket.ranks.wire:unpack", []]).encode()],
-    "a dataclass with too few fields": [json.dumps(["ours", "pytest_fxbucket.body.job:Ending"]).encode()],
+    "a dataclass with too few fields": [
+        json.dumps(["ours", "pytest_fxbucket.pytest_plugin.distributed_test.job:Ending"]).encode()
+    ],
     "a tensor larger than its bytes": [json.dumps(["tensor", 0, "float32", [1 << 40], [1], False, False]).encode(), b""],
     "a tensor beside its bytes": [json.dumps(["tensor", 0, "float32", [1], [1], False, False]).encode()],
     "a view of more than its bytes": [json.dumps(["tensor", 0, "uint8", [2, 2], [1000, 1], False, False]).encode(), b"1234"],
@@ -109,7 +111,7 @@ CODE = {
 @pytest.mark.parametrize("name", CODE)
 def test_what_is_not_plain_is_refused_in_one_sentence_and_does_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(plain.Refused, match="what came over the network is no plain data of ours, and was refused") as caught:
-        plain.unpack(CODE[name])
+    with pytest.raises(store.Refused, match="what came over the network is no plain data of ours, and was refused") as caught:
+        store.unpack(CODE[name])
     assert "\n" not in str(caught.value)
     assert not Path("harmed").exists()

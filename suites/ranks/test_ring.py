@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_fxbucket.ranks.ring import Ring
+from pytest_fxbucket.ranks.process_groups.sums import Ring
 
 JOBS = "suites.ranks.ring_jobs:"
 

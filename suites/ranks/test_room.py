@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.ranks import pools as pools_module
+from pytest_fxbucket.ranks.launch import available_memory, most_processes, threads_per_rank
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.ranks.room import available_memory, most_processes, threads_per_rank
 
 ECHO = "suites.ranks.jobs:echo"
 GIB = 1 << 30

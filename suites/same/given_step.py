@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.capture.traced import TracedStep
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat.c10d import c10d_functional
 
 GIVEN: list[fx.GraphModule] = []
 _HALF = torch.full((4,), 0.5)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.capture.mesh import shard_mesh
 from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan_on_mesh import World
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from pytest_fxbucket.world import World
+from pytest_fxbucket.step.mesh import shard_mesh
 from suites.checks.small_llama import SmallLlama
 
 HERE = Path(__file__).parent

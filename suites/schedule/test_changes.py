@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 from by_hand import body, bucket, events
 
-from pytest_fxbucket.schedule.changes import changes
-from pytest_fxbucket.schedule.events import PADDING, NamedBucket, Schedule
-from pytest_fxbucket.schedule.read_back import read_back
+from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.read_back import read_back
+from pytest_fxbucket.golden.schedule import PADDING, NamedBucket, Schedule
 
 A, B, C = bucket("a", "w", "b"), bucket("b", "w", "b"), bucket("c", "w")
 RA, RB = (bucket(name, "w", "b", kind="rs", direction="backward") for name in "ab")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.capture.roles import MeshDim
-from pytest_fxbucket.schedule.dims import dims_text
+from pytest_fxbucket.step.mesh import dims_text
+from pytest_fxbucket.step.roles import MeshDim
 
 MESH = (MeshDim("dp_replicate", 2), MeshDim("dp_shard", 4), MeshDim("tp", 2))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_fxbucket.capture.roles import Direction
-from pytest_fxbucket.golden.text import golden_text
+from pytest_fxbucket.golden.mismatch import golden_text
+from pytest_fxbucket.golden.read_back import read_back
+from pytest_fxbucket.golden.schedule import Schedule, schedule_of
 from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
-from pytest_fxbucket.schedule.events import Schedule, schedule_of
-from pytest_fxbucket.schedule.read_back import read_back
+from pytest_fxbucket.step.roles import Direction
 
 ENTRIES = {"a.w": "a", "a.b": "a", "b.w": "b"}
 

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from pytest_fxbucket.schedule.alike import fold_alike, unfold_alike
-from pytest_fxbucket.schedule.folding import fold, numbers_of, ranges_text, unfold
+from pytest_fxbucket.golden.text import fold, fold_alike, numbers_of, ranges_text, unfold, unfold_alike
 
 
 def test_a_layer_counts_and_what_stays_the_same_in_it_stays_a_number() -> None:

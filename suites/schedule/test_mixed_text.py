@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from pytest_fxbucket.golden.text import golden_text
+from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.mismatch import golden_text
+from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
-from pytest_fxbucket.schedule.changes import changes
-from pytest_fxbucket.schedule.events import schedule_of
 
 F32, BF16, BYTE = torch.float32, torch.bfloat16, torch.uint8
 MIXED = Bucket(

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from by_hand import KINDS, body, bucket, events
 
-from pytest_fxbucket.schedule.changes import changes
-from pytest_fxbucket.schedule.events import NamedBucket, Schedule
-from pytest_fxbucket.schedule.read_back import read_back
+from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.read_back import read_back
+from pytest_fxbucket.golden.schedule import NamedBucket, Schedule
 
 NAMES = ("layers.{}", "layers.{}.mlp.0", "h.{}", "block{}", "{}", "layers.0+layers.{}", "layers.{} & norm")
 

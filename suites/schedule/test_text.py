@@ -9,9 +9,9 @@ from difflib import ndiff
 import pytest
 from by_hand import body, bucket, events
 
-from pytest_fxbucket.schedule.events import Event, NamedBucket, Schedule
-from pytest_fxbucket.schedule.read_back import ReadBucket, read_back
-from pytest_fxbucket.schedule.text import schedule_lines
+from pytest_fxbucket.golden.read_back import ReadBucket, read_back
+from pytest_fxbucket.golden.schedule import Event, NamedBucket, Schedule
+from pytest_fxbucket.golden.text import schedule_lines
 
 LAYERS = 126
 DENSE = ("attention.wq.weight", "attention.wo.weight", "mlp.0.weight", "mlp.2.weight", "norm.weight")

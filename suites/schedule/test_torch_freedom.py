@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from torch import fx
 
-from pytest_fxbucket.capture.mesh import shard_mesh
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.golden.text import golden_text
+from pytest_fxbucket.golden.mismatch import golden_text
+from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.schedule.events import schedule_of
-from pytest_fxbucket.world import World
+from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 ROOT = Path(__file__).parents[2]
 

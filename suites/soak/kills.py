@@ -38,7 +38,7 @@ def pytest_sessionfinish():
 """
 _TEST = """
 from pytest_fxbucket.golden.store import render
-from pytest_fxbucket.options import fx_session
+from pytest_fxbucket.pytest_plugin.options import fx_session
 from suites.soak.kills import GOLDENS, body
 
 def test_goldens(request):
@@ -113,7 +113,7 @@ class _Project:
         told, tell = os.pipe()
         env = {**os.environ, "SOAK_TELL": str(tell), "PYTHONPATH": str(ROOT)}
         env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_fxbucket.plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_fxbucket.pytest_plugin.plugin", "-p", "no:cacheprovider"]
         command.append("--fxbucket-accept=all")
         with subprocess.Popen(command, cwd=self.folder, env=env, pass_fds=[tell], stdout=subprocess.PIPE, text=True) as run:
             os.close(tell)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture import StepGraph
-from pytest_fxbucket.capture.roles import Value
+from pytest_fxbucket.step.roles import Value
 
 State = dict[str, torch.Tensor]
 WEIGHT = "5.weight"

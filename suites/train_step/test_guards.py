@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_fxbucket.compat.fake_group import fake_world
-from pytest_fxbucket.compat.groups import destroy_subgroups, make_group
+from pytest_fxbucket.compat.c10d import destroy_subgroups, fake_world, make_group
 from pytest_fxbucket.errors import CaptureError
 from suites.train_step.step_twins import Optimizers, Run, Twins, adamw, batch, sgd
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pytest_fxbucket.capture import StepGraph
-from pytest_fxbucket.capture.roles import Value
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.roles import Value
 from suites.train_step.state_transforms import (
     AVERAGE,
     WEIGHT,

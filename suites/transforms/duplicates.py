@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph, Value
-from pytest_fxbucket.checks.bitwise_job import bits
+from pytest_fxbucket.checks.bitwise.job import bits
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.step.roles import StepGraph, Value
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
 from suites.passes import all_ranks
 from suites.passes.on_ranks import copied

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Parameter, Phase, StepGraph
-from pytest_fxbucket.checks.phased import Phased
+from pytest_fxbucket.checks.audit.iterations import Phased
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
 from pytest_fxbucket.transforms.next_iteration import next_iteration
 from suites.graph.whole_steps import WholeStep, passed
 

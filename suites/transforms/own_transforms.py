@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph, Told, Value
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
+from pytest_fxbucket.step.roles import StepGraph, Told, Value
 from pytest_fxbucket.transforms import transformation
 
 State = dict[str, torch.Tensor]

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.passes.provenance import LAUNCHES
+from pytest_fxbucket.passes.new_nodes import LAUNCHES
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
 from pytest_fxbucket.transforms.traits import traits_of
 from suites.graph.handmade import Handmade

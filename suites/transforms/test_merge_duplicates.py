@@ -10,7 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_wait
-from pytest_fxbucket.passes.provenance import LAUNCHES
+from pytest_fxbucket.passes.new_nodes import LAUNCHES
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
 from pytest_fxbucket.transforms.traits import traits_of
 from suites.graph.handmade import Handmade

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.roles import Told
-from pytest_fxbucket.checks.audit import audit
-from pytest_fxbucket.checks.promise import promise_of
+from pytest_fxbucket.checks.audit.audit import audit
+from pytest_fxbucket.checks.audit.expectations import promise_of
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Transform
-from pytest_fxbucket.world import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.step.roles import Told
 from suites.graph.handmade import Handmade, aten
 from suites.transforms.duplicates import Changed
 

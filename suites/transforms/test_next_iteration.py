@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.capture.roles import StepGraph
-from pytest_fxbucket.checks.promised_iterations import iteration_problems
-from pytest_fxbucket.graph.portable import digest, encode_module
+from pytest_fxbucket.checks.audit.iterations import iteration_problems
+from pytest_fxbucket.step.portable import digest, encode_module
+from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import aten
 from suites.graph.whole_steps import Kind, WholeStep
 from suites.transforms.moved_steps import bucketed, events, moved, phased, step_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import fx
 
-from pytest_fxbucket.capture.roles import StepGraph
 from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import aten
 from suites.graph.whole_steps import Kind, WholeStep
 from suites.transforms.moved_steps import bucketed, moved, step_of
@@ -212,7 +212,7 @@ def test_gradients_that_are_added_up_over_calls() -> None:
 
 def test_order_that_is_kept_by_operators() -> None:
     text = why(bucketed(WholeStep("abc"), insert_overlap_deps=True))
-    assert text.startswith("the graph keeps its order by operators of its own (pytest_fxbucket.compat.after)")
+    assert text.startswith("the graph keeps its order by operators of its own (pytest_fxbucket.compat.fx)")
     assert text.endswith("use [overlap] insert_overlap_deps = false")
 
 

@@ -13,8 +13,8 @@ from pytest_fxbucket.checks.stages import disagreements
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
 from pytest_fxbucket.transforms import transformation
-from pytest_fxbucket.world import World, mesh_of
 
 PLAN = """
 [model]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pytest_fxbucket.capture.units import units_of
+from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.plan.entries import Entry
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.stepping import LEARNING_RATE

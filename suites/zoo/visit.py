@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fxbucket.capture.roles import Parameter
-from pytest_fxbucket.checks.bits import bits
+from pytest_fxbucket.checks.bitwise.localise import bits
 from pytest_fxbucket.cli.blocks import draft
-from pytest_fxbucket.cli.toml_text import to_toml
+from pytest_fxbucket.cli.first_plan import to_toml
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.stepping import Stepping, fields_of, state_and_batches, update
 from suites.zoo.eager import eager_steps
 from suites.zoo.lockstep import run_together

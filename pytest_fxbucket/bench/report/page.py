@@ -19,7 +19,7 @@ from pytest_fxbucket.bench.stats import ms
 from pytest_fxbucket.bench.store import comparable
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, drawn, to_json
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.golden.disk import write_whole
+from pytest_fxbucket.files import write_whole
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pytest_fxbucket.golden.schedule import entry_text
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.modules import direction_of, module_of
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.schedule.events import entry_text
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Phase
     from pytest_fxbucket.graph.buckets import Bucket, Reading
-    from pytest_fxbucket.world import World
+    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.step.roles import Phase
 
 
 Kind = Literal["launch", "wait", "compute", "flight"]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from pytest_fxbucket.capture.optimizers.state import first_step_differs
+from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
 from pytest_fxbucket.errors import PlanError, named
+from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.plan.selector import Entry, ResolvedEntry, resolve
-from pytest_fxbucket.units import nearest
+from pytest_fxbucket.plan.selectors import Entry, ResolvedEntry, resolve
+from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+    from pytest_fxbucket.plan import schema
+    from pytest_fxbucket.step.roles import Parameter
 
 _UNSUPPORTED = {
     "LBFGS": "runs the step's closure again and again; take an optimizer that steps once on given gradients, such as AdamW",
@@ -196,3 +201,37 @@ def _refuse_other_options(where: str, groups: Sequence[Mapping[str, Any]], made:
         if foreign := next((key for key in options if key not in known), None):
             near = nearest(foreign, known) or f"; known are {', '.join(made.defaults)}"
             raise PlanError(f'{where} groups {number} has no option "{foreign}"{near}')
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizing:
+    """What makes the optimizers; plain data that goes to the ranks."""
+
+    specs: tuple[schema.Optimizer, ...]
+    trainable: tuple[str, ...]
+    """FQNs in registration order."""
+    entries: tuple[ResolvedEntry, ...]
+    """Of the bucket plan."""
+    modules: tuple[str, ...]
+    aliases: Mapping[str, str]
+
+    def build(self, parts: Mapping[str, torch.Tensor]) -> list[Optimizer]:
+        """The optimizers over ``parts``, which has all parameters by FQN. Raises PlanError as build_optimizers does."""
+        return build_optimizers(self.specs, {fqn: parts[fqn] for fqn in self.trainable}, self.entries, self)
+
+    def state(self, parts: Mapping[str, torch.Tensor], with_gradient: set[str]) -> dict[tuple[str, str], torch.Tensor]:
+        """State before the first step, and the learning rates, by role and name as graphs' inputs have them."""
+        import torch
+
+        optimizers = self.build(parts)
+        make_state(optimizers, [part for fqn, part in parts.items() if fqn in with_gradient])
+        found = {("state", one.fqn): one.tensor for one in state_tensors(optimizers, parts)}
+        return found | {("hyper", fqn): torch.tensor(rate, dtype=torch.float64) for fqn, rate in rates(optimizers).items()}
+
+
+def optimizing_of(plan: schema.Plan, parameters: Sequence[Parameter], modules: Sequence[str]) -> Optimizing:
+    """What makes the optimizers of ``plan``. Raises PlanError for entries that cannot be resolved."""
+    aliases = {alias: parameter.fqn for parameter in parameters for alias in parameter.aliases}
+    entries = entries_of(plan, [parameter.fqn for parameter in parameters], modules, aliases).entries
+    trainable = tuple(parameter.fqn for parameter in parameters if parameter.trainable)
+    return Optimizing(plan.optimizer, trainable, entries, tuple(modules), aliases)

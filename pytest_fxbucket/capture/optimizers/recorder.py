@@ -16,9 +16,8 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from pytest_fxbucket.capture.functional.in_place import given_back
-from pytest_fxbucket.compat.dispatch import TorchDispatchMode, value_of
-from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
+from pytest_fxbucket.capture.functional_operators import given_back
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode, TorchDispatchMode, value_of
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
 from pytest_fxbucket.errors import CaptureError
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.capture.functional.in_place import written_values
-from pytest_fxbucket.compat.dispatch import TorchDispatchMode
-from pytest_fxbucket.compat.storage import storage_key
-from pytest_fxbucket.compat.trace import is_fake
+from pytest_fxbucket.capture.functional_operators import written_values
+from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, storage_key
+from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.blame import user_frame
-from pytest_fxbucket.capture.functional.writes import make_functional
-from pytest_fxbucket.capture.optimizers.clip import Clip, clip_
-from pytest_fxbucket.capture.optimizers.elementwise import refuse_looking_at_all
+from pytest_fxbucket.capture.clip import Clip, clip_
+from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
-from pytest_fxbucket.capture.roles import Value
-from pytest_fxbucket.collector import paused
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.compat.trace import untraceable
+from pytest_fxbucket.compat.tracing import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.process.collector import paused
+from pytest_fxbucket.step.roles import Value
+from pytest_fxbucket.user_frame import user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -174,3 +174,41 @@ def _name(optimizer: Optimizer) -> str:
 
 def _value(role: Any, fqn: str, tensor: torch.Tensor) -> Value:
     return Value(role, fqn, tuple(tensor.shape), tensor.dtype)
+
+
+_MIXING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *(
+            "mm",
+            "bmm",
+            "addmm",
+            "matmul",
+            "dot",
+            "mv",
+            "outer",
+            "linalg_vector_norm",
+            "linalg_matrix_norm",
+            "norm",
+            "sum",
+            "mean",
+        ),
+        *("amax", "amin", "max", "min", "prod", "std", "var", "topk", "sort", "median", "_foreach_norm", "_foreach_max"),
+        *("_linalg_svd", "linalg_qr", "cumsum", "logsumexp", "_softmax"),
+    )
+)
+"""Operators whose results mix elements of a tensor."""
+
+
+def refuse_looking_at_all(nodes: Iterable[fx.Node], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise :class:`CaptureError` if one of ``nodes``, the steps of ``optimizers``, mixes elements of a tensor."""
+    for node in nodes:
+        value = next((source.meta.get("val") for source in node.all_input_nodes), None)
+        if operator_name(node) in _MIXING and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+            names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
+            what = operator_name(node).replace("::", ".")
+            raise CaptureError(
+                f"the optimizer {names} looks at more than one element at a time ({what}), and is given a rank's part of each "
+                'parameter, so it would make another step than on whole ones; use it with mode = "replicate", or take one that '
+                "updates each element for itself, such as AdamW"
+            )

@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.override.call_text import Call, call_of, looks, rebuilt, written
 from pytest_fxbucket.capture.override.calls import GIVEN, GIVEN_BACK, Tensors, empty_backward, fqn_of, gradients, names_of
 from pytest_fxbucket.capture.override.overrides import Overridden, Overrides, Subgraph
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-from pytest_fxbucket.compat.trace import looks_at_values
-from pytest_fxbucket.compat.untraced import untraced
+from pytest_fxbucket.compat.tracing import looks_at_values, untraced
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.units import nearest
+from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.words import nearest
 
 
 def _cannot_run(module: str, *_: Any) -> list[torch.Tensor]:

@@ -14,11 +14,11 @@ from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FOR
 from pytest_fxbucket.capture.override.call_text import Call, call_of, written
 from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
 from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
-from pytest_fxbucket.compat import trace
+from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.hazards import base
 from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.storages import base
 
 Hold = Callable[[torch.Tensor], str]
 """Keeps a constant beside the graph and gives its name there."""
@@ -167,7 +167,7 @@ class _Expansion:
             output, new = run_subgraph(one, subgraph, held, call.given, flat[len(held) : len(nodes)])
             results: list[torch.Tensor] = []
             written(output, results, f"the sub-graph of module {one.fqn} gives")
-            before.extend(trace.current_graph().nodes)
+            before.extend(tracing.current_graph().nodes)
             asked = [flat[i] for i in wanted]
             found = gradients(results, asked, dict(zip(grads, flat[len(nodes) :], strict=True)))
             made = [torch.zeros_like(t) if g is None else g for t, g in zip(asked, found, strict=True)]
@@ -175,7 +175,7 @@ class _Expansion:
 
         with self.anchors.fake_mode:
             fakes = [fake_like(node.meta["val"], requires_grad=i in call.asks) for i, node in enumerate(nodes)]
-            made = trace.trace(function, [*fakes, *(fake_like(node.meta["val"]) for node in grads.values())])
+            made = tracing.trace(function, [*fakes, *(fake_like(node.meta["val"]) for node in grads.values())])
         _refuse_strange(one, made, call)
         copies = dict(zip(made.graph.find_nodes(op="placeholder"), nodes, strict=False))
         (returned,) = made.graph.output_node().args
@@ -245,7 +245,7 @@ def _refuse_strange(one: Overridden, made: fx.GraphModule, call: Call) -> None:
     """Raise :class:`CaptureError` for tensors that are none of the sub-graph's own, and for writes to what it is given."""
     places = {node: i for i, node in enumerate(made.graph.find_nodes(op="placeholder"))}
     for node in made.graph.nodes:
-        if node.op == "get_attr" and trace.is_fake(getattr(made, str(node.target))):
+        if node.op == "get_attr" and tracing.is_fake(getattr(made, str(node.target))):
             raise CaptureError(
                 f"the sub-graph {one.by} of module {one.fqn} uses a tensor that is neither given to it nor state; it is to "
                 "read the module's tensors by name from its first argument"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
 from pytest_fxbucket.capture.override.calls import fresh_key, know, some
 from pytest_fxbucket.capture.parallel.forwards import modules_called
-from pytest_fxbucket.compat.trace import is_fake
+from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.user_frame import blamed
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,20 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.capture.parallel.expert_parallel import count_of_experts, experts_forward
+import torch
+
+from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import Parted, parted_linears
-from pytest_fxbucket.capture.resharding import Resharding, resharding_of
-from pytest_fxbucket.capture.units import units_of
-from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.capture.reshard import Resharding, resharding_of
+from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
-from pytest_fxbucket.plan.selector import resolve
+from pytest_fxbucket.plan.selectors import resolve
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.capture.names import NodeNamer
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.mesh import Group, Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +131,59 @@ def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Call
             return forward(*args, **kwargs)
 
     return lambda *args, **kwargs: checkpoint(named, *args, use_reentrant=False, **kwargs)
+
+
+def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What is to be called instead of ``module.forward``, which computes with this rank's part of all ``experts``.
+
+    It takes this rank's tokens by expert, (experts, capacity, ...), and gives what the experts made of them, in that order.
+    """
+    own = experts // group.size
+    whole = module.forward
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.dim() < 2 or tokens.shape[0] != experts:
+            raise CaptureError(
+                f"ep_plan parts {fqn}, whose parameters have {experts} rows, so its input must be (experts = {experts}, "
+                f"capacity, ...), but has the shape {tuple(tokens.shape)}"
+            )
+        there = _Exchange.apply(tokens, group)  # type: ignore[no-untyped-call]
+        by_rank = there.view(group.size, own, *tokens.shape[1:])
+        made = whole(by_rank.transpose(0, 1).flatten(1, 2))
+        back = made.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)
+        out: torch.Tensor = _Exchange.apply(back, group)  # type: ignore[no-untyped-call]
+        return out
+
+    return forward
+
+
+def count_of_experts(fqn: str, module: nn.Module) -> int:
+    """Rows of all of ``module``'s parameters, one an expert. Raises :class:`CaptureError` if they differ."""
+    rows = {name: parameter.shape[0] if parameter.dim() else 1 for name, parameter in module.named_parameters()}
+    counts = set(rows.values())
+    if len(counts) > 1:
+        (a, m), (b, n) = next((x, y) for x in rows.items() for y in rows.items() if x[1] != y[1])
+        raise CaptureError(
+            f"ep_plan parts {fqn} by the first dimension of its parameters, one row an expert, but {a} has {m} rows and {b} {n}"
+        )
+    return counts.pop()
+
+
+class _Exchange(torch.autograd.Function):
+    """Rank i's j-th part of dimension 0 becomes rank j's i-th; so does its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return _exchanged(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _exchanged(gradient, ctx.group), None
+
+
+def _exchanged(x: torch.Tensor, group: Group) -> torch.Tensor:
+    c10d = c10d_functional()
+    splits = [x.shape[0] // group.size] * group.size
+    arrived: torch.Tensor = c10d.wait_tensor(c10d.all_to_all_single(x.contiguous(), splits, splits, group.name))
+    return arrived

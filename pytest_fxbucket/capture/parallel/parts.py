@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.capture.blame import blamed
-from pytest_fxbucket.capture.mesh import GROUPED
-from pytest_fxbucket.capture.optimizers.clip import Clip, NormDim
+from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.parallel.modes import Modes, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import Parted
-from pytest_fxbucket.capture.roles import Parameter
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.mesh import GROUPED
+from pytest_fxbucket.step.roles import Parameter
+from pytest_fxbucket.user_frame import blamed
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from pytest_fxbucket.capture.mesh import Mesh
     from pytest_fxbucket.plan.schema import Parallel
+    from pytest_fxbucket.step.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

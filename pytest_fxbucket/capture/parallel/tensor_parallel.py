@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.collectives import c10d_functional
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from pytest_fxbucket.capture.mesh import Group
+    from pytest_fxbucket.step.mesh import Group
 
 Forward = Callable[..., Any]
 _DIMS = {"colwise": {"weight": 0, "bias": 0}, "rowwise": {"weight": 1}}
@@ -121,3 +122,27 @@ def _summed(part: torch.Tensor, group: Group) -> torch.Tensor:
     c10d = c10d_functional()
     whole: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(part.contiguous(), "sum", group.name))
     return whole
+
+
+Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def shapes_of(output: Any) -> Shapes:
+    """Path and shape of each tensor of ``output``."""
+    leaves = pytree.tree_flatten_with_path(output)[0]
+    return [(pytree.keystr(path), tuple(leaf.shape)) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def refuse_parts(whole: Shapes, output: Any, colwise: Sequence[str], ranks: int) -> None:
+    """Raise :class:`CaptureError` if ``output`` has other shapes than ``whole``, those of the model that is not parted.
+
+    ``colwise`` are the linears whose outputs are a rank's part.
+    """
+    for (path, expected), (_, shape) in zip(whole, shapes_of(output), strict=False):
+        if shape != expected:
+            named = f"{colwise[-1]}, colwise in tp_plan," if colwise else "a module of tp_plan"
+            what = f"output {path}" if path else "output"
+            raise CaptureError(
+                f"under tp = {ranks} the model's {what} has the shape {shape}, and {expected} without: a rank's part reaches "
+                f"the loss; let what reads the output of {named} be rowwise, or leave it out of tp_plan"
+            )

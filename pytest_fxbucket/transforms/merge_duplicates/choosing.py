@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.fake import has_numbers
-from pytest_fxbucket.transforms.merge_duplicates.forms import dtype_of, form_of
-from pytest_fxbucket.transforms.merge_duplicates.sent import Sent, read
-from pytest_fxbucket.transforms.merge_duplicates.sides import Turn, Turns
-from pytest_fxbucket.transforms.merge_duplicates.values import Values
-from pytest_fxbucket.transforms.merge_duplicates.writes import Writes, named
+from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.gradients import returned
+from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.updates import made_of
+from pytest_fxbucket.passes.new_nodes import has_numbers
+from pytest_fxbucket.transforms.merge_duplicates.launches import Sent, Writes, named, read
+from pytest_fxbucket.transforms.merge_duplicates.values import Values, dtype_of, form_of
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Value
     from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.step.roles import Value
 
 Again = Literal[False, True, "backward", "microbatches"]
 """What is merged although it is launched again on purpose: in backward of one round, in rounds of one side, or both."""
@@ -150,4 +152,71 @@ def _alike(offers: Iterable[tuple[Sent, list[Hashable]]]) -> list[tuple[Sent, li
         if len(group) > 1:
             before = sorted((one for one in group.values() if one.index < sent.index), key=lambda one: one.index)
             found.append((sent, before))
+    return found
+
+
+Side = Literal["forward", "backward"]
+"""Updates, and what else comes after backward, count as backward."""
+
+
+class Turn(NamedTuple):
+    """A stretch of compute of one side."""
+
+    side: Side
+    round: int
+    """How many stretches of its side stand before it."""
+
+
+class Turns:
+    """The stretches of a graph's compute."""
+
+    def __init__(self, order: Order, outputs: Sequence[Value]) -> None:
+        self._order = order
+        self._of: dict[fx.Node, Turn] = {}
+        self._begins: list[int] = []
+        self._turns: list[Turn] = []
+        counts: dict[Side, int] = {"forward": 0, "backward": 0}
+        losses = _losses(order, outputs)
+        needed = made_of(losses[0].graph, losses) if losses else set()
+        is_marked = any(direction_of(node) == "backward" for node in order.nodes)
+        for index, node in enumerate(order.nodes):
+            side = _side(node, node in needed, bool(losses), is_marked) if computes(node) else None
+            if side is not None and (not self._turns or self._turns[-1].side != side):
+                self._begins.append(index)
+                self._turns.append(Turn(side, counts[side]))
+                counts[side] += 1
+
+    def of(self, launch: fx.Node) -> Turn:
+        """Where the first compute stands that reads what ``launch`` brings; ``launch`` itself if none does."""
+        if launch not in self._of:
+            place = min((self._order.index[node] for node in _readers(launch)), default=self._order.index[launch])
+            at = bisect_right(self._begins, place) - 1
+            self._of[launch] = self._turns[max(at, 0)] if self._turns else Turn("forward", 0)
+        return self._of[launch]
+
+
+def _losses(order: Order, outputs: Sequence[Value]) -> list[fx.Node]:
+    nodes = returned(order.nodes[-1])
+    return [node for node, value in zip(nodes, outputs, strict=True) if value.role == "loss" and hasattr(node, "users")]
+
+
+def _side(node: fx.Node, is_needed: bool, has_loss: bool, is_marked: bool) -> Side | None:
+    """None for what is of neither: updates, and what forward computes besides the loss."""
+    if is_needed:
+        return "forward"
+    if direction_of(node) == "backward" or (has_loss and not is_marked):
+        return "backward"
+    return None if has_loss else "forward"
+
+
+def _readers(launch: fx.Node) -> list[fx.Node]:
+    """Compute that reads what ``launch`` brings, through whatever only moves it, further launches too."""
+    queue, seen = [launch], {launch}
+    found: list[fx.Node] = []
+    for node in queue:
+        for user in node.users:
+            if user in seen or user.op == "output":
+                continue
+            seen.add(user)
+            (found if computes(user) else queue).append(user)
     return found

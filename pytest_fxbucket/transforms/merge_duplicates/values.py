@@ -1,8 +1,4 @@
-"""Numbers for what nodes hold: equal numbers, equal elements in equal order, down to the bit.
-
-Value numbering (J. Cocke, J. T. Schwartz, 1970) over what moves data, casts it or computes it element by element. What only
-shows elements in another shape has the number of what it shows. Memory that was written since has a number of its own.
-"""
+"""Shape, dtype and place in memory of what nodes give, as text: symbolic sizes cannot be compared for certain."""
 
 from __future__ import annotations
 
@@ -12,19 +8,43 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fxbucket.compat.fx_nodes import inputs_of
-from pytest_fxbucket.compat.groups import untwinned
+from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import by_operator, operator_name, overload
-from pytest_fxbucket.transforms.merge_duplicates.forms import dtype_of, form_of, place_of
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.transforms.merge_duplicates.writes import Writes
+    from pytest_fxbucket.transforms.merge_duplicates.launches import Writes
+
+
+def form_of(node: fx.Node) -> Hashable:
+    """Shape, dtype, device and strides of each tensor that ``node`` gives; of a number its type."""
+    value = node.meta.get("val")
+    return tuple(map(_form, collectives.tensors(value))) or type(value).__name__
+
+
+def dtype_of(node: fx.Node) -> Hashable:
+    """dtype and device of the tensor that ``node`` gives; its type if it gives anything else."""
+    value = node.meta.get("val")
+    return f"{value.dtype} {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def place_of(node: fx.Node) -> Hashable:
+    """:func:`form_of`, and where in its memory the tensor begins that ``node`` gives."""
+    value = node.meta.get("val")
+    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return form_of(node), str(value.storage_offset()) if is_strided else ""  # type: ignore[union-attr]  # a tensor then
+
+
+def _form(value: torch.Tensor) -> tuple[str, ...]:
+    strides = tuple(value.stride()) if value.layout is torch.strided else value.layout
+    return str(tuple(value.shape)), str(value.dtype), str(value.device), str(strides)
+
 
 _SAME = frozenset(
     f"aten::{name}"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.transforms.next_iteration.moving import next_iteration
+from pytest_fxbucket.transforms.next_iteration.transform import next_iteration
 
 __all__ = ["next_iteration"]

@@ -9,18 +9,17 @@ import torch
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import waits_of
+from pytest_fxbucket.graph.compute import is_reduced
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.graph.readiness import readiness
-from pytest_fxbucket.graph.reduced import is_reduced
-from pytest_fxbucket.graph.updates import UPDATED, ancestors
-from pytest_fxbucket.transforms.next_iteration.reductions import NAME
+from pytest_fxbucket.graph.updates import UPDATED, ancestors, readiness
+from pytest_fxbucket.transforms.next_iteration.block import NAME
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.capture.roles import Value
-    from pytest_fxbucket.graph.reductions import Reduction
+    from pytest_fxbucket.graph.update_provenance import Reduction
+    from pytest_fxbucket.step.roles import Value
     from pytest_fxbucket.transforms.next_iteration.block import Block
 
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_")

@@ -9,8 +9,8 @@ import pytest
 from pytest_fxbucket.bench.timeline.marks import ELSEWHERE, Mark, marks_in, marks_of
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.plan_on_mesh import World
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.world import World
 from suites.checks.small_llama import SmallLlama
 
 

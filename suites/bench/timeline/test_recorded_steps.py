@@ -11,7 +11,7 @@ from torch import fx
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
 from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
-from pytest_fxbucket.checks.bitwise_of_plan import task_of
+from pytest_fxbucket.checks.bitwise.of_plan import task_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks.pools import Pools
 from suites.bench.timeline.trace_jobs import Traced
@@ -125,7 +125,7 @@ def test_a_graph_without_a_marked_node_is_refused() -> None:
 def test_marks_survive_the_way_to_a_rank(llama: SmallLlama, marks: dict[str, tuple[Mark, ...]], tmp_path: Path) -> None:
     import pickle
 
-    from pytest_fxbucket.graph.portable import decode
+    from pytest_fxbucket.step.portable import decode
 
     world = llama.run("manual").world
     for variant, portable in (

@@ -10,10 +10,10 @@ from torch import distributed, fx
 
 from pytest_fxbucket.bench.timeline.marks import Mark, Span
 from pytest_fxbucket.bench.timeline.record import traced_steps
-from pytest_fxbucket.capture.mesh import make_groups
-from pytest_fxbucket.checks.bitwise_job import Task, bits, state_and_batches
+from pytest_fxbucket.checks.bitwise.job import Task, bits, state_and_batches
 from pytest_fxbucket.graph.groups import ensure_twins
-from pytest_fxbucket.graph.portable import decode
+from pytest_fxbucket.step.mesh import make_groups
+from pytest_fxbucket.step.portable import decode
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,168 @@
+"""Backward while a step is traced: called inside forward, computed again by checkpoints, dense for embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+
+from pytest_fxbucket.compat.modules import TorchFunctionMode, is_compiled
+from pytest_fxbucket.compat.tracing import caches_unversioned
+from pytest_fxbucket.plan.names import some
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_fxbucket.step.roles import Parameter
+
+Add = Callable[[str, torch.Tensor], None]
+"""Takes the gradient of a parameter, not reduced, by its FQN."""
+
+
+@contextmanager
+def backward_in_forward(whole: Mapping[str, torch.Tensor], add: Add) -> Iterator[None]:
+    """While inside, ``backward()`` stops at the gathered parameters ``whole``, whose gradients ``add`` is given."""
+
+    torch_backward = torch.autograd.backward
+
+    def backward(
+        tensors: torch.Tensor | Sequence[torch.Tensor],
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs or ())
+        parameters, leaves = reached(roots, whole)
+        if asked:
+            parameters = {fqn: one for fqn, one in parameters.items() if any(one is tensor for tensor in asked)}
+            leaves = [one for one in asked if not any(one is tensor for tensor in parameters.values())]
+        seeds = grad_tensors if grad_tensors is None or not isinstance(grad_tensors, torch.Tensor) else [grad_tensors]
+        ends = [*leaves, *parameters.values()]
+        if not ends:
+            torch_backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)  # it says so
+            return
+        made = torch.autograd.grad(roots, ends, seeds, retain_graph, create_graph, allow_unused=True)
+        for leaf, gradient in zip(leaves, made, strict=False):
+            if gradient is not None:
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        for fqn, gradient in zip(parameters, made[len(leaves) :], strict=True):
+            if gradient is not None:
+                add(fqn, gradient)
+
+    with patch.object(torch.autograd, "backward", backward):
+        yield
+
+
+def reached(
+    roots: Sequence[torch.Tensor], whole: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Those of ``whole`` that ``roots`` are made of, and leaves, both found along autograd's nodes."""
+    of = {one.grad_fn: fqn for fqn, one in whole.items() if one.grad_fn is not None}
+    own = {id(one): fqn for fqn, one in whole.items() if one.grad_fn is None}
+    found: dict[str, torch.Tensor] = {}
+    leaves: list[torch.Tensor] = []
+    queue = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(queue)
+    for node in queue:
+        leaf = getattr(node, "variable", None)
+        fqn = of.get(node) if leaf is None else own.get(id(leaf))
+        if fqn is not None:
+            found[fqn] = whole[fqn]
+        elif leaf is not None:
+            leaves.append(leaf)
+        for child, _ in () if fqn is not None else node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return found, leaves
+
+
+@contextmanager
+def checkpoints_traced(edges: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """While inside, checkpoints that are asked to be reentrant are of the other form, with gradients summed as theirs are.
+
+    Inside ``edges()`` each parameter is read behind an :class:`Edge` of its own.
+    """
+    with patch.object(torch_checkpoint, "CheckpointFunction", _Saved(edges)), caches_unversioned():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Called as ``CheckpointFunction`` is."""
+
+    edges: Callable[[], AbstractContextManager[None]]
+
+    def apply(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        """What ``function`` gives for ``args``."""
+        if not any(map(_has_gradient, args)):
+            with torch.no_grad():  # torch warns here, and gives what is in it no gradient
+                return function(*args)
+
+        def apart(*args: Any) -> Any:
+            with self.edges():
+                return function(*args)
+
+        given = [Edge.apply(one) if _has_gradient(one) else one for one in args]  # type: ignore[no-untyped-call]
+        return torch_checkpoint.checkpoint(apart, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+def _has_gradient(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+class Edge(torch.autograd.Function):
+    """Sums what comes from within a reentrant checkpoint before it meets what comes from elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        """``value`` itself."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """The sum of what came from within."""
+        return gradient
+
+
+_LOOK_UPS = (torch.nn.functional.embedding, torch.nn.functional.embedding_bag)
+
+
+class DenseGradients(TorchFunctionMode):
+    """While entered, look-ups with ``sparse=True`` give the same gradient, dense; :attr:`modules` are those that asked.
+
+    ``module`` gives the FQN of the module that runs.
+    """
+
+    def __init__(self, module: Callable[[], str]) -> None:
+        super().__init__()
+        self.modules: dict[str, None] = {}
+        self._module = module
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOOK_UPS and kwargs.get("sparse"):
+            kwargs = {**kwargs, "sparse": False}
+            self.modules[self._module()] = None
+        return func(*args, **kwargs)
+
+
+def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGradients, held: Sequence[str]) -> Iterator[str]:
+    """A clause for each such thing in ``model``, once it was traced; ``held`` are inputs that no module registers."""
+    compiled = [fqn or "the model" for fqn, module in model.named_modules() if is_compiled(module)]
+    if compiled:
+        yield f"{some(compiled)} run as what torch.compile wraps"
+    if dense.modules:
+        yield f"{some(list(dense.modules))} with dense gradients in place of sparse ones"
+    if scalars := [parameter.fqn for parameter in parameters if parameter.shard_shape and not parameter.shape]:
+        yield f"{some(scalars)} without dimension, sharded as one element, where FSDP2 asks for the shape (1,)"
+    if held:
+        yield f"{some(held)} held in no parameter or buffer, and inputs all the same"

@@ -1,1 +1,0 @@
-"""From writes in place to edges: functional twins of operators."""

@@ -1,0 +1,181 @@
+"""From an operator that writes in place to its functional twin: by schemas, with the casts that writing in place does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+OpOverload = torch._ops.OpOverload
+Argument = tuple[int, str]
+"""Place and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The functional twin of an operator that writes in place."""
+
+    op: OpOverload
+    written: tuple[Argument, ...]
+    """Arguments of the operator in place that it writes."""
+    dropped: tuple[Argument, ...]
+    """Those among them that the twin does not take: ``out=``."""
+    first: int
+    """Which of the twin's results is the first new value; the results before it are results of the operator in place, too."""
+    results: int
+    """How many results the twin has."""
+    clones: bool
+    """It writes clones of its arguments, so new values always have the old dtype; others promote."""
+
+
+@cache
+def twin_of(op: OpOverload) -> Twin | None:
+    """The twin of ``op``; None if it writes nothing, changes what shape a tensor is, or has no twin."""
+    arguments = op._schema.arguments
+    written = tuple((i, a.name) for i, a in enumerate(arguments) if _is_written(a))
+    outs = tuple((i, a.name) for i, a in enumerate(arguments) if a.is_out)
+    if not written or torch.Tag.inplace_view in op.tags or (outs and outs != written):
+        return None
+    wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+    for twin in _candidates(op, bool(outs)):
+        schema = twin._schema
+        named = [(a.name, str(a.type)) for a in schema.arguments]
+        first = len(schema.returns) - len(written)
+        if named == wanted and first >= 0 and not any(map(_is_written, schema.arguments)) and _fits(op, first):
+            clones = schema.returns[first].name == f"{written[0][1]}_out"
+            return Twin(twin, written, outs, first, len(schema.returns), clones)
+    return None
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _fits(op: OpOverload, first: int) -> bool:
+    """Whether ``op`` has as many results of its own as its twin before the new values; what it writes may follow, or not."""
+    aliases = [value.alias_info is not None for value in op._schema.returns]
+    return aliases[:first] == [False] * first and all(aliases[first:])
+
+
+def _candidates(op: OpOverload, is_out: bool) -> Iterator[OpOverload]:
+    namespace, name = op._schema.name.split("::")
+    names = [name] if is_out else [name.removesuffix("_"), f"{name.removesuffix('_')}_functional"]
+    for candidate in names:
+        packet = getattr(getattr(torch.ops, namespace), candidate, None)
+        for overload in packet.overloads() if packet is not None else ():
+            found = getattr(packet, overload)
+            if found is not op:
+                yield found
+
+
+_known: dict[tuple[Any, ...], list[Any]] = {}
+"""By operator and kinds of arguments: asking costs a call, and optimizers ask the same for every parameter."""
+
+
+def result_dtypes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Dtype of each result of ``op``; a list of them for a list of tensors. Arguments: nodes with fake values, and numbers."""
+    call = fx.node.map_arg((tuple(args), dict(kwargs)), lambda node: node.meta["val"])
+    columns: tuple[int, ...] = ()
+    if isinstance(args[0], (list, tuple)):
+        columns, first = _columns(call)
+        call = _picked(call, first)
+    key = (op, columns, _kind(call))
+    if key not in _known:
+        shown_args, shown_kwargs = _shown(call)
+        result = op(*shown_args, **shown_kwargs)
+        _known[key] = [_dtype(part) for part in (result if isinstance(result, tuple) else (result,))]
+    return [[found[i] for i in columns] if isinstance(found, list) else found for found in _known[key]]
+
+
+def _columns(call: Any) -> tuple[tuple[int, ...], list[int]]:
+    """Lists of a foreach call go together; gives each place's column among the different ones, and where those first stand."""
+    lists = [arg for arg in (*call[0], *call[1].values()) if isinstance(arg, (list, tuple)) and arg]
+    different: dict[Any, int] = {}
+    first: list[int] = []
+    column: list[int] = []
+    for place, items in enumerate(zip(*lists, strict=False)):
+        kind = _kind(items)
+        if kind not in different:
+            different[kind] = len(first)
+            first.append(place)
+        column.append(different[kind])
+    return tuple(column), first
+
+
+def _picked(call: Any, places: list[int]) -> Any:
+    def of(arg: Any) -> Any:
+        return [arg[i] for i in places] if isinstance(arg, (list, tuple)) and arg else arg
+
+    return tuple(map(of, call[0])), {name: of(arg) for name, arg in call[1].items()}
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim() == 0, value.device
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_kind, value))
+    if isinstance(value, dict):
+        return tuple((name, _kind(item)) for name, item in value.items())
+    return type(value) if isinstance(value, (int, float, complex, torch.SymFloat, torch.SymInt)) else repr(value)
+
+
+def _shown(value: Any) -> Any:
+    """Live numbers as some number of their type."""
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_shown, value))
+    return {name: _shown(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _dtype(value: Any) -> Any:
+    return [_dtype(item) for item in value] if isinstance(value, (list, tuple)) else value.dtype
+
+
+def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments of a call that it writes: tensors, lists of tensors, or None where one is left out."""
+    return [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(op._schema.arguments if op._schema.is_mutable else ())
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def given_back(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call gives that does nothing but write some of its arguments: those. None for every other call."""
+    if not op._schema.is_mutable or torch.Tag.inplace_view in op.tags:
+        return None
+    if any(value.alias_info is None for value in op._schema.returns):
+        return None
+    written = written_values(op, args, kwargs)
+    return written[0] if len(op._schema.returns) == 1 else tuple(written)
+
+
+def same_place(owner: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes are the same elements in the same order of one memory."""
+    if owner is other:
+        return True
+    a, b = owner.meta.get("val"), other.meta.get("val")
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _layout(a) == _layout(b)
+
+
+def _layout(value: torch.Tensor) -> tuple[object, ...]:
+    return value.dtype, tuple(value.shape), value.stride(), value.storage_offset()
+
+
+def overlap(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes of one memory may have an element in common: by the first and the last of each."""
+    (low, high), (low_2, high_2) = _extent(one.meta["val"]), _extent(other.meta["val"])
+    return low < high_2 and low_2 < high
+
+
+def _extent(value: torch.Tensor) -> tuple[int, int]:
+    """First element of ``value`` in its storage, and the one after its last."""
+    first = int(value.storage_offset())
+    if value.numel() == 0:
+        return first, first
+    return first, first + 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

@@ -1,0 +1,127 @@
+"""A plan's model, built by its factory as ordinary code, and fake twins of its parameters while it is traced."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.fake_tensors import computing_without_values, on_registration
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.user_frame import blamed, user_frame
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+
+MOST_BYTES = 1 << 30
+"""Parameters above it have no memory from the moment that a module gets them; before it they are real."""
+
+
+def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn.Module:
+    """What ``factory``, called ``name`` in the plan, gives for ``args``; parameters beyond :data:`MOST_BYTES` are fake tensors.
+
+    Initialisers of those do nothing; all else in the factory runs as anywhere. Raises :class:`CaptureError` for what the
+    factory raises, for code that reads the value of a parameter without memory, and for what is no module.
+    """
+    with ExitStack() as inside:
+        held = _Held(inside)
+        inside.enter_context(on_registration(held.given))
+        with blamed(lambda: f"[model] factory {name}"):
+            try:
+                built = factory(**args)
+            except Exception as error:
+                if held.mode is None or tracing.untraceable(error) is None:
+                    raise
+                raise CaptureError(_reads_value(name, user_frame(error))) from error
+    if not isinstance(built, nn.Module):
+        raise CaptureError(f"[model] factory {name} gave a value of type {type(built).__name__}, expected a torch.nn.Module")
+    return built
+
+
+def _reads_value(name: str, frame: str) -> str:
+    where = f" at {frame}" if frame else ""
+    return (
+        f"[model] factory {name} reads the value of a parameter{where}, but beyond {MOST_BYTES >> 30} GiB parameters are built "
+        "without values; make it of numbers or buffers, or give the plan a smaller model ([model] args)"
+    )
+
+
+class _Held:
+    """Counts the bytes of parameters as modules get them."""
+
+    def __init__(self, inside: ExitStack) -> None:
+        self.mode: FakeTensorMode | None = None
+        """Of parameters without memory; None as long as there are none."""
+        self._inside, self._bytes = inside, 0
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor | None]] = {}
+        """By identity a parameter that was real, and what stands for it if it is not held."""
+
+    def given(self, module: nn.Module, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """What ``module`` gets where ``parameter`` is put in its place."""
+        if tracing.is_fake(parameter) or parameter.is_meta:
+            return parameter
+        known = self._known.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            self._bytes += parameter.untyped_storage().nbytes()
+            known = weakref.ref(parameter), self._twin(parameter) if self._bytes > MOST_BYTES else None
+            self._known[id(parameter)] = known
+        return parameter if known[1] is None else known[1]
+
+    def _twin(self, parameter: torch.Tensor) -> torch.Tensor:
+
+        if self.mode is None:
+            self.mode = self._inside.enter_context(computing_without_values())
+        return fake_twin(self.mode, parameter)
+
+
+def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
+    """A tensor without data like ``real``: a parameter for a parameter, with its attributes and hooks,
+    and ``stands_for``, the real one. On meta: on the CPU."""
+    device = torch.device("cpu") if real.is_meta else real.device
+    with mode, torch.no_grad():
+        fake = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device=device)
+    if not isinstance(real, torch.nn.Parameter):
+        return fake.requires_grad_(real.requires_grad)
+    twin = torch.nn.Parameter(fake, requires_grad=real.requires_grad)
+    twin.stands_for = real  # type: ignore[attr-defined]
+    for name, value in vars(real).items():
+        if not hasattr(twin, name):
+            setattr(twin, name, value)
+    for hook in (real._backward_hooks or {}).values():
+        twin.register_hook(hook)  # type: ignore[no-untyped-call]
+    for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
+        twin.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return twin
+
+
+def fake_twins(model: nn.Module, mode: FakeTensorMode) -> dict[int, torch.Tensor]:
+    """Twins of all parameters and buffers of ``model``, by identity of the real tensor."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return {id(tensor): fake_twin(mode, tensor) for tensor in tensors}
+
+
+@contextmanager
+def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """While inside, modules have the ``twins`` (by identity of the real tensor) in their places.
+
+    Then every module has the attributes, parameters and buffers that it had before, whatever was set inside.
+    """
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    places: list[dict[str, Any]] = [held for module, _ in before for held in (module._parameters, module._buffers)]
+    reals = [dict(held) for held in places]
+    try:
+        for held in places:
+            held.update({name: twins[id(tensor)] for name, tensor in held.items() if tensor is not None})
+        yield
+    finally:
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+        for held, real in zip(places, reals, strict=True):
+            held.clear()
+            held.update(real)

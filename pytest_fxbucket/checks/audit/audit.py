@@ -1,0 +1,203 @@
+"""Does the graph keep what the plan promises? Read from the graph that came out of the pass, without any golden.
+
+Entries: each is one launch for each direction, kind, group and dtype, with exactly its parameters in the layout asked for.
+Schedule: prefetch depth, deferred reduction waits, overlap with compute. Numbers: dtypes, and nothing squeezed on the way.
+Around it: compute reads what it read before the pass, and there is no launch that the graph before did not have. The optimizer:
+updates stand where they should, and are made of what they were made of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, Promise, dtype_name, of_kind
+from pytest_fxbucket.checks.audit.launches import launch_problems
+from pytest_fxbucket.checks.audit.memory import memory_problems
+from pytest_fxbucket.checks.audit.overlap import overlap_problems
+from pytest_fxbucket.checks.audit.updates import update_problems
+from pytest_fxbucket.compat.c10d import twin_name, untwinned
+from pytest_fxbucket.golden.schedule import nameless_text
+from pytest_fxbucket.graph.contents import EXACT, MANTISSA_BITS
+from pytest_fxbucket.graph.order import displaced
+from pytest_fxbucket.graph.preserved import alignment
+from pytest_fxbucket.plan.key_forms import kept_entries
+from pytest_fxbucket.words import some, times
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+
+__all__ = ["MOST_DISPLACED", "Promise", "audit"]
+
+MOST_DISPLACED = 0.05
+"""Share of the nodes that are no collectives that may stand in another order than before."""
+
+
+def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
+    """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass."""
+    if captured.problems:
+        return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
+    found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
+    found += launch_problems(promise, captured, passed)
+    found += _others(promise, captured, passed)
+    found += resharding_problems(promise, captured, passed)
+    found += _numbers(promise, captured, passed)
+    found += _sizes(captured, passed)
+    found += overlap_problems(promise, captured, passed)
+    found += memory_problems(promise, captured, passed)
+    found += update_problems(promise, captured, passed)
+    if not passed.problems:
+        found += _readers(captured, passed)
+    found += _moved(promise, captured, passed)
+    return list(dict.fromkeys(found))
+
+
+def _others(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind."""
+    before, after = (Counter(_describe(b) for b in reading.buckets if not any(b.fqns)) for reading in (captured, passed))
+    for what in sorted({*before, *after}):
+        if before[what] != after[what]:
+            yield f"{what} of no parameter is launched {times(after[what])}, {times(before[what])} before the pass"
+
+
+def _describe(bucket: Bucket) -> str:
+    return f"{bucket.kind}{' ' + bucket.op if bucket.op else ''} of {bucket.numel} elements in {dtype_name(bucket.dtype)}"
+
+
+def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """Are dtypes as asked, reductions the same, and is nothing squeezed through fewer bits? One sentence a bucket and fault."""
+    before = _Before(captured)
+    for bucket in passed.buckets:
+        faults: dict[str, list[str]] = {}
+        for member in bucket.members:
+            known = before.of(bucket, member.fqn)
+            for fault in _faults(promise, bucket, member, *known) if known else ():
+                faults.setdefault(fault, []).append(member.fqn or nameless_text(bucket))
+        for fault, fqns in faults.items():
+            yield f"{bucket.direction} {bucket.kind} of {some(fqns)} {fault}"
+
+
+def _faults(promise: Promise, bucket: Bucket, member: Member, old: Bucket, old_member: Member) -> Iterator[str]:
+    wanted = _dtype(promise, bucket, member.fqn) or old.dtype
+    if member.dtype != wanted:
+        yield f"is launched in {dtype_name(member.dtype)}, expected {dtype_name(wanted)}"
+    elif member.precision < old_member.precision:
+        yield f"is squeezed through {_through(member.precision)} on its way, expected {dtype_name(wanted)}"
+    if bucket.op != old.op:
+        yield f"reduces by {bucket.op}, expected {old.op}"
+    own = promise.own_gather_group and bucket.kind == "all_gather" and promise.is_planned(member.fqn) and not old.apart
+    if own and bucket.group != twin_name(old.group):
+        yield 'does not run on a process group of its own, though gather_group = "own"'
+    elif not own and bucket.group != old.group:
+        yield "runs on another process group than before the pass"
+
+
+def _sizes(captured: Reading, passed: Reading) -> Iterator[str]:
+    """Does each launch carry as many bytes as its members had, and nothing to fill up but what aligns several dtypes?"""
+    before = _Before(captured)
+    for bucket in passed.buckets:
+        known = [(member, before.of(bucket, member.fqn)) for member in bucket.members]
+        if not known or not all(old and member.fqn for member, old in known):
+            continue
+        wanted = sum(old[1].numel * old[0].parts * member.dtype.itemsize for member, old in known if old)
+        filling = (alignment(bucket) - 1) * bucket.parts * len(known)
+        if not wanted <= bucket.bytes <= wanted + filling:
+            what = f"{bucket.direction} {bucket.kind} of {some(bucket.fqns)}"
+            yield f"{what} moves {bucket.bytes} bytes, its members have {wanted}"
+
+
+class _Before:
+    """Members of the graph before the pass."""
+
+    def __init__(self, captured: Reading) -> None:
+        self.found: dict[tuple[str, str, str], list[tuple[Bucket, Member]]] = {}
+        for bucket in captured.buckets:
+            for member in bucket.members:
+                self.found.setdefault((bucket.direction, bucket.kind, member.fqn), []).append((bucket, member))
+
+    def of(self, bucket: Bucket, fqn: str) -> tuple[Bucket, Member] | None:
+        """``fqn`` in a launch like ``bucket``: on its process group, if it was launched on several."""
+        known = self.found.get((bucket.direction, bucket.kind, fqn), [])
+        same = [one for one in known if one[0].group == untwinned(bucket.group)]
+        return next(iter(same or known), None)
+
+
+def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
+    """Does compute read the parameters, and make the gradients, that it did before the pass?"""
+    for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
+        yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
+    for direction in (*DIRECTIONS, "optimizer"):
+        old, new = ([fqn for _, of, fqn in reading.computes if of == direction] for reading in (captured, passed))
+        before, after = Counter(old), Counter(new)
+        for fqn in sorted({*before, *after}):
+            if before[fqn] != after[fqn]:
+                yield f"{direction} compute uses {fqn} {times(after[fqn])}, {times(before[fqn])} before the pass"
+        if before == after and old != new and direction != "optimizer":  # what updates read is told by what they make
+            was, now = next((x, y) for x, y in zip(old, new, strict=True) if x != y)
+            yield (
+                f"{direction} compute uses {now} where it used {was} before the pass: two members are swapped, or compute moved"
+            )
+
+
+def _moved(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told.
+
+    Updates that are to stand where they are ready must move.
+    """
+    free = captured.updating_names if promise.updates == "ready" else frozenset[str]()
+    before, after = ([name for name in one.names if name not in free] for one in (captured, passed))
+    moved, counted = displaced(before, after)
+    if counted > len(before) // 2 and moved > max(counted * MOST_DISPLACED, 4):
+        most = f"at most {MOST_DISPLACED:.0%} may"
+        yield f"{moved} of {counted} compute nodes stand in another order than before the pass; {most}"
+
+
+def _dtype(promise: Promise, bucket: Bucket, fqn: str) -> torch.dtype | None:
+    if not fqn:
+        return None  # an activation, of which the plan says nothing
+    own = promise.own_dtype.get(fqn)
+    if own is not None and own.is_complex:
+        return own  # a real dtype would lose half of it
+    return (promise.param_dtype or own) if bucket.kind == "all_gather" else promise.reduce_dtype
+
+
+def _through(bits: int) -> str:
+    names = [dtype_name(dtype) for dtype, size in MANTISSA_BITS.items() if size == bits]
+    return names[0] if names and bits != EXACT else f"{bits} bits"
+
+
+def resharding_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """A sentence for what is kept though it should not be, and one for what is gathered again though it should be kept."""
+    kept = _kept(promise, captured)
+    asked = (
+        "reshard_after_forward = {}" if isinstance(promise.reshard_after_forward, bool) else "reshard_after_forward is {} there"
+    )
+    read = [
+        fqn
+        for bucket in of_kind(passed, "forward", "all_gather")
+        if bucket.backward_use is not None
+        for fqn in bucket.fqns
+        if promise.is_planned(fqn) and fqn not in kept
+    ]
+    if read:
+        yield f"{asked.format('true')}, but backward reads forward's gather of {some(list(dict.fromkeys(read)))}"
+    again = [fqn for bucket in of_kind(passed, "backward", "all_gather") for fqn in bucket.fqns if fqn in kept]
+    if again:
+        yield f"{asked.format('false')}, but backward gathers {some(again)} again"
+
+
+def _kept(promise: Promise, captured: Reading) -> set[str]:
+    """FQNs whose gathers backward reads, too."""
+    asked = promise.reshard_after_forward
+    if isinstance(asked, bool):
+        return set() if asked else {fqn for fqn in promise.registration if fqn}
+    if asked is None and not promise.is_traced_here:
+        gathers = of_kind(captured, "forward", "all_gather")
+        return {fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns}
+    reads = [fqn for _, direction, fqn in captured.computes if direction == "forward" and fqn in promise.entry_of]
+    last = promise.entry_of[reads[-1]] if reads else None
+    kept = kept_entries(asked, list(dict.fromkeys(promise.entry_of.values())), last)
+    return {fqn for fqn, entry in promise.entry_of.items() if entry in kept}

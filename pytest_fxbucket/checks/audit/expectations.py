@@ -1,0 +1,137 @@
+"""What a plan promises of every graph, and the words in which audits speak of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.plan.factories import dtype_named
+from pytest_fxbucket.plan.key_forms import Asked
+from pytest_fxbucket.words import some
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.selectors import Resolution
+    from pytest_fxbucket.step.roles import Direction, Parameter
+
+KINDS = ("all_gather", *REDUCTIONS)
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a plan promises of every graph."""
+
+    entry_of: Mapping[str, str]
+    """FQN to entry, planned parameters only."""
+    registration: tuple[str, ...]
+    """FQNs of planned parameters in the order of FSDP2's units, then all others."""
+    own_dtype: Mapping[str, torch.dtype]
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    merged: bool
+    layout: str
+    prefetch: int
+    defer_reduce: bool
+    reshard_after_forward: Asked
+    is_traced_here: bool = True
+    """Otherwise what is gathered again, if the plan does not say, is what was before the pass."""
+    mixed: bool = False
+    """One all-gather may carry several dtypes."""
+    by: str = "plan"
+    """plan or size."""
+    caps: tuple[float, ...] = (0.0,)
+    """In 2**20 bytes: of each entry's launches in turn (by size: of each launch), the last for the rest; 0: none."""
+    entries: tuple[str, ...] = ()
+    """In the plan's order."""
+    own_gather_group: bool = False
+    updates: str = "last"
+    """last, or ready: each update stands right behind the wait for the last reduction that it needs."""
+    launch_at: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    wait_before: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ranks_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Ranks of each process group, by its name, as far as they are known."""
+
+    def ranks(self, bucket: Bucket) -> int:
+        """How many ranks ``bucket`` runs on; 0 if that is not known."""
+        return len(self.ranks_of.get(bucket.group, ()))
+
+    def is_planned(self, fqn: str) -> bool:
+        """Whether the plan says anything of the parameter ``fqn``; by size it does of all."""
+        return self.by == "size" or fqn in self.entry_of
+
+
+def promise_of(
+    plan: Plan,
+    parameters: Sequence[Parameter],
+    resolution: Resolution,
+    ranks_of: Mapping[str, Sequence[int]] | None = None,
+) -> Promise:
+    """What ``plan`` promises of a step with ``parameters``, in order of registration; ``ranks_of`` its process groups."""
+    planned = {fqn: entry.name for entry in resolution.entries for fqn in entry.parameters}
+    return Promise(
+        entry_of=planned,
+        registration=tuple(dict.fromkeys([*planned, *(parameter.fqn for parameter in parameters)])),
+        own_dtype={parameter.fqn: parameter.dtype for parameter in parameters},
+        param_dtype=dtype_named(plan.parallel.param_dtype),
+        reduce_dtype=dtype_named(plan.parallel.reduce_dtype),
+        merged=plan.bucket.enabled,
+        layout=plan.bucket.layout,
+        prefetch=plan.overlap.prefetch,
+        defer_reduce=plan.overlap.defer_reduce,
+        reshard_after_forward=plan.parallel.reshard_after_forward,
+        is_traced_here=plan.graph is None,
+        mixed=plan.bucket.dtypes == "mixed",
+        by=plan.bucket.by,
+        caps=plan.bucket.cap_mb,
+        entries=tuple(entry.name for entry in resolution.entries),
+        own_gather_group=plan.overlap.gather_group == "own",
+        updates=plan.overlap.updates,
+        launch_at=plan.overlap.launch_at,
+        wait_before=plan.overlap.wait_before,
+        ranks_of=ranks_of or {},
+    )
+
+
+def of_kind(reading: Reading, direction: Direction, kind: str) -> list[Bucket]:
+    """Buckets of one direction and kind, in order of their launches."""
+    return [bucket for bucket in reading.buckets if bucket.direction == direction and bucket.kind == kind]
+
+
+def by_round(buckets: Sequence[Bucket]) -> dict[int, list[Bucket]]:
+    """``buckets`` by their rounds, the first round first; each in the order that they have."""
+    rounds: dict[int, list[Bucket]] = {}
+    for bucket in buckets:
+        rounds.setdefault(bucket.round, []).append(bucket)
+    return dict(sorted(rounds.items()))
+
+
+def of_round(number: int) -> str:
+    """``, round 2`` of the second; of the first nothing, as most steps have no other."""
+    return f", round {number + 1}" if number else ""
+
+
+def stages_of(promise: Promise, buckets: Sequence[Bucket], when: Callable[[Bucket], int]) -> dict[str, list[Bucket]]:
+    """Planned buckets that are waited for, by entry (by size each alone), entries in order of ``when``.
+
+    A launch of several entries counts for each.
+    """
+    stages: dict[str, list[Bucket]] = {}
+    for bucket in sorted(buckets, key=when):
+        entries = [promise.entry_of.get(fqn, "") for fqn in bucket.fqns]
+        if promise.by == "size":
+            entries = [f"of {some(bucket.fqns)}"]
+        for entry in dict.fromkeys(entries):
+            if entry and bucket.wait is not None:
+                stages.setdefault(entry, []).append(bucket)
+    return stages
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """``float32`` of ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")

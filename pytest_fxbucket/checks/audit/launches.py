@@ -1,0 +1,337 @@
+"""Which launches a plan promises, told from the graph before the pass: each one's members, in byte order.
+
+Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype; a cap closes a
+launch before it would grow above it; members that need each other's results end in different launches, as few as the longest
+chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.reading.Bucket.apart`) stays alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, KINDS, Promise, of_kind, of_round
+from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.graph.preserved import alignment
+from pytest_fxbucket.words import some, times
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.step.roles import Direction
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One launch that the plan promises."""
+
+    label: str
+    """For people."""
+    direction: Direction
+    kind: str
+    group: str
+    fqns: tuple[str, ...]
+    """Members in byte order; one that the graph launches several times several times."""
+    loose: bool = False
+    """Whether it may be parted: with others it would form a circle of launches that need each other."""
+
+
+def expected(promise: Promise, captured: Reading, needs: Needs) -> list[Expected]:
+    """Every launch that carries parameters or gradients alone."""
+    place = {fqn: i for i, fqn in enumerate(promise.registration)}
+    capped = [
+        _Capped(f"{direction} {kind}", key, list(_capped(promise, key.name, same, place)))
+        for direction in DIRECTIONS
+        for kind in KINDS
+        for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
+    ]
+    parted = needs.parted([[bucket.node for bucket in part] for one in capped for part in one.parts])
+    found = list(_labelled(capped, parted.level))
+    circling = _circling({parted.part[part[0].node]: part for _, part in found}, parted.below)
+    return [replace(one, loose=parted.part[part[0].node] in circling) for one, part in found]
+
+
+def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[tuple[Expected, list[Bucket]]]:
+    launches = Counter((what, key.name, key.round) for what, key, _ in several)
+    for what, key, capped in several:
+        parts = [part for whole in capped for part in _parted(whole, levels)]
+        for number, part in enumerate(parts, start=1):
+            label = f"entry {key.name}, {what}" if key.name else f"by size, {what}"
+            label += f" {key.dtype.removeprefix('torch.')}" if launches[what, key.name, key.round] > 1 and not key.alone else ""
+            label += of_round(key.round)
+            label += f" ({key.alone})" if key.alone not in ("", key.name) else ""
+            label += f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+            fqns = tuple(fqn for bucket in part for fqn in bucket.fqns)
+            yield Expected(label, part[0].direction, part[0].kind, key.group, fqns), part
+
+
+def _circling(parts: Mapping[int, Sequence[Bucket]], below: Sequence[int]) -> set[int]:
+    """Parts, by number, that lie on a circle of parts that need each other, or between two circles."""
+    first = sorted(parts, key=lambda number: min(bucket.launch for bucket in parts[number]))
+    left = _peeled(first, below, (1 << len(parts)) - 1)
+    above = [0] * len(parts)
+    for number in first:
+        for other in first if left >> number & 1 else ():
+            above[other] |= (below[number] >> other & 1) << number
+    left = _peeled(first[::-1], above, left)
+    return {number for number in first if left >> number & 1}
+
+
+def _peeled(order: Sequence[int], below: Sequence[int], left: int) -> int:
+    """``left`` (bits) without what needs none of it, again and again; one round, if ``order`` is one of the needs."""
+    while True:
+        before = left
+        for number in order:
+            if left >> number & 1 and not below[number] & left & ~(1 << number):
+                left ^= 1 << number
+        if left == before:
+            return left
+
+
+class _Capped(NamedTuple):
+    """Launches that agree in a key, parted by the cap."""
+
+    what: str
+    key: _Key
+    parts: list[list[Bucket]]
+
+
+class _Key(NamedTuple):
+    """What members of one launch agree in."""
+
+    name: str
+    """Entry; of a parameter in none its FQN; by size nothing."""
+    alone: str
+    """What shares no launch, by its FQNs, and by its node if the FQNs do not tell."""
+    dtype: str
+    group: str
+    op: str
+    parts: int
+    round: int
+    node: str
+
+
+def _by_key(promise: Promise, buckets: Sequence[Bucket]) -> dict[_Key, list[Bucket]]:
+    """Launches that share a bucket but for its size, in order of launch; a launch of no parameter belongs to none."""
+    found: dict[_Key, list[Bucket]] = {}
+    for bucket in buckets:
+        if bucket.members and all(bucket.fqns):
+            found.setdefault(_key(promise, bucket), []).append(bucket)
+    return found
+
+
+def _key(promise: Promise, bucket: Bucket) -> _Key:
+    entries = {"" if promise.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
+    entry = entries.pop() if len(entries) == 1 else None
+    merged = promise.merged and entry is not None and not bucket.apart and promise.ranks(bucket) != 1
+    several = promise.mixed and bucket.kind == "all_gather"
+    merged = merged and (several or bucket.dtype is not None)
+    dtype = "several" if several and merged else str(bucket.dtype)
+    name = " & ".join(bucket.fqns)
+    alone = "" if merged else name
+    node = "" if merged else bucket.node
+    return _Key(name if entry is None else entry, alone, dtype, bucket.group, bucket.op, bucket.parts, bucket.round, node)
+
+
+def _capped(promise: Promise, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
+    """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration."""
+    if promise.by == "plan":
+        turn = promise.entries.index(name) if name in promise.entries else 0
+        caps = [promise.caps[min(turn, len(promise.caps) - 1)]]
+        buckets = _laid_out(promise, buckets, place)
+    else:
+        caps = list(promise.caps)
+    part: list[Bucket] = []
+    parts = size = 0
+    for bucket in buckets:
+        cap = caps[min(parts, len(caps) - 1)] * MB
+        if part and cap and size + bucket.bytes > cap:
+            yield _laid_out(promise, part, place)
+            part, size, parts = [], 0, parts + 1
+        part.append(bucket)
+        size += bucket.bytes
+    yield _laid_out(promise, part, place)
+
+
+def _laid_out(promise: Promise, buckets: Sequence[Bucket], place: Mapping[str, int]) -> list[Bucket]:
+    if promise.layout != "registration":
+        return list(buckets)
+    return sorted(buckets, key=lambda bucket: min(place[fqn] for fqn in bucket.fqns))
+
+
+def _parted(buckets: Sequence[Bucket], level: Mapping[str, int]) -> list[list[Bucket]]:
+    """``buckets`` in as few parts as possible of which none holds two that need each other; the order inside is kept."""
+    parts: dict[int, list[Bucket]] = {}
+    for bucket in buckets:
+        parts.setdefault(level[bucket.node], []).append(bucket)
+    return [parts[number] for number in sorted(parts)]
+
+
+Member = tuple[str, str]
+"""FQN, and process group where it is launched on several."""
+_VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "all-reduced"}
+
+
+def launch_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
+    wanted = expected(promise, captured, Needs(captured.order))
+    for direction in DIRECTIONS:
+        for kind in KINDS:
+            here = [one for one in wanted if (one.direction, one.kind) == (direction, kind)]
+            yield from _Launches(promise, here, of_kind(passed, direction, kind)).problems()
+
+
+class _Launches:
+    """The promised launches of one direction and kind, and those that are there.
+
+    A member is known by its FQN, and by its process group where one parameter is launched on several.
+    """
+
+    def __init__(self, promise: Promise, wanted: Sequence[Expected], there: Sequence[Bucket]) -> None:
+        self.promise, self.wanted = promise, wanted
+        groups: dict[str, set[str]] = {}
+        for one in wanted:
+            for fqn in one.fqns:
+                groups.setdefault(fqn, set()).add(one.group)
+        self.several = {fqn for fqn, names in groups.items() if len(names) > 1}
+        self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.group))
+        self.there = [(bucket, self._members(bucket.fqns, untwinned(bucket.group))) for bucket in there]
+        self.have = Counter(member for _, members in self.there for member in members)
+        self.carrying: dict[frozenset[tuple[Member, int]], list[Bucket]] = {}
+        """Launches by their members, each with how often it is in it."""
+        for bucket, members in self.there:
+            self.carrying.setdefault(frozenset(Counter(members).items()), []).append(bucket)
+
+    def problems(self) -> Iterator[str]:
+        taken: set[str] = set()
+        own: list[Bucket | None] = []
+        for one in self.wanted:
+            own.append(self._match(one, taken))
+            taken.update(match.node for match in own[-1:] if match is not None)
+        for one, match in zip(self.wanted, own, strict=True):
+            yield from self._missing(one)
+            yield from self._layout(match, one, one.fqns) if match is not None else self._parted(one, taken)
+
+    def _match(self, one: Expected, taken: Collection[str]) -> Bucket | None:
+        """A launch of just these members that is nobody else's."""
+        same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.group)).items()), [])
+        return next((bucket for bucket in same if bucket.node not in taken), None)
+
+    def _missing(self, one: Expected) -> Iterator[str]:
+        members = {fqn: self._member(fqn, one.group) for fqn in dict.fromkeys(one.fqns)}
+        verb, where = _VERB[one.kind], one.direction
+        missing = [fqn for fqn, member in members.items() if not self.have[member]]
+        if missing:
+            yield f"{one.label}: {some(missing)} {'is' if len(missing) == 1 else 'are'} not {verb} in {where}"
+        twice = [fqn for fqn, member in members.items() if self.have[member] > self.count[member] == 1]
+        if twice:
+            yield f"{one.label}: {some(twice)} {'is' if len(twice) == 1 else 'are'} {verb} more than once in {where}"
+        for fqn, member in members.items():
+            have, count = self.have[member], self.count[member]
+            if count > 1 and have and have != count:
+                yield f"{one.label}: {fqn} is {verb} {times(have)} in {where}, {times(count)} before the pass"
+
+    def _parted(self, one: Expected, taken: Collection[str]) -> Iterator[str]:
+        """No launch carries just what is promised: what the launches do that have some of it."""
+        members = set(self._members(one.fqns, one.group))
+        carrying = [bucket for bucket, found in self.there if members.intersection(found)]
+        carrying = [bucket for bucket in carrying if bucket.node not in taken] or carrying
+        if one.loose:
+            for bucket in carrying:
+                yield from self._layout(bucket, one, [fqn for fqn in one.fqns if fqn in bucket.fqns])
+        elif len(carrying) > 1:
+            yield f"{one.label}: {len(carrying)} launches, expected 1"
+        elif carrying:
+            yield from self._layout(carrying[0], one, one.fqns)
+
+    def _layout(self, bucket: Bucket, one: Expected, members: Sequence[str]) -> Iterator[str]:
+        have = list(bucket.fqns)
+        foreign = [fqn for fqn in have if fqn not in members]
+        if foreign:
+            owners = sorted({self.promise.entry_of.get(fqn, "no entry") for fqn in foreign if fqn})
+            names = some([fqn or "something that is no parameter" for fqn in foreign])
+            yield f"{one.label}: its launch also carries {names}{' of ' * bool(owners)}{', '.join(owners)}"
+        many = [fqn for fqn in dict.fromkeys(have) if have.count(fqn) > max(members.count(fqn), 1)]
+        if many:
+            yield f"{one.label}: its launch carries {some(many)} twice"
+        elif not foreign and sorted(have) == sorted(members) and have != list(members):
+            at = next(i for i, (x, y) in enumerate(zip(have, members, strict=True)) if x != y)
+            order = self.promise.layout
+            yield f"{one.label}: member {at} of the layout is {have[at]}, expected {members[at]} ({order} order)"
+        yield from _gaps(bucket, one)
+
+    def _members(self, fqns: Sequence[str], group: str) -> list[Member]:
+        return [self._member(fqn, group) for fqn in fqns]
+
+    def _member(self, fqn: str, group: str) -> Member:
+        return fqn, group if fqn in self.several else ""
+
+
+def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
+    step = alignment(bucket)
+    begin = 0
+    for member in bucket.members:
+        begin = -(-begin // step) * step
+        if member.offset != begin:
+            yield f"{one.label}: {member.fqn} begins at byte {member.offset} of a rank's part, expected {begin}"
+            return
+        begin += member.bytes
+
+
+Groups = Sequence[Sequence[str]]
+"""Groups of launches, by the names of their nodes; no launch is in two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Groups of launches in parts of which none holds two launches that need each other."""
+
+    level: dict[str, int]
+    """Of each launch the number of its part within its group."""
+    part: dict[str, int]
+    """The same among the parts of all groups."""
+    below: list[int]
+    """For each part those of which a launch is needed by one of its own, as bits of their numbers."""
+
+
+class Needs:
+    """Of the launches of the graph that ``order`` is of; without one, none needs another."""
+
+    def __init__(self, order: Order | None = None) -> None:
+        self._order = order
+
+    def parted(self, groups: Groups) -> Parted:
+        """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other."""
+        part_of: dict[tuple[int, int], int] = {}
+        found = Parted({}, {}, [])
+        group_of = {name: number for number, group in enumerate(groups) for name in group}
+        above: list[int] = []
+        for name, before in self._nodes(group_of):
+            bits = 0
+            for earlier in before:
+                bits |= above[earlier]
+            if name in group_of:
+                found.level[name] = self._lowest(bits, group_of[name], part_of)
+                found.part[name] = number = part_of[group_of[name], found.level[name]]
+                found.below.extend([0] * (number + 1 - len(found.below)))
+                found.below[number] |= bits
+                bits |= 1 << number
+            above.append(bits)
+        return found
+
+    def _nodes(self, launches: Iterable[str]) -> Iterator[tuple[str, Sequence[int]]]:
+        """(name, what it needs) of each node, in order."""
+        if self._order is None:
+            return ((name, ()) for name in launches)
+        return ((node.name, before) for node, before in zip(self._order.nodes, self._order.before, strict=True))
+
+    def _lowest(self, needed: int, group: int, part_of: dict[tuple[int, int], int]) -> int:
+        """The first level of ``group`` of which nothing is needed; its part is in ``part_of`` then."""
+        level = 0
+        while needed >> part_of.setdefault((group, level), len(part_of)) & 1:
+            level += 1
+        return level

@@ -1,0 +1,262 @@
+"""Does communication hide behind compute as the plan promises? Prefetch depth, exposed gathers, deferred reductions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, Promise, by_round, of_kind, of_round, stages_of
+from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.graph.compute import in_rounds
+from pytest_fxbucket.graph.compute import of_round as places_of
+from pytest_fxbucket.words import some
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.step.roles import Direction
+
+Stages = dict[str, list["Bucket"]]
+"""Buckets by entry, in order of their first waits: a parameter may be read long before anything is computed of it."""
+
+
+class Mark(NamedTuple):
+    """Where a stage begins, and how that is called."""
+
+    words: str
+    place: int
+
+
+Marks = dict[str, Mark]
+"""By entry, in order."""
+
+
+def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """What ``passed`` does not keep of the promised schedule, one sentence each; ``captured`` is the graph before the pass.
+
+    A launch that cannot stand earlier, since it needs what another wait brings, and a wait that cannot stand later, since
+    another launch needs what it brings, are exempt; but only if that was so before the pass: a pack that makes one bucket wait
+    for another loses the overlap too.
+    """
+    hidden = _Hidden(captured, passed)
+    for direction in DIRECTIONS:
+        before = by_round(of_kind(captured, direction, "all_gather"))
+        for number, buckets in by_round(of_kind(passed, direction, "all_gather")).items():
+            stages, old = _stages(promise, buckets), _stages(promise, before.get(number, []))
+            marks, were = (_marks(promise, of, here, direction, number) for of, here in ((passed, stages), (captured, old)))
+            yield from _prefetching(promise, (old, were), (stages, marks), direction, number)
+            yield from _over_other_direction(promise, hidden, old, stages, direction, number)
+    yield from _exposed(promise, captured, passed, hidden)
+    yield from _deferring(promise, captured, passed)
+    yield from placing_problems(promise, passed)
+
+
+def _prefetching(
+    promise: Promise, before: tuple[Stages, Marks], now: tuple[Stages, Marks], direction: Direction, number: int
+) -> Iterator[str]:
+    """Of the gathers of one direction and round, ``before`` the pass and ``now``."""
+    (old, were), (stages, marks) = before, now
+    names = list(marks)
+    for index, name in enumerate(names[1:], 1):
+        if name not in stages:
+            continue
+        free = _free(promise, stages, name, direction)
+        was_bound = any(bucket.blocked >= 0 for bucket in old.get(name, []))
+        what = _gather(name, direction, number)
+        ahead = marks[names[max(0, index - promise.prefetch)]]
+        if promise.prefetch and any(
+            ahead.place < bucket.launch and not (was_bound and bucket.blocked >= ahead.place) for bucket in free
+        ):
+            yield f"{what} is launched after {ahead.words}: prefetch = {promise.prefetch} is not reached"
+        early = names[max(0, index - promise.prefetch - 1)]
+        if index > promise.prefetch and any(bucket.launch < marks[early].place for bucket in free):
+            was = [bucket.launch for bucket in old.get(name, [])]
+            if not was or early not in were or min(was) > were[early].place:
+                yield f"{what} is launched before {marks[early].words}: earlier than prefetch = {promise.prefetch}"
+
+
+def _marks(promise: Promise, reading: Reading, stages: Stages, direction: Direction, number: int) -> Marks:
+    """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
+    waits = {name: Mark(f"the wait for {name}", _first_wait(stage)) for name, stage in stages.items()}
+    if direction == "forward" or not waits or promise.by == "size":
+        return waits
+    first = min(mark.place for mark in waits.values())
+    entries = {of: dict.fromkeys(_entries_in(promise, of_kind(reading, of, "all_gather"))) for of in DIRECTIONS}
+    starts = {
+        entry: min(starts_of(promise, reading, direction, entry, number), default=first)
+        for entry in entries["forward"]
+        if entry not in entries["backward"]
+    }
+    in_order = sorted((place, entry) for entry, place in starts.items() if place < first)
+    return {entry: Mark(f"the start of {entry}'s compute", place) for place, entry in in_order} | waits
+
+
+def _entries_in(promise: Promise, buckets: Sequence[Bucket]) -> list[str]:
+    return [promise.entry_of[fqn] for bucket in buckets for fqn in bucket.fqns if fqn in promise.entry_of]
+
+
+def _over_other_direction(
+    promise: Promise, hidden: _Hidden, before: Stages, stages: Stages, direction: Direction, number: int
+) -> Iterator[str]:
+    """A round begins where it began: what it launches first stays behind the other direction's compute."""
+    began = min((bucket.launch for stage in before.values() for bucket in stage), default=0)
+    for name in list(stages)[: promise.prefetch + 1]:
+        free = _free(promise, stages, name, direction)
+        launched = min((bucket.launch for bucket in free), default=began)
+        over = [(of, fqn) for of, fqn, _ in hidden.before_and_no_more(began, launched) if of != direction]
+        if over:
+            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for of, fqn in over if of == over[0][0])
+            yield f"{_gather(name, direction, number)} is launched in {over[0][0]}, before the compute of {some(list(names))}"
+
+
+def _free(promise: Promise, stages: Stages, name: str, direction: Direction) -> list[Bucket]:
+    """Launches of the stage ``name``, unless the user placed them."""
+    return [] if name in promise.launch_at.get(direction, {}) else stages[name]
+
+
+def _gather(name: str, direction: Direction, number: int) -> str:
+    return f"entry {name}, {direction} all_gather{of_round(number)}"
+
+
+def _stages(promise: Promise, buckets: Sequence[Bucket]) -> Stages:
+    return stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
+
+
+def _first_wait(stage: Sequence[Bucket]) -> int:
+    return min(bucket.wait for bucket in stage if bucket.wait is not None)
+
+
+def _exposed(promise: Promise, captured: Reading, passed: Reading, hidden: _Hidden) -> Iterator[str]:
+    """A gather may not be waited for before compute that ran before its members' first wait until now."""
+    waits = {(b.direction, b.round, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
+    for bucket in passed.buckets:
+        old = [w for fqn in bucket.fqns if (w := waits.get((bucket.direction, bucket.round, fqn))) is not None]
+        planned = next((fqn for fqn in bucket.fqns if promise.is_planned(fqn)), None)
+        if bucket.kind != "all_gather" or bucket.wait is None or not old or planned is None:
+            continue
+        entry = promise.entry_of.get(planned, planned)
+        ahead = hidden.before_and_no_more(min(old), bucket.wait)
+        if ahead:
+            names = dict.fromkeys(promise.entry_of.get(fqn, fqn) for _, fqn, _ in ahead)
+            what = _gather(entry, bucket.direction, bucket.round)
+            yield f"{what} is waited for before {some(list(names))} computes, which used to hide it: it is exposed"
+
+
+class _Hidden:
+    """Computes by (direction, FQN, nth), where each stood before the pass and where it stands now."""
+
+    def __init__(self, captured: Reading, passed: Reading) -> None:
+        now = {key: where for where, key in _numbered(passed) if where < passed.last}
+        self.before = sorted((where, key, now[key]) for where, key in _numbered(captured) if key in now)
+        self.places = [where for where, _, _ in self.before]
+        self.latest = list(accumulate((now for _, _, now in self.before), max))
+        """Of the computes up to each one, where the last of them stands now."""
+
+    def before_and_no_more(self, then: int, now: int) -> list[tuple[str, str, int]]:
+        """Computes that stood before position ``then`` and stand behind ``now``, sorted."""
+        count = bisect_left(self.places, then)
+        if not count or self.latest[count - 1] < now:
+            return []
+        return sorted(key for _, key, place in self.before[:count] if place >= now)
+
+
+def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
+    """(position, (direction, FQN, nth)) of every compute."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for where, direction, fqn in reading.computes:
+        yield where, (direction, fqn, seen[direction, fqn])
+        seen[direction, fqn] += 1
+
+
+def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+    """Reductions that follow each other, as in hybrid sharding, are levels: each level's stages are deferred by themselves."""
+    at = {bucket.launch: bucket for bucket in captured.buckets}
+    bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, at, b) for fqn in b.fqns}
+    levels: dict[int, list[Bucket]] = {}
+    for bucket in passed.buckets:
+        if bucket.kind in REDUCTIONS and bucket.direction == "backward":
+            levels.setdefault(bucket.level, []).append(bucket)
+    for reductions in levels.values():
+        stages = stages_of(promise, reductions, lambda b: b.launch)
+        in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
+        for (name, stage), (following, next_stage) in pairwise(in_order):
+            launched = max(other.launch for other in next_stage)
+            for bucket in stage if name not in promise.wait_before.get("backward", {}) else []:
+                was_bound = any((bucket.kind, bucket.level, fqn) in bound for fqn in bucket.fqns)
+                if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
+                    continue
+                what = f"entry {name}, backward {bucket.kind}"
+                if promise.defer_reduce and bucket.wait < launched:
+                    yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
+                if not promise.defer_reduce and bucket.wait > launched:
+                    yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
+
+
+def _is_bound(promise: Promise, at: Mapping[int, Bucket], bucket: Bucket) -> bool:
+    """Whether a launch (by position in ``at``) needs what ``bucket`` brings, other than a further reduction of the same entry.
+
+    That one can be late too.
+    """
+    if bucket.needed is None:
+        return False
+    following = at.get(bucket.needed)
+    if following is None or following.level <= bucket.level or _entries(promise, following) != _entries(promise, bucket):
+        return True
+    return _is_bound(promise, at, following)
+
+
+def _entries(promise: Promise, bucket: Bucket) -> set[str]:
+    return {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
+
+
+def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
+    """Launches of ``launch_at``, and waits of ``wait_before``, that do not stand right before the compute they name."""
+    for direction in DIRECTIONS:
+        here = [bucket for bucket in passed.buckets if bucket.direction == direction]
+        for entry, other in sorted(promise.launch_at.get(direction, {}).items()):
+            gathers = [b for b in here if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
+            for number, buckets in by_round(gathers).items() or {0: gathers}.items():
+                what = f"entry {entry}, {direction} all_gather{of_round(number)} is not launched"
+                starts = starts_of(promise, passed, direction, other, number)
+                yield from _misplaced(promise, passed, starts, (direction, other), [b.launch for b in buckets], what)
+        for entry, other in sorted(promise.wait_before.get(direction, {}).items()):
+            reductions = [b for b in here if b.kind in REDUCTIONS and _is_of(promise, b.fqns, entry)]
+            last = max((bucket.level for bucket in reductions), default=0)
+            waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]
+            what = f"entry {entry}, {direction} reduction is not waited for"
+            starts = starts_of(promise, passed, direction, other, None)
+            yield from _misplaced(promise, passed, starts, (direction, other), waits, what)
+
+
+def _is_of(promise: Promise, fqns: tuple[str, ...], entry: str) -> bool:
+    return any(promise.entry_of.get(fqn) == entry for fqn in fqns)
+
+
+def starts_of(promise: Promise, reading: Reading, direction: Direction, entry: str, number: int | None) -> list[int]:
+    """Where ``entry`` computes in ``direction``, ascending, in the round ``number``; None: the last."""
+    own = [where for where, of, fqn in reading.computes if of == direction and promise.entry_of.get(fqn) == entry]
+    opposite = "backward" if direction == "forward" else "forward"
+    return places_of(in_rounds(own, [where for where, of, _ in reading.computes if of == opposite]), number)
+
+
+def _misplaced(
+    promise: Promise, passed: Reading, starts: list[int], at: tuple[Direction, str], places: list[int], what: str
+) -> Iterator[str]:
+    """A sentence for each of ``places`` that is behind the first of ``starts``, or has other compute before that.
+
+    ``at`` is the direction, and the entry that starts there.
+    """
+    direction, other = at
+    start = min(starts, default=None)
+    if start is None or not places:
+        missing = f"{other} computes nothing in {direction}" if start is None else "there is none"
+        yield f"{what} right before the compute of {other}: {missing}"
+        return
+    for place in places:
+        between = next((fqn for where, _, fqn in passed.computes if place < where < start), None)
+        if place > start:
+            yield f"{what} before the compute of {other} starts"
+        elif between is not None:
+            yield f"{what} right before the compute of {other}: {promise.entry_of.get(between, between)} computes in between"

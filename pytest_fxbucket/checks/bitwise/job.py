@@ -1,0 +1,307 @@
+"""Runs in the ranks: the unbucketed and the bucketed step, side by side on the same batches, compared bit for bit."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.checks.bitwise.localise import bits, bits_digest, first_difference, ulps_apart
+from pytest_fxbucket.checks.placing import place
+from pytest_fxbucket.graph.groups import ensure_twins
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.ranks import device
+from pytest_fxbucket.ranks.process_groups.nccl import record
+from pytest_fxbucket.step.mesh import make_groups
+from pytest_fxbucket.step.portable import PortableGraph, decode, digest, encode_module
+from pytest_fxbucket.stepping import KEPT, Key, OneGraph, PhaseGraph, Run, Stepping, ThreeGraphs, Took, decay, state_and_batches
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.roles import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Stepping):
+    """What one rank is to run."""
+
+    unbucketed: PortableGraph
+    bucketed: PortableGraph | None
+    """None for a step whose work crosses iterations."""
+    steps: int
+    crossing: tuple[PhaseGraph, ...] = ()
+    """Of such a step its set-up, steady and clean-up graphs."""
+    final_inputs: tuple[Value, ...] = ()
+    """Of the step that is compared, but for what is carried, where transformations added or removed state; else as before."""
+    final_outputs: tuple[Value, ...] = ()
+    backend: str = "gloo"
+    """What its ranks run on; says which settings are to be recorded."""
+    localise_step: int | None = None
+    """Step to compare node by node; None: compare results only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor that differs on one rank after one step."""
+
+    step: int
+    rank: int
+    what: str
+    """loss, gradient, parameter, buffer, output."""
+    fqn: str
+    elements: int
+    """How many differ."""
+    numel: int
+    ulps: int
+    """Largest distance in units in the last place; -1 where it has no meaning (NaN against number, integers)."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one rank saw."""
+
+    digests: tuple[str, ...]
+    """Of the graphs that ran: unbucketed, then bucketed, or set-up, steady and clean-up."""
+    differences: list[Difference] = field(default_factory=list)
+    batches: list[str] = field(default_factory=list)
+    """Digest of the batch of each step."""
+    built: dict[str, str] = field(default_factory=dict)
+    """Digest of each whole parameter and buffer as the model's factory made it."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Digest of this rank's part of each parameter, its gradient and state after the last step, unbucketed."""
+    still: list[str] = field(default_factory=list)
+    """FQNs of parameters that the optimizer left as they were."""
+    losses: list[str] = field(default_factory=list)
+    """Digest of the unbucketed loss of each step."""
+    squares: list[dict[str, float]] = field(default_factory=list)
+    """Of each step the squared norm of this rank's part of each gradient."""
+    zero: list[str] = field(default_factory=list)
+    """FQNs of gradients that were all zero in every step."""
+    not_finite: list[str] = field(default_factory=list)
+    first_node: tuple[int, str, str] | None = None
+    """(position in its graph, node name, operator) of the first node whose bits differ."""
+    first_graph: str = "bucketed"
+    """The graph that it is of: bucketed, or setup, steady, cleanup."""
+    peak_bytes: int = 0
+    """Largest resident size of the rank's process so far; on a GPU, most memory of it that the rank's tensors took."""
+    ran_on: tuple[str, ...] = ()
+    """Settings that sums on GPUs depend on, ``name=value`` each."""
+
+
+def run(rank: int, world: int, task: Task) -> Outcome:
+    """Run ``task.steps`` steps of both graphs from the same state, the last on edge values, and compare after each.
+
+    Work that crosses iterations is finished after each step, on copies of the state: as if that step was the last. Learning
+    rates shrink from step to step, each by a factor of its own, since an update must use that of its own step and group.
+    """
+    graphs, digests = graphs_of(rank, task, {"unbucketed": task.unbucketed})
+    outcome = Outcome(digests)
+    outcome.ran_on = record(task.backend)
+    start, batches = state_and_batches(
+        rank, task, on_built=lambda whole: outcome.built.update({fqn: bits_digest([one]) for fqn, one in whole.items()})
+    )
+    runs = [
+        OneGraph(graphs["unbucketed"], _copies(start), task, "unbucketed"),
+        final_run(graphs, start, task),
+    ]
+    empty = {parameter.fqn for parameter in task.parameters if 0 in parameter.shape}
+    zero = {value.fqn for value in task.outputs if value.role == "grad"} - empty
+    before: dict[Key, torch.Tensor] = {}
+    for step in range(task.steps):
+        batch = [tensor.to(device()) for tensor in batches(step)]
+        outcome.batches.append(bits_digest(batch))
+        decay(runs)
+        edges = not task.crossing and is_on_edges(step, task.steps)
+        if edges:
+            put_edges(batch)
+            for one in runs:
+                put_edges(one.state, [value for value in one.task.inputs if value.role in KEPT])
+        if step == task.localise_step:
+            following = [tensor.to(device()) for tensor in batches(step + 1)] if step + 1 < task.steps else None
+            outcome.first_node, outcome.first_graph = first_difference(runs, [batch, following], task, step, task.steps)
+            return outcome
+        took = []
+        for one in runs:
+            torch.manual_seed(task.seed + step)
+            took.append(one.step([tensor.clone() for tensor in batch], step + 1, task.steps))
+        outcome.differences += _compare_late(step, rank, before, took[1].late)
+        if edges:
+            _one_nan([tensor for each in took for tensor in (*each.results, *each.given)])
+        outcome.differences += _compare_step(step, rank, [(one.task, each) for one, each in zip(runs, took, strict=True)])
+        results = took[0].results
+        before = {(value.role, value.fqn): result for value, result in zip(task.outputs, results, strict=True)}
+        losses = [result for value, result in zip(task.outputs, results, strict=True) if value.role == "loss"]
+        outcome.losses.append(bits_digest(losses))
+        outcome.squares.append(_squares(task, results))
+        for value, result in zip(task.outputs, results, strict=True):
+            if value.role in ("grad", "loss") and not edges and not bool(torch.isfinite(result).all()):
+                outcome.not_finite.append(value.fqn or "the loss")
+            if value.role == "grad" and bool((result != 0).any()):
+                zero.discard(value.fqn)
+    outcome.zero = sorted(zero)
+    outcome.held = _held(task, runs[0].state, results)
+    outcome.still = _still(task, start, runs[0].state)
+    outcome.peak_bytes = _peak_bytes()
+    return outcome
+
+
+def _one_nan(tensors: Sequence[Any]) -> None:
+    """Make all NaNs the same: which of two an addition hands on is no matter of the program, but of the lane it ran in."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+            tensor.detach().masked_fill_(tensor.isnan(), float("nan"))
+
+
+def graphs_of(rank: int, task: Task, others: Mapping[str, PortableGraph]) -> tuple[dict[str, fx.GraphModule], tuple[str, ...]]:
+    """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups; and a digest of each."""
+    sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
+    sent |= {one.phase: one.graph for one in task.crossing}
+    with collector.paused():
+        graphs = {name: decode(one) for name, one in sent.items()}
+        digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
+    make_groups(task.mesh, rank)
+    for graph in graphs.values():
+        ensure_twins(graph.graph)
+        place(graph, device())
+    return graphs, digests
+
+
+def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: Task) -> Run:
+    """The step that is checked, on copies of ``start``."""
+    state, final = _copies(_final_start(task, start)), _final(task)
+    if "bucketed" in graphs:
+        return OneGraph(graphs["bucketed"], state, final, "bucketed")
+    return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, final)
+
+
+def _final(task: Task) -> Task:
+    """The step that is compared: its inputs and outputs instead of those of what it is compared with."""
+    return replace(task, inputs=task.final_inputs, outputs=task.final_outputs) if task.final_inputs else task
+
+
+def _final_start(task: Task, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    known = dict(zip((_key(value) for value in task.inputs if value.role in KEPT), start, strict=True))
+    kept = [value for value in _final(task).inputs if value.role in KEPT]
+    return [known[_key(value)] if _key(value) in known else task.first_state[value.fqn] for value in kept]
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.to(device(), copy=True) for tensor in tensors]
+
+
+def _key(value: Value) -> Key:
+    return value.role, value.fqn
+
+
+def _peak_bytes() -> int:
+    if device() == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.cuda.max_memory_allocated()
+
+
+def _squares(task: Task, results: Sequence[Any]) -> dict[str, float]:
+    return {
+        value.fqn: float(torch.linalg.vector_norm(result.double()) ** 2)
+        for value, result in zip(task.outputs, results, strict=True)
+        if value.role == "grad"
+    }
+
+
+def _held(task: Task, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
+    """By FQN the digest of what this rank holds of each parameter: itself, what state is named after it, its gradient."""
+    kept = [value for value in task.inputs if value.role in KEPT]
+    gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}
+    of: dict[str, list[torch.Tensor]] = {v.fqn: [] for v in kept if v.role == "param"}
+    for value, tensor in zip(kept, state, strict=True):
+        owner = value.fqn if value.role == "param" else value.fqn.rpartition(".")[0]
+        if value.role in ("param", "state") and owner in of:
+            of[owner].append(tensor)
+    return {fqn: bits_digest([*tensors, *([gradients[fqn]] if fqn in gradients else [])]) for fqn, tensors in of.items()}
+
+
+def _still(task: Task, start: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> list[str]:
+    updated = {value.fqn for value in task.outputs if value.role == "param"}
+    kept = [value for value in task.inputs if value.role in KEPT]
+    return [
+        value.fqn
+        for value, before, after in zip(kept, start, state, strict=True)
+        if value.role == "param" and value.fqn in updated and bool((bits(before) == bits(after.cpu())).all())
+    ]
+
+
+def _compare_step(step: int, rank: int, took: Sequence[tuple[Stepping, Took]]) -> Iterator[Difference]:
+    """Every output that both steps have, and every input as the step left it: a graph may write to any of them."""
+    results, given = (
+        [_by_key(task.outputs, one.results) for task, one in took],
+        [_by_key(task.inputs, one.given) for task, one in took],
+    )
+    for otherwise, (ours, theirs) in (("output", results), ("input", given)):
+        for key, a in ours.items():
+            if key in theirs:
+                yield from compare(step, rank, _what(key[0], otherwise), key[1], a, theirs[key])
+
+
+def _by_key(values: Sequence[Value], tensors: Sequence[Any]) -> dict[tuple[str, str, int], Any]:
+    """By role, name, and which of that name."""
+    found: dict[tuple[str, str, int], Any] = {}
+    for value, tensor in zip(values, tensors, strict=True):
+        number = next(n for n in count() if (*_key(value), n) not in found)
+        found[*_key(value), number] = tensor
+    return found
+
+
+def _compare_late(
+    step: int, rank: int, before: Mapping[Key, torch.Tensor], late: Mapping[Key, torch.Tensor]
+) -> Iterator[Difference]:
+    """What a call gave of the step before, against what that step gave."""
+    for (role, fqn), result in sorted(late.items()):
+        yield from compare(step - 1, rank, f"{_what(role, 'output')} that the next call gave", fqn, before[role, fqn], result)
+
+
+def _what(role: str, otherwise: str) -> str:
+    return {"grad": "gradient", "param": "parameter", "value": otherwise}.get(role, role)
+
+
+def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterator[Difference]:
+    """How ``b`` differs from ``a``, if it does."""
+    if not isinstance(a, torch.Tensor):
+        if a != b:
+            yield Difference(step, rank, what, fqn, 1, 1, -1)
+        return
+    if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        yield Difference(step, rank, what, fqn, a.numel(), a.numel(), -1)
+        return
+    unequal = bits(a) != bits(b)
+    if bool(unequal.any()):
+        elements = unequal.reshape(a.numel(), -1).any(1).sum()
+        yield Difference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
+
+
+FEWEST_STEPS = 3
+"""With fewer steps none is on edge values: they may saturate whatever the model computes."""
+
+
+def is_on_edges(step: int, steps: int) -> bool:
+    """Whether ``step``, from 0, of ``steps`` is the one on edge values."""
+    return steps >= FEWEST_STEPS and step == steps - 1
+
+
+def put_edges(tensors: Sequence[torch.Tensor], values: Sequence[Value] | None = None) -> None:
+    """Overwrite the first elements of each floating tensor in place; with ``values``, one for each tensor, of parameters alone.
+
+    Ranks that hold the same part of a parameter hold the same afterwards.
+    """
+    for index, tensor in enumerate(tensors):
+        if tensor.is_floating_point() and (values is None or values[index].role == "param"):
+            flat = tensor.detach().flatten()
+            tiny = torch.finfo(tensor.dtype).tiny
+            edges = torch.tensor(
+                [-0.0, 0.0, tiny / 4, -tiny / 2, 2.0**20, -(2.0**15)], dtype=tensor.dtype, device=tensor.device
+            )
+            count = min(len(edges), flat.numel())
+            flat[:count] = edges[:count]
+            tensor.detach().copy_(flat.view(tensor.shape))

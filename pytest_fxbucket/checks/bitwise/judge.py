@@ -1,0 +1,189 @@
+"""Is it still the same program? What the ranks saw, judged: equal graphs, data that can tell, equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.bitwise.job import Difference, Outcome
+    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.ranks.failure import RankFailure
+
+
+class Compared(Protocol):
+    """What one rank saw that compared tensors."""
+
+    differences: list[Difference]
+
+
+_SHOWN = 12
+RUNS = ("unbucketed", "bucketed")
+"""The first word of what a rank's mark says in a step."""
+
+
+def unusable_data(outcomes: Sequence[Outcome], stated: Collection[str] = ()) -> list[str]:
+    """Why the data could not tell right from wrong, one sentence each; empty if it can.
+
+    ``stated`` are parameters whose gradients the plan says to be zero by design.
+    """
+    found = []
+    zero = set.intersection(*(set(outcome.zero) for outcome in outcomes))
+    if unasked := zero.difference(stated):
+        found.append(
+            f"the gradient of {_some(sorted(unasked))} is zero on every rank in every step, so nothing about it was checked; "
+            "give the batch or the loss values that reach it, or name it in [run] zero_gradients if nothing can"
+        )
+    if reached := sorted(set(stated) - zero):
+        found.append(f"[run] zero_gradients names {_some(reached)}, but its gradient is not zero; take it out")
+    infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
+    if infinite:
+        found.append(f"the values of {_some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
+    still = set.intersection(*(set(outcome.still) for outcome in outcomes)).difference(stated)
+    if still:
+        found.append(
+            f"the optimizer leaves {_some(sorted(still))} as it was on every rank in every step, so nothing about its update "
+            "was checked; give it a learning rate that moves it"
+        )
+    if len(outcomes) > 1:
+        for step, batches in enumerate(zip(*(outcome.batches for outcome in outcomes), strict=True)):
+            if len(set(batches)) == 1:
+                found.append(f"all ranks got the same batch in step {step}, which hides a wrong reduction; use the rank in it")
+                break
+    return found
+
+
+def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, ...]]) -> list[str]:
+    """Ranks that ran another graph than the one that was checked."""
+    return [
+        f"rank {rank} ran another graph than the one that was checked"
+        for rank, (outcome, digests) in enumerate(zip(outcomes, checked, strict=True))
+        if outcome.digests != digests
+    ]
+
+
+def never_clipped(outcomes: Sequence[Outcome], clip_norm: float, copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+    """Why clipping to ``clip_norm`` was not checked: no step's gradients are larger; ``copies``: ranks that hold the same."""
+    share = {(fqn, rank): len(ranks) for fqn, sets in copies.items() for ranks in sets for rank in ranks}
+    norms = [
+        sum(
+            square / share.get((fqn, rank), 1) for rank, one in enumerate(outcomes) for fqn, square in one.squares[step].items()
+        )
+        ** 0.5
+        for step in range(len(outcomes[0].squares))
+    ]
+    if not clip_norm or max(norms) > clip_norm:
+        return []
+    return [
+        f"clip_norm = {clip_norm:g} never clips, so nothing about it was checked: the largest norm of the gradients is "
+        f"{max(norms):.3g} in {len(norms)} steps; set it below that, or leave it out"
+    ]
+
+
+def differing_losses(outcomes: Sequence[Outcome], sharing: Sequence[Sequence[int]]) -> list[str]:
+    """Ranks that have one batch, and another loss; ``sharing``: ranks that have the same batch."""
+    for ranks in sharing:
+        if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
+            return [
+                f"ranks {ranks[0]} and {other} have one batch, since tp parts them, but other losses: what a rank has a part "
+                "of reaches the loss; sum it over tp, as rowwise linears do"
+            ]
+    return []
+
+
+def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+    """Parameters and buffers that are not what another rank has, where they must be; ``copies``: ranks that hold the same."""
+    for fqn in outcomes[0].built:
+        if other := next((rank for rank, one in enumerate(outcomes) if one.built.get(fqn) != outcomes[0].built[fqn]), None):
+            return [
+                f"the model's factory gave another {fqn} on rank {other} than on rank 0; it must give the same model on every "
+                "rank, so draw from torch's generator, which is seeded alike, and from nothing that depends on the rank"
+            ]
+    found: dict[tuple[int, int], list[str]] = {}
+    for fqn, sets in copies.items():
+        for ranks in sets:
+            first = outcomes[ranks[0]].held.get(fqn)
+            if other := next((rank for rank in ranks if outcomes[rank].held.get(fqn) != first), None):
+                found.setdefault((ranks[0], other), []).append(fqn)
+                break
+    return [
+        f"ranks {a} and {b} hold copies of {_some(fqns)}, which differ after the last step: "
+        "their gradients were not reduced alike"
+        for (a, b), fqns in found.items()
+    ]
+
+
+def buckets_at_hand(
+    failure: RankFailure,
+    readings: Mapping[int, Sequence[Reading]],
+    members_of: Mapping[str, tuple[int, ...]],
+    entry_of: Mapping[str, str],
+    runs: Sequence[str] = RUNS,
+) -> dict[int, str]:
+    """Rank -> the bucket of the collective that it launched or waits for; ranks that are in no step's collective are left out.
+
+    ``readings``: of each rank's graphs, in the order of ``runs``, whose launches the ledger numbers from 1 in each step.
+    ``members_of``: ranks of each process group by the name that the graphs use.
+    """
+    found = {}
+    for state in failure.states:
+        where, run = state.where, state.where.mark.partition(" ")[0]
+        if where.at is None or run not in runs:
+            continue
+        members = where.groups[where.at.group].members
+        reading = readings[state.rank][runs.index(run)]
+        buckets = [bucket for bucket in reading.buckets if members_of.get(bucket.group) == members]
+        if where.at.number <= len(buckets):
+            found[state.rank] = _named(buckets[where.at.number - 1], entry_of)
+    return found
+
+
+def _named(bucket: Bucket, entry_of: Mapping[str, str]) -> str:
+    entries = sorted({entry_of.get(fqn, fqn) for fqn in bucket.fqns if fqn})
+    return f"bucket {' and '.join(entries) or 'of no parameter'}, {bucket.direction}"
+
+
+def first_step(outcomes: Sequence[Compared]) -> int | None:
+    """First step in which any rank saw a difference; None if all bits are equal."""
+    return min((d.step for outcome in outcomes for d in outcome.differences), default=None)
+
+
+def difference_lines(outcomes: Sequence[Compared], bucket_of: Mapping[str, str]) -> list[str]:
+    """The first step's differences, a line each: what, where, how much."""
+    step = first_step(outcomes)
+    found = [d for outcome in outcomes for d in outcome.differences if d.step == step]
+    found.sort(key=lambda d: (("loss", "gradient", "parameter").index(d.what) if d.what in _ORDER else 3, d.rank))
+    lines = [difference_line(difference, bucket_of) for difference in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"... and {len(found) - _SHOWN} more tensors in step {step}")
+    return lines
+
+
+_ORDER = ("loss", "gradient", "parameter")
+
+
+def first_node_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Where the two runs part: the first node whose bits differ, and on which ranks."""
+    nodes = {rank: (one.first_graph, one.first_node) for rank, one in enumerate(outcomes) if one.first_node is not None}
+    if not nodes:
+        return ["no node that both graphs have differs: the difference arises in nodes that the pass made"]
+    first = min(nodes.values(), key=lambda node: (node[0] == "cleanup", node[1][0]))
+    graph, (position, name, target) = first
+    ranks = ", ".join(str(rank) for rank, node in nodes.items() if node == first)
+    of = f"the {graph} graph" if graph == RUNS[1] else f"graph {graph}"
+    return [f"first node whose bits differ: {name} ({target}), node {position} of {of}, on rank {ranks}"]
+
+
+def difference_line(difference: Difference, bucket_of: Mapping[str, str]) -> str:
+    """What differs where, and by how much."""
+    bucket = f" (bucket {bucket_of[difference.fqn]})" if difference.fqn in bucket_of else ""
+    ulps = f", up to {difference.ulps} ULP" if difference.ulps >= 0 else ""
+    name = f" {difference.fqn}" if difference.fqn else ""
+    return (
+        f"step {difference.step}, rank {difference.rank}: {difference.what}{name}{bucket}: "
+        f"{difference.elements} of {difference.numel} elements differ{ulps}"
+    )
+
+
+def _some(fqns: Sequence[str]) -> str:
+    return ", ".join(fqns[:3]) + (f" and {len(fqns) - 3} more" if len(fqns) > 3 else "")

@@ -1,0 +1,125 @@
+"""Bits of tensors: as integers to compare, as distances, as digests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.step.portable import raw_bytes
+from pytest_fxbucket.stepping import Seen, ThreeGraphs, decay
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.stepping import Run, Stepping
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNED = {**_INTEGERS, 1: torch.int8}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers of the same size, flat: signed zeros and NaNs differ as their bits do."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(_INTEGERS[flat.element_size()])
+
+
+def ulps_apart(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Largest distance in units in the last place; -1 where it has no meaning.
+
+    That is for what is no float, if one is NaN where the other is not, and if nothing but NaNs is left to compare.
+    """
+    if not a.is_floating_point() or bool((a.isnan() != b.isnan()).any()):
+        return -1
+    numbers = ~a.isnan().reshape(-1)
+    low, high = torch.aminmax(torch.stack([_ordered(a)[numbers], _ordered(b)[numbers]]), dim=0)
+    if not low.numel():
+        return -1
+    apart = high - low
+    wrapped = apart[apart < 0]  # float64 of opposite signs: more than int64 holds, and right modulo 2 ** 64
+    return int(wrapped.max()) + (1 << 64) if wrapped.numel() else int(apart.max())
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the floats, neighbours one apart; both zeros are 0."""
+    raw = bits(tensor).view(_SIGNED[tensor.element_size()]).to(torch.int64)
+    low = -(1 << (8 * tensor.element_size() - 1))
+    return torch.where(raw < 0, low - raw, raw)
+
+
+def bits_digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Hex digest of shapes, dtypes and bits."""
+    text = hashlib.sha256()
+    for tensor in tensors:
+        text.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        text.update(raw_bytes(tensor))
+    return text.hexdigest()
+
+
+Batch = Sequence[torch.Tensor]
+First = tuple[tuple[int, str, str] | None, str]
+"""(position, name, operator) of a node, if any, and the name of its graph."""
+
+
+def first_difference(runs: Sequence[Run], batches: Sequence[Batch | None], task: Stepping, step: int, count: int) -> First:
+    """Take ``step`` (from 0) of ``count`` with both ``runs``, node by node. All ranks do this together.
+
+    ``batches`` are those of the step and of the next one, which does what moved there once more. Gives the first node of the
+    second run's graphs that the first run's graph has too, and whose bits differ.
+    """
+    for number, batch in enumerate(batches):
+        for one in runs[number:]:
+            if batch is not None and (number == 0 or isinstance(one, ThreeGraphs)):
+                one.watch = seen
+                torch.manual_seed(task.seed + step + number)
+                one.step([tensor.clone() for tensor in batch], step + number + 1, count)
+        decay(runs)
+    (_, unbucketed, reference), *_ = runs[0].seen
+    targets = {node.name: str(node.target) for node in unbucketed.graph.nodes}
+    for name, graph, digests in _of_the_step(runs[1]):
+        for position, node in enumerate(graph.graph.nodes):
+            known = reference.get(node.name, "") if targets.get(node.name) == str(node.target) else ""
+            if known and node.name in digests and digests[node.name] != known:
+                return (position, node.name, str(node.target)), name
+    return None, ""
+
+
+def _of_the_step(run: Run) -> Iterator[Seen]:
+    """What belongs to the first step of those that ``run`` took: of steady, what moved is of the step before."""
+    if not isinstance(run, ThreeGraphs):
+        yield from run.seen
+        return
+    first, *others = run.seen
+    for number, (name, graph, digests) in enumerate([first, *others[:2]]):
+        own = {
+            node: known for node, known in digests.items() if name == "cleanup" or (node in run.moved_names) == (number == 2)
+        }
+        yield name, graph, own
+
+
+def seen(graph: fx.GraphModule, *given: torch.Tensor) -> tuple[Any, dict[str, str]]:
+    """Results of ``graph``, and by node a digest of each value that has arrived."""
+    recorder = _Recorder(graph)
+    return recorder.run(*given), recorder.seen
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps a digest of each value that has arrived."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.seen: dict[str, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        in_flight = collectives.launch_kind(n) is not None or any(
+            collectives.launch_kind(source) is not None for source in n.all_input_nodes if not collectives.is_wait(n)
+        )
+        if not in_flight and n.op not in ("placeholder", "output"):
+            self.seen[n.name] = bits_digest([t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
+        return result

@@ -1,0 +1,130 @@
+"""Bitwise of one plan: what its ranks are given, and what they brought back, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.checks.bitwise import judge
+from pytest_fxbucket.checks.bitwise.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
+from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, Outcome, Task
+from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.plan.selectors import resolve
+from pytest_fxbucket.ranks.failure import RankFailure
+from pytest_fxbucket.step.portable import digest
+from pytest_fxbucket.stepping import fields_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.step.roles import Phase
+
+_JOB = "pytest_fxbucket.checks.bitwise.job:run"
+_CROSSING_STEPS = 3
+"""Steady behind what set-up left, and behind what steady left."""
+
+
+class Bitwise(OnRanks):
+    """The unbucketed and the final step of a plan, on ranks."""
+
+    def verdict(self) -> Verdict:
+        """Run every graph of the step. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
+        plan, world, lines, largest = self.world.plan, self.world, list[str](), 0
+        refuse_too_large(world.step(0).parameters, world.size, self.name)
+        stated = self._zero_gradients()
+        try:
+            for phase in world.step(0).graphs:
+                outcomes = self._outcomes(phase)
+                largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
+                lines += judge.wrong_graphs(outcomes, self._digests(phase))
+                lines += judge.unusable_data(outcomes, stated)
+                lines += judge.differing_copies(outcomes, self._copies())
+                lines += judge.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
+                lines += judge.never_clipped(outcomes, plan.step.clip_norm, self._copies())
+                step = judge.first_step(outcomes)
+                if step is not None:
+                    lines += judge.difference_lines(outcomes, world.entry_of)
+                    lines += judge.first_node_lines(self._outcomes(phase, step))
+        except RankFailure as failure:
+            readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
+            failure.buckets = judge.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))
+            return failed("bitwise", str(failure), list(failure.lines()))
+        if lines:
+            return failed("bitwise", "bucketed and unbucketed runs are not shown to be the same program", lines)
+        return replace(passed("bitwise", f"{self._equal()}; largest rank {largest >> 20} MiB"), lines=outcomes[0].ran_on)
+
+    def _zero_gradients(self) -> set[str]:
+        """The parameters that the plan says to have none."""
+        plan, step = self.world.plan, self.world.step(0)
+        trainable = {name: one.fqn for one in step.parameters if one.trainable for name in (one.fqn, *one.aliases)}
+        fqns, where = list(dict.fromkeys(trainable.values())), f"{plan.path}: [run] zero_gradients"
+        what = {"unplanned": "allow", "where": where, "what": "trainable parameters"}
+        named = resolve(plan.run.zero_gradients, fqns, step.modules, aliases=trainable, **what)
+        return {fqn for entry in named.entries for fqn in entry.parameters}
+
+    def _outcomes(self, phase: Phase, localise: int | None = None) -> list[Outcome]:
+        tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]
+        self.say(f"waiting for {self.world.size} ranks to run {steps_of(self.world)} steps twice")
+        outcomes = cast("list[Outcome]", self.ask(_JOB, tasks, "bitwise"))
+        settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
+        if settings:
+            self.folder.write("settings.txt", "\n".join(settings))
+        return outcomes
+
+    def _copies(self) -> dict[str, list[list[int]]]:
+        """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
+        plan = self.world.plan
+        if plan.graph is not None:
+            return {}
+        parts = Parts.of(plan.parallel, self.world.mesh)
+        return {one.fqn: parts.copies(one) for one in self.world.step(0).parameters}
+
+    def _digests(self, phase: Phase) -> list[tuple[str, ...]]:
+        world = self.world
+        return [(digest(world.unbucketed(rank, phase)), *run_digests(world, phase, rank)) for rank in range(world.size)]
+
+    def _equal(self) -> str:
+        world = self.world
+        outputs = [value for values in world.step(0).outputs.values() for value in values]
+        gradients = sum(value.role == "grad" for value in outputs)
+        what = f"loss, {gradients} gradients and parameters" if gradients else f"{len(outputs)} outputs"
+        what += " and optimizer state" if any(value.role == "state" for value in outputs) else ""
+        what += _not_compared(added_state(world), "added") + _not_compared(removed_state(world), "removed")
+        behind = f" with the step behind {world.rounding[-1]}" if world.rounding else ""
+        steps = f"in {steps_of(self.world)} steps over {self.over}"
+        is_edged = steps_of(world) >= FEWEST_STEPS and not crosses(world)
+        edges = "; the last on signed zeros, denormals and large values" if is_edged else ""
+        order = "; sums in rank order, since round a ring both may rightly part" if world.plan.run.reduce == "ring" else ""
+        return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{edges}{order}"
+
+
+def task_of(world: World, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:
+    """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
+    crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
+    stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
+    return Task(
+        unbucketed=world.unbucketed(rank, phase),
+        bucketed=None if crossing else world.final(rank)[phase].portable,
+        crossing=crossing,
+        steps=steps_of(world),
+        backend=backend,
+        localise_step=localise,
+        final_inputs=inputs,
+        final_outputs=outputs,
+        **{**stepping, "first_state": world.final_step(rank).first_state},
+    )
+
+
+def steps_of(world: World) -> int:
+    """As the plan says; where work crosses iterations, or state is gone, as many as it takes to see it."""
+    asked = world.plan.run.steps
+    if crosses(world):
+        return max(asked, _CROSSING_STEPS)
+    return max(asked, 2) if removed_state(world) else asked
+
+
+def _not_compared(names: Sequence[str], how: str) -> str:
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    return f" (not {names[0]}{more}, which a transformation {how})" if names else ""

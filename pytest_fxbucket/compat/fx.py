@@ -1,0 +1,105 @@
+"""Graphs, nodes and what tracers write into them (``torch.fx``, in torch 2.11 to 2.15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+inputs_of: Callable[[fx.Node], Mapping[fx.Node, None]] = attrgetter("_input_nodes")
+"""As ``node.all_input_nodes``, each once and in order, at a tenth of the cost; it changes with the node."""
+
+
+def made_of(node: fx.Node, by: str) -> Any:
+    """An item of ``meta["from_node"]``: that the pass ``by`` made a node in place of ``node``."""
+    from torch.fx.traceback import NodeSource, NodeSourceAction
+
+    return NodeSource(node, by, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])
+
+
+def why_not_its_graph(module: object) -> str:
+    """Why calling ``module`` would run something else than its graph, as a clause; empty if it would not."""
+    if not isinstance(module, fx.GraphModule):
+        return ""
+    forward: Any = type(module).forward
+    code: CodeType | None = getattr(forward, "__code__", None)
+    if "forward" in vars(module) or code is None or not code.co_filename.startswith("<eval_with_key>"):
+        return "has a forward that is not its graph's"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "has hooks, which run later in Python"
+    if getattr(module.graph._codegen, "_body_transformer", None) is not None:
+        return "has code that is changed when it is generated"
+    return ""
+
+
+def last_node() -> int:
+    """Number of the autograd node that this thread made last: in a dispatch mode, of the operator that is called."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]  # not in torch's stubs
+
+
+def node_at_work() -> int | None:
+    """Number of the node whose backward this thread runs; None outside of a backward."""
+    node = torch._C._current_autograd_node()
+    return int(node._sequence_nr()) if node is not None else None
+
+
+def parameter_named(node: fx.Node) -> str | None:
+    """FQN of the parameter that the input ``node`` is, as its tracer spells it; None if it says of no parameter."""
+    import torch
+
+    described: Any = node.meta.get("desc")
+    if type(described).__name__ == "ParamAOTInput":
+        return str(described.target)
+    source = getattr(node, "_dynamo_source", None)
+    if source is not None and isinstance(node.meta.get("example_value"), torch.nn.Parameter):
+        name = source.name
+        return str(name() if callable(name) else name)
+    return None
+
+
+def requires_grad(node: fx.Node) -> bool:
+    """Whether ``node`` was traced with a tensor that requires grad (``meta["tensor_meta"]``)."""
+    return bool(getattr(node.meta.get("tensor_meta"), "requires_grad", False))
+
+
+def computed(node: fx.Node) -> bool:
+    """Whether the input ``node`` of a backward graph is what the forward graph computed, or a gradient."""
+    return "original_aten" in node.meta or type(node.meta.get("desc")).__name__ == "TangentAOTInput"
+
+
+def gradients_named(output: fx.Node, count: int) -> list[str | None]:
+    """Of each of ``count`` returned values: FQN of the parameter whose gradient the tracer says it is; else None."""
+    described: Any = output.meta.get("desc")
+    if not isinstance(described, (list, tuple)) or len(described) != count:
+        return [None] * count
+    of: list[Any] = [getattr(one, "grad_of", None) for one in described]
+    return [str(one.target) if type(one).__name__ == "ParamAOTInput" else None for one in of]
+
+
+# A list, since inductor moves an operator next to its only reader (reorder_for_locality), but never an item of a list.
+_SCHEMA = "after(Tensor(a -> *) x, Tensor[] done) -> Tensor(a)[]"
+
+
+def _after(x: torch.Tensor, done: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``[x]``, its storage and all; ``done`` need only exist."""
+    return [torch.ops.aten.alias.default(x)]
+
+
+def _functional(context: Any, x: torch.Tensor, done: Sequence[torch.Tensor]) -> Any:
+    """As it is: functionalization refuses views that are no ATen operators, unless told."""
+    with context.redispatch_to_next():
+        result = after(*context.unwrap_tensors((x, list(done))))
+    return context.wrap_tensors(result)
+
+
+_library: Any = torch.library.Library("fxbucket", "DEF")  # type: ignore[no-untyped-call]  # untyped in torch
+_library.define(_SCHEMA)
+_library.impl("after", _after, "CompositeExplicitAutograd")
+after: torch._ops.OpOverload = torch.ops.fxbucket.after.default
+after.py_functionalize_impl(_functional)

@@ -1,0 +1,114 @@
+"""Modules' private tables, what torch does to every module, and modules that ``torch.compile`` wraps; in torch 2.11 to 2.15."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Function
+from torch.distributed.utils import _apply_to_tensors
+from torch.nn.modules import module
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["TorchFunctionMode", "functions_given", "with_parameters"]
+
+_OF_RNNS = ("_flat_weights", "_flat_weight_refs")
+
+
+@contextmanager
+def with_parameters(model: nn.Module, places: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    """In the block each module of ``model`` has ``places`` of its parameters instead of them.
+
+    An RNN keeps lists of them, which it makes anew when it finds others in their places.
+    """
+    before = [(module, module._parameters) for module in model.modules()]
+    kept = [(module, {name: vars(module)[name] for name in _OF_RNNS if name in vars(module)}) for module, _ in before]
+    try:
+        for module, parameters in before:
+            module._parameters = places(parameters)
+        yield
+    finally:
+        for module, parameters in before:
+            module._parameters = parameters
+        for module, lists in kept:
+            vars(module).update(lists)
+
+
+@contextmanager
+def functions_given(exchange: Callable[[Any], Any]) -> Iterator[None]:
+    """In the block every ``autograd.Function`` of the process is applied to what ``exchange`` makes of its arguments."""
+    before = vars(Function)["apply"]
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        return before.__get__(None, cls)(*exchange(args), **exchange(kwargs))
+
+    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Function.apply = before  # type: ignore[method-assign]
+
+
+def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:
+    """``given`` with each tensor in its tuples, lists, dicts, sets and dataclasses changed."""
+    return _apply_to_tensors(change, given)
+
+
+_TABLES = (
+    "_global_buffer_registration_hooks",
+    "_global_module_registration_hooks",
+    "_global_parameter_registration_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+)
+_FLAG = "_global_is_full_backward_hook"
+
+
+def module_hooks() -> dict[str, Any]:
+    """All of them, by table."""
+    found: dict[str, Any] = {name: dict(getattr(module, name)) for name in _TABLES if hasattr(module, name)}
+    return {**found, _FLAG: getattr(module, _FLAG, None)}
+
+
+def set_module_hooks(hooks: dict[str, Any]) -> None:
+    """Have those that :func:`module_hooks` gave, and no others."""
+    for name, entries in hooks.items():
+        if name == _FLAG:
+            setattr(module, name, entries)
+            continue
+        table = getattr(module, name)
+        table.clear()
+        table.update(entries)
+
+
+def default_device() -> torch.device | None:
+    """The device that torch.set_default_device has set in this thread; None where it was not called."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return context.device if context is not None else None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module`` is what torch.compile gave, or compiles itself when it is called."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """In the block what torch.compile wraps runs as if it did not, under a tracer too."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        yield
+        return
+    import torch
+
+    with torch._dynamo.config.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
+        yield

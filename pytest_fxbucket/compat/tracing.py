@@ -1,0 +1,197 @@
+"""Tracing with make_fx (``torch.fx.experimental.proxy_tensor``): its errors, and checkpoints amid it; in torch 2.11 to 2.15."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from pytest_fxbucket.errors import text_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+
+
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: Mapping[Any, Callable[..., Any]] | None = None
+) -> fx.GraphModule:
+    """Trace ``function(*inputs)``, forward and backward alike, into one graph of ATen calls.
+
+    ``inputs`` are fake tensors, or symbolic sizes; tensors that require grad stay leaves. Node ``meta["val"]`` holds fake
+    results. Operators in ``decompositions`` are traced as what they are made of.
+    """
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from pytest_fxbucket.compat.kernels import of_any_dtype
+
+    quietly = quiet("torch._subclasses.fake_tensor")
+    with torch.autograd.set_multithreading_enabled(False), quietly, quiet_structured_log(), of_any_dtype(), without_onednn():
+        return make_fx(function, dict(decompositions or {}), tracing_mode="real")(*inputs)
+
+
+_WITHOUT_VALUES = "; keep it a tensor (torch.where instead of if), or leave it out of the step"
+_NO_VALUE = (
+    "it asks for the value of a tensor (item(), bool(), tolist(), numpy()), which does not exist while tracing"
+    f"{_WITHOUT_VALUES}"
+)
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Nothing from the logger ``name`` in the block."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Recurrent layers run, and are traced, as what they compute: oneDNN's have a workspace that a traced backward lacks.
+
+    ``torch.backends.mkldnn.flags`` would warn of other settings that it sets besides.
+    """
+    import torch
+
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def quiet_structured_log() -> AbstractContextManager[None]:
+    """Heard by those alone who ask torch for it: it does not propagate, and pytest listens to all such loggers."""
+    return nullcontext() if os.environ.get("TORCH_TRACE") else quiet("torch.__trace")
+
+
+def is_fake(value: object) -> bool:
+    """Whether ``value`` is a tensor without data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor)
+
+
+def looks_at_values(error: BaseException) -> bool:
+    """Whether ``error`` was raised since code asked for values, which fake tensors have not."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    asked = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return asked or ".numpy() is not supported" in text_of(error)
+
+
+def untraceable(error: BaseException) -> str | None:
+    """What tracing cannot do about ``error``, in words; None for an error of the user's own."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    if isinstance(error, DataDependentOutputException):
+        return _NO_VALUE
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the shape that {error.func} gives depends on values, which do not exist while tracing{_WITHOUT_VALUES}"
+    said = text_of(error)
+    if ".numpy() is not supported" in said:
+        return _NO_VALUE
+    if "convert all Tensors to FakeTensors" in said:
+        return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
+    return None
+
+
+_NO_KERNEL = re.compile(r'("\w+") not implemented for \'(?:torch\.)?(\w+)\'')
+_TWO_DTYPES = re.compile(
+    r"expected scalar type|the same dtype|same data type|to match query dtype|Input type \(.*\) and (?:weight|bias) type"
+)
+
+
+def refused_eagerly(error: BaseException) -> str | None:
+    """That torch has no kernel for a dtype, or for two, in words; None for another error. Real and fake tensors raise it."""
+    if not isinstance(error, NotImplementedError | RuntimeError):
+        return None
+    said = text_of(error)
+    if found := _NO_KERNEL.search(said):
+        return f"torch has no {found[1]} for {found[2]}, eagerly neither; cast what it is given, as with x.float()"
+    if _TWO_DTYPES.search(said):
+        return f"{said.rstrip('.')}, which torch refuses eagerly, too; cast one to the other's, as with x.to(weight.dtype)"
+    return None
+
+
+def is_tracing() -> bool:
+    """Whether what is called now is traced."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+def current_graph() -> fx.Graph:
+    """The graph that is being traced just now."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    assert mode is not None, "asked for the current graph outside trace()"
+    graph: fx.Graph = mode.tracer.graph
+    return graph
+
+
+def next_autograd_number() -> int:
+    """Sequence number that the next autograd node of this thread will get."""
+    import torch
+
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def current_autograd_node() -> Any:
+    """The autograd node that backward runs just now in this thread; None outside of backward."""
+    import torch
+
+    return torch._C._current_autograd_node()
+
+
+def autograd_number(grad_fn: Any) -> int:
+    """Sequence number of an autograd node; grows with creation within a thread."""
+    return int(grad_fn._sequence_nr())
+
+
+@contextmanager
+def untraced(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, ``fake_mode`` alone is on, and hooks on saved tensors (of checkpointing, say) do not hear of any."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
+        fake_mode,
+    ):
+        yield
+
+
+@contextmanager
+def caches_unversioned() -> Iterator[None]:
+    """While inside, what a selective checkpoint keeps may be of another version, since tracing counts versions on.
+
+    What it leaves for the nodes of later graphs of the process is taken back.
+    """
+    from torch.fx import traceback
+    from torch.utils import checkpoint
+
+    before = dict(traceback.current_meta)
+    try:
+        with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: _value(kept)):
+            yield
+    finally:
+        traceback.current_meta.clear()
+        traceback.current_meta.update(before)
+
+
+def _value(kept: Any) -> Any:
+    return kept.val

@@ -1,0 +1,287 @@
+"""What people call the buckets of a report."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
+from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.graph.order import displaced, order_of
+from pytest_fxbucket.graph.updates import readiness, updates_between
+from pytest_fxbucket.passes.compute import overlapped
+from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.plan_on_mesh import World, mesh_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan_on_mesh import Passed
+    from pytest_fxbucket.step.roles import Told as Transformed
+
+
+def labels(buckets: Sequence[BucketReport], registered: Sequence[str]) -> dict[str, str]:
+    """Label of each bucket by its launch: its entry, numbered where that has several of one direction and kind.
+
+    Numbers follow the first member's place among ``registered``, so that both directions have the same; by size, where there
+    are no entries, the order of launch.
+    """
+    place = {fqn: i for i, fqn in enumerate(registered)}
+    families: dict[tuple[str, str, str], list[BucketReport]] = {}
+    for bucket in buckets:
+        families.setdefault((bucket.entry, bucket.direction, bucket.kind), []).append(bucket)
+    found: dict[str, str] = {}
+    for (entry, _, _), own in families.items():
+        ordered = sorted(own, key=lambda bucket: place.get(bucket.members[0], 0) if bucket.members else 0) if entry else own
+        for number, bucket in enumerate(ordered, 1):
+            numbered = f" #{number}" if len(own) > 1 or not entry else ""
+            found[bucket.launch] = f"{entry}{numbered}".strip()
+    return found
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 launch``, ``2 launches``."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The updates of an entry, or of a module where no entry names its parameters."""
+
+    entry: str
+    parameters: tuple[str, ...]
+    """FQNs, in the order in which the step returns or writes them."""
+    states: int
+    """How many tensors of optimizer state are updated with them."""
+    reductions: tuple[str, ...]
+    """Kind and label of each launch that brings a gradient which they are made of, in order of launch."""
+
+
+def fed(reading: Reading, entry_of: Mapping[str, str], labels: Mapping[str, str]) -> tuple[Fed, ...]:
+    """The updates that ``reading`` found, in order of their first parameter; ``labels`` names buckets by their launch's node.
+
+    Of a gradient that is reduced twice, the second reduction feeds the update.
+    """
+    order: dict[str, int] = {}
+    brings: dict[str, str] = {}
+    for bucket in reading.buckets:
+        if bucket.kind in REDUCTIONS:
+            name = f"{bucket.kind} {labels.get(bucket.node) or 'of ' + ', '.join(filter(None, bucket.fqns))}"
+            order.setdefault(name, bucket.launch)
+            brings |= dict.fromkeys(filter(None, bucket.fqns), name)
+    parameters: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
+    for update in reading.updates:
+        if update.role == "param":
+            entry = entry_of.get(update.fqn) or update.fqn.rpartition(".")[0] or update.fqn
+            parameters.setdefault(entry, []).append(update.fqn)
+            names.setdefault(entry, set()).update(brings[fqn] for fqn in update.gradients | update.norms if fqn in brings)
+    states = [update.fqn.rpartition(".")[0] for update in reading.updates if update.role == "state"]
+    held = {fqn: entry for entry, fqns in parameters.items() for fqn in fqns}
+    counts = dict.fromkeys(parameters, 0)
+    for fqn in states:
+        if fqn in held:
+            counts[held[fqn]] += 1
+    return tuple(
+        Fed(entry, tuple(fqns), counts[entry], tuple(sorted(names[entry], key=order.__getitem__)))
+        for entry, fqns in parameters.items()
+    )
+
+
+def report_of_reading(
+    before: Reading, after: Reading, graphs: tuple[fx.Graph, fx.Graph], entry_of: Mapping[str, str]
+) -> PassReport:
+    """The report of a pass by the graphs that went in and came out, which ``before`` and ``after`` were read off.
+
+    A launch is a bucket if an entry names one of its parameters (by size, where ``entry_of`` is empty, if it carries any).
+    """
+    planned = [bucket for bucket in after.buckets if bucket.wait is not None and _entries(bucket, entry_of)]
+    left = [bucket for bucket in after.buckets if bucket not in planned]
+    graph = graphs[1]
+    nodes = list(graph.nodes)
+    labels = [(nodes[at], entry_of.get(fqn) or fqn.rpartition(".")[0] or fqn) for at, _, fqn in after.computes]
+    spans = [(nodes[bucket.launch], [nodes[bucket.wait or 0]]) for bucket in planned]
+    behind = overlapped(graph, spans, labels)
+    counts = _launches_before(before, planned)
+    updates = _updates(after, planned, entry_of)
+    return PassReport(
+        len(before.buckets),
+        len(after.buckets),
+        tuple(
+            BucketReport(
+                entry=" & ".join(entry for entry in _entries(bucket, entry_of) if entry),
+                direction=bucket.direction,
+                kind=bucket.kind,
+                group=bucket.group,
+                op=bucket.op,
+                dtype="+".join(sorted({str(member.dtype).removeprefix("torch.") for member in bucket.members})),
+                members=bucket.fqns,
+                bytes=bucket.bytes,
+                launch=bucket.node,
+                launches_before=count,
+                overlap_nodes=hidden.nodes,
+                overlaps=hidden.of,
+                updates=between if bucket.kind in REDUCTIONS else (),
+            )
+            for bucket, count, hidden, between in zip(planned, counts, behind, updates, strict=True)
+        ),
+        tuple(_left_alone(bucket) for bucket in left),
+        *displaced(*([node.name for node in one.nodes if not _communicates(node)] for one in graphs)),
+        peak_bytes(gathered_lives(before)),
+        peak_bytes(gathered_lives(after)),
+        order_of(graph).barriers,
+    )
+
+
+def _updates(after: Reading, planned: Sequence[Bucket], entry_of: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Of each bucket the other entries of which an update stands between its launch and its wait."""
+    names = [" & ".join(_entries(bucket, entry_of)) or bucket.node for bucket in planned]
+    if after.order is None or not after.updating:
+        return [() for _ in planned]
+    waits = {
+        where: name for bucket, name in zip(planned, names, strict=True) if bucket.kind in REDUCTIONS for where in bucket.waits
+    }
+    found = readiness(after.order, after.updating, waits)
+    return updates_between(found, [(b.launch, b.wait or 0, name) for b, name in zip(planned, names, strict=True)])
+
+
+def _communicates(node: fx.Node) -> bool:
+    return collectives.is_wait(node) or collectives.launch_kind(node) is not None
+
+
+def _entries(bucket: Bucket, entry_of: Mapping[str, str]) -> list[str]:
+    """Entries of what ``bucket`` carries, each once; by size one that has no name."""
+    if not entry_of:
+        return [""] if any(bucket.fqns) else []
+    return list(dict.fromkeys(entry_of[fqn] for fqn in bucket.fqns if fqn in entry_of))
+
+
+def _launches_before(before: Reading, planned: list[Bucket]) -> Iterator[int]:
+    """Of each bucket how many launches brought its members before, those of its own direction first."""
+    found: dict[tuple[str, str, str], deque[str]] = {}
+    for bucket in before.buckets:
+        for fqn in bucket.fqns:
+            found.setdefault((bucket.kind, bucket.direction, fqn), deque()).append(bucket.node)
+    for bucket in planned:
+        other = "backward" if bucket.direction == "forward" else "forward"
+        taken = set()
+        for fqn in bucket.fqns:
+            left = found.get((bucket.kind, bucket.direction, fqn)) or found.get((bucket.kind, other, fqn))
+            taken.add(left.popleft() if left else bucket.node)
+        yield len(taken)
+
+
+def _left_alone(bucket: Bucket) -> LeftAlone:
+    fqns = tuple(fqn for fqn in bucket.fqns if fqn)
+    what = f"{bucket.kind} of {', '.join(fqns) or bucket.node} ({bucket.direction})"
+    unnamed = "no entry names its parameter" if fqns else "it carries no parameter and no parameter's gradient"
+    return LeftAlone(what, bucket.apart or unnamed, bucket.direction, bucket.kind, fqns)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph of the step after the pass."""
+
+    phase: str
+    report: PassReport
+    dims: Mapping[str, str]
+    """Mesh dimension of each process group, by its name."""
+    members: Mapping[str, tuple[Member, ...]]
+    """Of each launch by the name of its node, in byte order, as they were read off the graph."""
+    labels: Mapping[str, str]
+    """What to call each bucket, by the name of its launch."""
+    fed: tuple[Fed, ...] = ()
+    """Which reductions feed the updates of each entry; empty without an optimizer."""
+    kept: tuple[str, ...] = ()
+    """Entries, or of what is in none the parameters, whose gathers backward reads too, instead of gathering again."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter, or another input of the step that somebody may take for one."""
+
+    fqn: str
+    aliases: tuple[str, ...] = ()
+    trainable: bool = True
+    role: str = "param"
+
+
+@dataclass(frozen=True)
+class Told:
+    """All there is to tell of one plan."""
+
+    plan: Plan
+    pass_name: str
+    graphs: tuple[Graph, ...]
+    entry_of: Mapping[str, str]
+    """Entry of each planned parameter, by FQN; empty by size and of a graph without roles."""
+    parameters: tuple[Parameter, ...]
+    transformations: tuple[Transformed, ...]
+    """What the plan's transformations say they did, in their order."""
+    by_report: bool
+    """Whether the pass said this itself; otherwise it was read off the graph that came out, which does not say why."""
+
+
+def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
+    """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
+    world = World(plan, mesh_of(plan), pass_name, say)
+    step, passed = world.step(0), world.passed(0)
+    by_report = all(one.bucketed.report is not None for one in passed.values())
+    if not by_report and not step.has_roles:
+        raise CaptureError(
+            f"{plan.path}: pass {pass_name} gives no report, and without the roles of the graph's inputs none can be read off "
+            "the graph; let the [graph] factory return a TracedStep with roles and fqns, or explain the pass manual"
+        )
+    graphs = tuple(_graph(world, phase, one) for phase, one in passed.items())
+    transformed = world.final_step(0).told
+    return Told(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
+
+
+def _graph(world: World, phase: str, passed: Passed) -> Graph:
+    before = next(module for name, module in world.step(0).graphs.items() if name == phase)
+    dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
+    members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
+    report = passed.bucketed.report
+    if report is None:
+        reading = next(reading for name, reading in world.reading(0).items() if name == phase)
+        report = report_of_reading(reading, passed.reading, (before.graph, passed.bucketed.graph), world.entry_of)
+    registered = [parameter.fqn for parameter in world.step(0).parameters]
+    names = labels(report.buckets, registered)
+    gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
+    read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
+    kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
+    return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names), kept)
+
+
+def _parameters(world: World, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:
+    """Parameters in order of registration, then buffers; of a graph without roles what the report names."""
+    step = world.step(0)
+    if not step.has_roles:
+        reports = [graph.report for graph in graphs]
+        named = [fqn for report in reports for bucket in report.buckets for fqn in bucket.members]
+        named += [fqn for report in reports for left in report.left_alone for fqn in left.fqns]
+        return tuple(Parameter(fqn) for fqn in dict.fromkeys(named))
+    known = [Parameter(p.fqn, p.aliases, p.trainable) for p in step.parameters]
+    buffers = [value.fqn for values in step.inputs.values() for value in values if value.role == "buffer"]
+    return (*known, *(Parameter(fqn, role="buffer") for fqn in dict.fromkeys(buffers)))
+
+
+def graph_as_data(graph: Graph) -> dict[str, Any]:
+    """The report, with process groups by mesh dimension, and where in a rank's part of a launch each member begins."""
+    data = graph.report.to_dict(graph.dims)
+    for plain, bucket in zip(data["buckets"], graph.report.buckets, strict=True):
+        read = graph.members.get(bucket.launch, ())
+        known = len(read) == len(bucket.members)
+        plain["label"] = graph.labels[bucket.launch]
+        plain["group"] = graph.dims.get(bucket.group, "unknown group")
+        plain["offsets"] = [member.offset for member in read] if known else None
+    data["updates"] = [asdict(one) for one in graph.fed]
+    return data

@@ -1,0 +1,225 @@
+"""What became of buckets, in words: members, dtype, group, reduction, bytes, layout."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from pytest_fxbucket.golden.event_changes import PART, crossings, event_sentences
+from pytest_fxbucket.golden.read_back import Paired, ReadBucket, ReadGraph, carried, known, paired, read_back
+from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, in_order
+from pytest_fxbucket.golden.text import fold_alike
+
+_FEW = 4
+"""Members of which each has a sentence of its own."""
+
+Holders = Mapping[tuple[str, str, str], ReadBucket]
+"""Bucket by direction, kind and a member's FQN."""
+
+
+def bucket_sentences(paired: Paired) -> Iterator[str]:
+    """Sentences on all buckets, those that are gone first."""
+    now = _holders([*paired.new, *(new for _, new in paired.pairs)])
+    before = _holders([*paired.lost, *(old for old, _ in paired.pairs)])
+    counted = {(one.direction, one.kind, one.entry) for one in (*paired.lost, *paired.new)}
+    told: set[str] = set()
+    for old in paired.lost:
+        yield _lost(old, now, told)
+    changed = [
+        sentence
+        for old, new in paired.pairs
+        for sentence in (*_renumbered(old, new, counted), *_changes(old, new, paired.new, now, before, told))
+    ]
+    for new in paired.new:
+        if new.name not in told:
+            yield _new(new, before)
+    yield from dict.fromkeys(changed)
+
+
+def _holders(buckets: Sequence[ReadBucket]) -> dict[tuple[str, str, str], ReadBucket]:
+    return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in known(bucket)}
+
+
+def _lost(old: ReadBucket, now: Holders, told: set[str]) -> str:
+    """What became of a bucket that is gone; its name goes into ``told`` if that says where its members are."""
+    into = {now[key].name for fqn in carried(old) if (key := (old.direction, old.kind, fqn)) in now}
+    if len(into) == 1 and all((old.direction, old.kind, fqn) in now for fqn in carried(old)):
+        told.add(old.name)
+        return f"bucket {old.name} ({_count(old)}) is gone: {into.pop()} carries its members"
+    return f"bucket lost: {old.name} ({_count(old)})"
+
+
+def _new(new: ReadBucket, before: Holders) -> str:
+    sources = {before[key].name for fqn in carried(new) if (key := (new.direction, new.kind, fqn)) in before}
+    said = f", with members of {' and '.join(sorted(sources))}" if 0 < len(sources) < 4 else ""
+    return f"bucket new: {new.name} ({_count(new)}{said})"
+
+
+def _renumbered(old: ReadBucket, new: ReadBucket, counted: Collection[tuple[str, str, str]]) -> Iterator[str]:
+    """That a bucket has another number, where none of those that are counted with it is gone or new."""
+    is_counted_anew = (new.direction, new.kind, new.entry) in counted or (old.direction, old.kind, old.entry) in counted
+    if old.entry == new.entry and old.label != new.label and not is_counted_anew:
+        yield f"bucket {old.name} is now {new.name}"
+
+
+def _changes(
+    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, told: set[str]
+) -> Iterator[str]:
+    """Sentences on one bucket; of buckets in ``told`` enough is said, and new ones that these speak of go into it."""
+    alone = _launched_alone(old, new, others, now)
+    told |= {bucket.name for bucket in alone.values()}
+    members, brought = carried(old), carried(new)
+    if alone and len(alone) == len(members) - 1:
+        told.add(new.name)
+        yield f"{old.name} is no longer bucketed: its {len(members)} members are launched one by one"
+        return
+    yield from _each(
+        alone,
+        [f"{fqn} is no longer bucketed: it left {old.name} and is launched alone" for fqn in alone],
+        "",
+        f"are no longer bucketed: they left {old.name} and are launched one by one",
+    )
+    if old.label != new.label and old.entry != new.entry:
+        yield f"bucket {old.name} is now {new.name}"
+    renamed = dict(_renamed(old, new, now, before))
+    yield from (f"{fqn} is now called {name}" for fqn, name in renamed.items())
+    gone = [fqn for fqn in members if fqn not in brought and fqn not in alone and fqn not in renamed]
+    yield from _moved(f"{new.name} lost", "to", gone, old, now, told)
+    gained = [fqn for fqn in brought if fqn not in members and fqn not in renamed.values()]
+    yield from _moved(f"{new.name} gained", "from", gained, old, before, told)
+    resized = [fqn for fqn, size in brought.items() if members.get(fqn, size) != size]
+    sizes = [f"{fqn} of {new.name} changed: {members[fqn]} -> {brought[fqn]} elements" for fqn in resized]
+    yield from _each(resized, sizes, "", f"of {new.name} have other sizes")
+    yield from _facts(old, new, has_other_members=bool(gone or gained or alone))
+    yield from _layout(old, new)
+
+
+def _renamed(old: ReadBucket, new: ReadBucket, now: Holders, before: Holders) -> Iterator[tuple[str, str]]:
+    """(old FQN, new FQN) of members that stand where one of the same size stood, if nothing carries the one now."""
+    members, brought = list(carried(old).items()), list(carried(new).items())
+    if len(members) != len(brought):
+        return
+    for (fqn, size), (name, other) in zip(members, brought, strict=True):
+        has_names = not fqn.startswith(NAMELESS) and not name.startswith(NAMELESS)
+        is_gone = has_names and (old.direction, old.kind, fqn) not in now
+        if size == other and is_gone and (old.direction, old.kind, name) not in before:
+            yield fqn, name
+
+
+def _each(fqns: Collection[str], sentences: Sequence[str], before: str, behind: str = "") -> Iterator[str]:
+    """A sentence for each of a few members; of many one: ``before`` the first and last of them ``behind``."""
+    if len(sentences) <= _FEW:
+        yield from sentences
+        return
+    yield " ".join(filter(None, (before, _several(list(fqns)), behind))).rstrip(",")
+
+
+def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders) -> dict[str, ReadBucket]:
+    """Members of ``old`` that launches of their own bring now."""
+    fresh = {id(bucket) for bucket in others}
+    found = {}
+    for fqn in carried(old):
+        holder = now.get((old.direction, old.kind, fqn))
+        is_fresh = holder is not None and id(holder) in fresh and holder.entry == old.entry
+        if holder is not None and is_fresh and len(carried(holder)) == 1 and fqn not in carried(new):
+            found[fqn] = holder
+    return found
+
+
+def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders, told: set[str]) -> Iterator[str]:
+    """One sentence for all members that came from, or went to, one bucket; one for those of which there is no other."""
+    by_holder: dict[str, list[str]] = {}
+    for fqn in fqns:
+        holder = holders.get((old.direction, old.kind, fqn))
+        by_holder.setdefault(holder.name if holder is not None else "", []).append(fqn)
+    for name, moved in by_holder.items():
+        if name in told:
+            continue
+        yield f"{what} {_several(moved)} {way} {name}" if name else f"{what} {_several(moved)}".rstrip(",")
+
+
+def _several(fqns: Sequence[str]) -> str:
+    if len(fqns) < 3:
+        return " and ".join(fqns)
+    return f"{len(fqns)} members, {fqns[0]} ... {fqns[-1]},"
+
+
+def _facts(old: ReadBucket, new: ReadBucket, *, has_other_members: bool) -> Iterator[str]:
+    size = f" ({old.bytes} -> {new.bytes} bytes)" if old.bytes != new.bytes else ""
+    if old.dtype != new.dtype:
+        yield f"dtype of {new.name} changed: {old.dtype} -> {new.dtype}{size}"
+    if old.dims != new.dims:
+        yield f"group of {new.name} changed: {old.dims} -> {new.dims}"
+    if old.op != new.op:
+        yield f"reduction of {new.name} changed: {old.op or 'none'} -> {new.op or 'none'}"
+    if size and old.dtype == new.dtype:
+        why = " with its members" if has_other_members else ""
+        yield f"bytes of {new.name} changed{why}: {old.bytes} -> {new.bytes}"
+
+
+def _layout(old: ReadBucket, new: ReadBucket) -> Iterator[str]:
+    before, after = list(carried(old)), list(carried(new))
+    kept_before, kept_after = [f for f in before if f in after], [f for f in after if f in before]
+    at = next((i for i, (x, y) in enumerate(zip(kept_before, kept_after, strict=True)) if x != y), None)
+    if at is not None:
+        yield f"byte layout of {new.name} changed: {kept_after[at]} stands where {kept_before[at]} stood"
+    elif before == after and _padding(old) != _padding(new):
+        yield f"byte layout of {new.name} changed: padding of {_padding(old) or 'none'} -> {_padding(new) or 'none'}"
+
+
+def _padding(bucket: ReadBucket) -> str:
+    """Where padding stands and how much of it."""
+    places = [
+        f"{size} behind {bucket.members[at - 1][0]}" if at else size
+        for at, (fqn, size) in enumerate(bucket.members)
+        if fqn == PADDING
+    ]
+    return ", ".join(places)
+
+
+def _count(bucket: ReadBucket) -> str:
+    count = len(carried(bucket))
+    return f"{count} member{'s' * (count != 1)}"
+
+
+def changes(old: str, new: str) -> list[str]:
+    """Sentences on how the golden's body ``new`` differs from ``old``; layers of which the same is said are one sentence.
+
+    The plan's name is none of the schedule's business and passed over.
+    """
+    a, b = read_back(old), read_back(new)
+    sentences = [*_header(a.header, b.header)]
+    sentences += [f"graph {phase} is gone" for phase in a.graphs if phase not in b.graphs]
+    sentences += [f"graph {phase} is new" for phase in b.graphs if phase not in a.graphs]
+    phases = [phase for phase in a.graphs if phase in b.graphs]
+    for phase in phases:
+        prefix = f"graph {phase}: " if len(phases) > 1 else ""
+        sentences += [prefix + sentence for sentence in _graph(a.graphs[phase], b.graphs[phase])]
+    return [block[0] for block in fold_alike([(sentence,) for sentence in sentences])]
+
+
+def _header(old: list[str], new: list[str]) -> Iterator[str]:
+    before = dict(line.partition(" ")[::2] for line in old)
+    after = dict(line.partition(" ")[::2] for line in new)
+    for name in sorted(before | after):
+        if name != "plan" and before.get(name) != after.get(name):
+            yield f"{name} changed: {before.get(name, 'none')} -> {after.get(name, 'none')}"
+
+
+def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
+    pairs = paired(old.buckets, new.buckets)
+    said = list(bucket_sentences(pairs))
+    yield from said
+    if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
+        yield "the entries stand in another order"
+    crossed, sentences = crossings(old.events, new.events)
+    yield from sentences
+    before, after = (_without(graph, crossed) for graph in (old, new))
+    for section in in_order((*before, *after)):
+        yield from event_sentences(section, before.get(section, []), after.get(section, []), pairs)
+
+
+def _without(graph: ReadGraph, updates: Collection[str]) -> dict[str, list[str]]:
+    """Events by section, without ``updates``, of which enough is said."""
+    return {
+        section: [event for event in events if PART.sub("", event) not in updates] for section, events in graph.events.items()
+    }

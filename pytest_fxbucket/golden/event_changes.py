@@ -1,0 +1,239 @@
+"""What became of launches, waits and updates, in words: gone, new, moved past what, swapped, no longer hidden by what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from pytest_fxbucket.golden.read_back import Paired, ReadBucket
+from pytest_fxbucket.golden.schedule import COMPUTING, direction_of
+
+
+def kept(places: Sequence[int], weights: Sequence[int]) -> set[int]:
+    """Indices of ``places`` (distinct numbers from 0 on) whose numbers increase and weigh most in all.
+
+    Takes n log n. Of several equally heavy the one that is found first, so always the same.
+    """
+    size = max(places, default=-1) + 1
+    best = [(0, -1)] * (size + 1)
+    total, before = [0] * len(places), [-1] * len(places)
+    for index, place in enumerate(places):
+        weight, source, at = 0, -1, place
+        while at > 0:
+            if best[at][0] > weight:
+                weight, source = best[at]
+            at -= at & -at
+        total[index], before[index] = weight + weights[index], source
+        at = place + 1
+        while at <= size:
+            if total[index] > best[at][0]:
+                best[at] = (total[index], index)
+            at += at & -at
+    found: set[int] = set()
+    index = max(range(len(places)), key=lambda i: (total[i], -i), default=-1)
+    while index >= 0:
+        found.add(index)
+        index = before[index]
+    return found
+
+
+PART = re.compile(r" \((\d+) of \d+\)$")
+"""How many of its parameters an event of an entry's compute has to do with, where not all."""
+_AGAIN = re.compile(r" \(\d+\)$")
+Events = tuple[Sequence[str], Sequence[str]]
+"""Distinct names of events, and the events as the text has them."""
+
+
+def within_sentences(old: Events, new: Events, said: Set[str]) -> Iterator[str]:
+    """Sentences on events that stayed in order, but stand at other places of the compute around them."""
+    both = {plain(event) for event in old[0]} & {plain(event) for event in new[0]}
+    before, after = _surroundings(old[0], both), _surroundings(new[0], both)
+    for event, around in after.items():
+        if event in before and event not in said:
+            yield from (f"{event} stands within {compute} now" for compute in around if compute not in before[event])
+            yield from (f"{event} no longer stands within {compute}" for compute in before[event] if compute not in around)
+    parts = {name: (event, following) for name, event, following in _parts(old)}
+    for name, event, following in _parts(new):
+        is_inside = plain(name) in after.get(following, ()) and following not in said
+        if is_inside and name in parts and parts[name][0] != event and parts[name][1] == following:
+            was, now = (PART.search(one) for one in (parts[name][0], event))
+            if was and now:
+                way = "later" if int(now[1]) > int(was[1]) else "earlier"
+                yield f"{following} moved {way} within {PART.sub('', event)}: behind{now[0]} of it,{was[0]} before"
+
+
+def _surroundings(events: Sequence[str], known: Set[str]) -> dict[str, list[str]]:
+    """Of each launch and wait the ``known`` compute that stands both before and behind it."""
+    last = {plain(event): at for at, event in enumerate(events) if event.startswith("compute ")}
+    last = {event: at for event, at in last.items() if event in known}
+    begun: list[str] = []
+    found: dict[str, list[str]] = {}
+    for at, event in enumerate(events):
+        if event.startswith("compute "):
+            begun += [plain(event)] if plain(event) in last and plain(event) not in begun else []
+        else:
+            found[event] = [compute for compute in begun if last[compute] > at]
+    return found
+
+
+def _parts(events: Events) -> Iterator[tuple[str, str, str]]:
+    """(distinct name, event as written, distinct name of the event behind it) of compute."""
+    for name, event, following in zip(events[0], events[1], events[0][1:], strict=False):
+        if event.startswith("compute "):
+            yield name, event, following
+
+
+def plain(event: str) -> str:
+    """An event without which of its name it is."""
+    return _AGAIN.sub("", event)
+
+
+Sections = Mapping[str, Sequence[str]]
+"""Events by direction, in order."""
+
+
+def crossings(old: Sections, new: Sections) -> tuple[set[str], list[str]]:
+    """(updates that all stand in another section now, a sentence on each)."""
+    before, after = _sections(old), _sections(new)
+    crossed: set[str] = set()
+    sentences: list[str] = []
+    for update, now in after.items():
+        then = before.get(update, set())
+        if len(then) == len(now) == 1 and then != now:
+            (was,), (is_now,) = then, now
+            crossed.add(update)
+            sentences.append(f"{update} moved from {was} to {is_now}{_behind(new[is_now], update)}")
+    return crossed, sentences
+
+
+def _sections(events: Sections) -> dict[str, set[str]]:
+    """Sections in which each update stands."""
+    found: dict[str, set[str]] = {}
+    for direction, here in events.items():
+        for event in here:
+            if event.startswith("update "):
+                found.setdefault(PART.sub("", event), set()).add(direction)
+    return found
+
+
+def _behind(events: Sequence[str], update: str) -> str:
+    """The launch, wait or compute that the first part of ``update`` stands behind."""
+    at = next(at for at, event in enumerate(events) if PART.sub("", event) == update)
+    last = next((event for event in reversed(events[:at]) if not event.startswith("update ")), "")
+    return f", behind {PART.sub('', last)}" if last else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    event: str
+    is_later: bool
+    past: tuple[str, ...]
+    """What it was before and is behind now, or the other way round, in order."""
+
+
+def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired: Paired) -> Iterator[str]:
+    """Sentences on the events of one section; a bucket that has another name now is called by it."""
+    direction = direction_of(section)
+    names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}
+    told = {one.label for one in (*paired.lost, *paired.new) if one.direction == direction}
+    old, new = _without(old, direction, paired.lost), _without(new, direction, paired.new)
+    before, after = _distinct(old, names), _distinct(new, {})
+    shared = set(before) & set(after)
+    for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
+        lone = [event for event in events if event not in others]
+        known = {plain(event) for event in (after if what == "gone" else before)}
+        lone = [event for event in lone if not _computes(event) or plain(event) not in known]
+        yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
+    moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
+    unhidden = _unhidden(before, after)
+    swapped: set[str] = set()
+    for one in moved:
+        if one.event not in swapped:
+            yield f"{section}: {_told(one, swapped)}{_lost(one.event.partition(' ')[2], unhidden)}"
+    said = swapped | {one.event for one in moved}
+    labels = {event.partition(" ")[2] for event in said}
+    yield from (f"{section}: {label}{_lost(label, unhidden)}" for label in unhidden if label not in labels)
+    yield from (f"{section}: {told}" for told in within_sentences((before, old), (after, new), said))
+
+
+def _without(events: Sequence[str], direction: str, told: Sequence[ReadBucket]) -> list[str]:
+    """``events`` without those of the buckets ``told``, of which enough is said: another may have the name now."""
+    labels = {one.label for one in told if one.direction == direction}
+    return [event for event in events if _computes(event) or event.partition(" ")[2] not in labels]
+
+
+def _distinct(events: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Events by their new names; compute without how much of it, the second of a name as ``name (again)`` and so on."""
+    seen: dict[str, int] = {}
+    out = []
+    for event in events:
+        what, _, label = event.partition(" ")
+        name = PART.sub("", event) if what in COMPUTING else f"{what} {names.get(label, label)}"
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return out
+
+
+def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
+    """Launches, waits and updates that have moved among the others; compute stands, since what it hides is what matters."""
+    place = {event: at for at, event in enumerate(old)}
+    # an update moves rather than a launch or a wait
+    weights = [2 * len(new) if _is_compute(event) else 1 if _computes(event) else 2 for event in new]
+    still = kept([place[event] for event in new], weights)
+    stood = [event for at, event in enumerate(new) if at in still]
+    new_place = {event: at for at, event in enumerate(new)}
+    for at, event in enumerate(new):
+        if at in still:
+            continue
+        passed = [e for e in stood if (place[e] < place[event]) != (new_place[e] < at)]
+        is_later = bool(passed) and place[passed[0]] > place[event]
+        yield _Moved(event, is_later, tuple(passed))
+
+
+def _told(one: _Moved, swapped: set[str]) -> str:
+    way = "later" if one.is_later else "earlier"
+    if len(one.past) == 1 and one.event.startswith("launch ") and one.past[0].startswith("launch "):
+        swapped.add(one.past[0])
+        first, second = (one.event, one.past[0]) if one.is_later else (one.past[0], one.event)
+        return f"{first} and {second} swapped: {second.removeprefix('launch ')} is launched first now"
+    if not one.past:
+        return f"{one.event} moved"
+    first, last = one.past[0], one.past[-1]
+    past = first if len(one.past) == 1 else f"{first} and {last}"
+    return f"{one.event} moved {way} past {past if len(one.past) < 3 else f'{first} ... {last} ({len(one.past)} events)'}"
+
+
+def _unhidden(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Labels of launches that compute hid before, and that none hides now."""
+    before, after = _hidden(old), _hidden(new)
+    return [label for label, count in before.items() if count and after.get(label) == 0]
+
+
+def _hidden(events: Sequence[str]) -> dict[str, int]:
+    """How much compute stands between the launch and the wait of each label that has both."""
+    launched: dict[str, int] = {}
+    found: dict[str, int] = {}
+    computed = 0
+    for event in events:
+        what, _, label = event.partition(" ")
+        if what == "launch":
+            launched[label] = computed
+        elif what == "wait" and label in launched:
+            found[label] = computed - launched[label]
+        computed += what in COMPUTING
+    return found
+
+
+def _lost(label: str, unhidden: Sequence[str]) -> str:
+    if label not in unhidden:
+        return ""
+    return f"; {'prefetch' if label.startswith('all_gather ') else 'overlap'} lost, no compute hides it now"
+
+
+def _computes(event: str) -> bool:
+    return event.partition(" ")[0] in COMPUTING
+
+
+def _is_compute(event: str) -> bool:
+    return event.startswith("compute ")

@@ -1,0 +1,69 @@
+"""The text of a golden, and what a mismatch says: words, a diff that is capped, the command that accepts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import unified_diff
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.schedule import Schedule
+from pytest_fxbucket.golden.text import schedule_lines
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.roles import MeshDim
+
+_MOST_WORDS = 40
+_MOST_DIFF = 60
+
+
+def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule]) -> str:
+    """Body of the golden of ``plan``; ``schedules`` by phase of the step. An empty name or mesh is left out."""
+    lines = [f"plan {plan}"] if plan else []
+    lines += ["mesh " + " ".join(f"{dim.name}={dim.size}" for dim in mesh)] if mesh else []
+    for phase, schedule in schedules.items():
+        lines += ["", f"graph {phase}", "", *schedule_lines(schedule)]
+    return "\n".join(lines).strip() + "\n"
+
+
+def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:
+    """What changed from body ``old`` to body ``new`` in words, then the diff; all of a long one goes to the file ``rest``."""
+    words = changes(old, new) or [_header_words(old, new)]
+    diff = list(unified_diff(_lines(old), _lines(new), *names, lineterm="", n=2))
+    return [
+        "what changed:",
+        *(f"  {word}" for word in words[:_MOST_WORDS]),
+        *([f"  ... and {len(words) - _MOST_WORDS} more changes"] if len(words) > _MOST_WORDS else []),
+        "",
+        *capped(diff, [f"# {word}" for word in words], rest),
+    ]
+
+
+def mismatch_lines(accepted: str, found: str, command: str, rest: Path | None = None) -> list[str]:
+    """What changed, in words and as a diff, then the command that accepts it."""
+    return [*change_lines(accepted, found, rest=rest), "", f"to accept: {command}"]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as line feeds part them, and nothing else: names may hold other breaks."""
+    return text.removesuffix("\n").split("\n")
+
+
+def _header_words(old: str, new: str) -> str:
+    """Of texts whose schedules are the same."""
+    plans = [text.partition("\n")[0].removeprefix("plan ") for text in (old, new)]
+    if plans[0] != plans[1]:
+        return f"the text is of {plans[0]}, and this is {plans[1]}"
+    return "the text changed, but no bucket, launch, wait or compute did"
+
+
+def capped(diff: Sequence[str], head: Sequence[str] = (), rest: Path | None = None) -> list[str]:
+    """The first 60 lines of ``diff``; all of a longer one, under ``head``, goes to ``rest``, which the last line names."""
+    more = len(diff) - _MOST_DIFF
+    if more <= 0:
+        return list(diff)
+    if rest is not None:
+        rest.parent.mkdir(parents=True, exist_ok=True)
+        rest.write_text("\n".join([*head, *diff]) + "\n", encoding="utf-8")
+    return [*diff[:_MOST_DIFF], f"... and {more} more lines of diff" + (f", all in {rest}" if rest else "")]

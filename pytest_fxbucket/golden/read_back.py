@@ -1,0 +1,185 @@
+"""The text of a golden, read back; and which bucket of one schedule is which of another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, direction_of
+from pytest_fxbucket.golden.text import unfold, unfold_alike
+
+_BUCKET = re.compile(
+    r"^  (?P<direction>\w+) (?P<kind>\w+)(?: #(?P<number>\d+))?: (?P<count>\d+) members?, (?P<dtype>[\w ]+), "
+    r"(?P<bytes>\d+) bytes, (?:(?P<op>\w+(?: \d+)?) over )?(?P<dims>.*)$"
+)
+_MEMBER = re.compile(r"^(?P<fqn>.+?) (?P<size>\d+(?: [a-z]\w*)?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBucket:
+    """A bucket as the text has it."""
+
+    direction: str
+    label: str
+    kind: str
+    entry: str
+    dtype: str
+    bytes: int
+    dims: str
+    op: str
+    members: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """``forward all_gather layers.0``."""
+        return f"{self.direction} {self.label}"
+
+
+@dataclass(slots=True)
+class ReadGraph:
+    """One graph as the text has it."""
+
+    events: dict[str, list[str]] = field(default_factory=dict)
+    """By section; ``launch all_gather layers.0``."""
+    buckets: list[ReadBucket] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ReadGolden:
+    """The whole text."""
+
+    header: list[str] = field(default_factory=list)
+    graphs: dict[str, ReadGraph] = field(default_factory=dict)
+    """By phase of the step."""
+
+
+def read_back(text: str) -> ReadGolden:
+    """Read a golden's body. What is no line of one is passed over: the text's diff shows it."""
+    golden = ReadGolden()
+    graph, section = ReadGraph(), list[str]()
+    sections: list[tuple[ReadGraph, str, list[str]]] = []
+    for line in text.split("\n"):
+        if line.startswith("graph "):
+            graph = golden.graphs.setdefault(line.removeprefix("graph "), ReadGraph())
+            section = []
+        elif (line == "buckets" or direction_of(line)) and golden.graphs:
+            section = []
+            sections.append((graph, line, section))
+        elif golden.graphs:
+            section.append(line)
+        elif line:
+            golden.header.append(line)
+    for graph, name, lines in sections:
+        if name == "buckets":
+            graph.buckets += _buckets(lines)
+        else:
+            graph.events[name] = [f"{line[2:9].strip()} {line[10:]}" for line in unfold(lines) if line]
+    return golden
+
+
+def _buckets(lines: Sequence[str]) -> Iterator[ReadBucket]:
+    block: list[str] = []
+    for line in [*(line[2:] for line in lines if line.startswith("  ")), ""]:
+        if not line.startswith(" ") and block:
+            for one in unfold_alike(tuple(block)):
+                yield from _of_entry(one[0], unfold(one[1:]))
+            block = []
+        block.append(line)
+
+
+def _of_entry(entry: str, lines: Sequence[str]) -> Iterator[ReadBucket]:
+    waiting: list[re.Match[str]] = []
+    members: list[tuple[str, str]] = []
+    for line in [*lines, "  "]:
+        if line.startswith("    "):
+            members.append(pair(line.strip()))
+            continue
+        if members:
+            yield from (_bucket(match, entry, tuple(members)) for match in waiting)
+            waiting, members = [], []
+        match = _BUCKET.match(line)
+        if match and match["count"] == "0":
+            yield _bucket(match, entry, ())
+        elif match:
+            waiting.append(match)
+
+
+def _bucket(match: re.Match[str], entry: str, members: tuple[tuple[str, str], ...]) -> ReadBucket:
+    number = f" #{match['number']}" if match["number"] else ""
+    label = f"{match['kind']} {entry}{number}"
+    dims, op = match["dims"], match["op"] or ""
+    return ReadBucket(match["direction"], label, match["kind"], entry, match["dtype"], int(match["bytes"]), dims, op, members)
+
+
+def pair(member: str) -> tuple[str, str]:
+    """FQN and size of a member's line."""
+    match = _MEMBER.match(member)
+    return (match["fqn"], match["size"]) if match else (member, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Buckets of two schedules; each is in one of the three."""
+
+    pairs: tuple[tuple[ReadBucket, ReadBucket], ...]
+    """In the order of the old ones."""
+    lost: tuple[ReadBucket, ...]
+    new: tuple[ReadBucket, ...]
+
+
+def paired(old: Sequence[ReadBucket], new: Sequence[ReadBucket]) -> Paired:
+    """Pair buckets of the same direction and kind that share most members; of the rest those that have the same name."""
+    taken_old: dict[int, int] = {}
+    taken_new: set[int] = set()
+    for a, b in _candidates(old, new):
+        if a not in taken_old and b not in taken_new:
+            taken_old[a] = b
+            taken_new.add(b)
+    by_name = {bucket.name: b for b, bucket in enumerate(new) if b not in taken_new}
+    for a, bucket in enumerate(old):
+        if a not in taken_old and bucket.name in by_name:
+            taken_old[a] = by_name.pop(bucket.name)
+            taken_new.add(taken_old[a])
+    return Paired(
+        pairs=tuple((old[a], new[b]) for a, b in sorted(taken_old.items())),
+        lost=tuple(bucket for a, bucket in enumerate(old) if a not in taken_old),
+        new=tuple(bucket for b, bucket in enumerate(new) if b not in taken_new),
+    )
+
+
+def carried(bucket: ReadBucket) -> dict[str, str]:
+    """Size of each member by FQN; the second of a name as ``name (2)``. Padding is none."""
+    found: dict[str, str] = {}
+    for fqn, size in bucket.members:
+        if fqn != PADDING:
+            name, count = fqn, 1
+            while name in found:
+                count += 1
+                name = f"{fqn} ({count})"
+            found[name] = size
+    return found
+
+
+def known(bucket: ReadBucket) -> list[str]:
+    """Members by which a bucket is known again: all that are parameters."""
+    return [fqn for fqn in carried(bucket) if not fqn.startswith(NAMELESS)]
+
+
+def _candidates(old: Sequence[ReadBucket], new: Sequence[ReadBucket]) -> list[tuple[int, int]]:
+    """Pairs that share a member: those that share most first, of those the ones that leave least out, then of the same name."""
+    holders: dict[tuple[str, str, str], list[int]] = {}
+    for b, bucket in enumerate(new):
+        for fqn in known(bucket):
+            holders.setdefault((bucket.direction, bucket.kind, fqn), []).append(b)
+    shared: dict[tuple[int, int], int] = {}
+    for a, bucket in enumerate(old):
+        for fqn in known(bucket):
+            for b in holders.get((bucket.direction, bucket.kind, fqn), ()):
+                shared[a, b] = shared.get((a, b), 0) + 1
+
+    def rank(pair: tuple[int, int]) -> tuple[int, int, bool, int, int]:
+        a, b = pair
+        return -shared[pair], len(old[a].members) + len(new[b].members), old[a].name != new[b].name, a, b
+
+    return sorted(shared, key=rank)

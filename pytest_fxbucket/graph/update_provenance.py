@@ -1,0 +1,293 @@
+"""What each updated parameter and state is made of: reductions with what made their gradients, and the inputs that feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind, waits_of
+from pytest_fxbucket.graph.compute import computes, is_reduced
+from pytest_fxbucket.graph.follow import Followed, follow
+from pytest_fxbucket.graph.gradients import Gradients, returned
+from pytest_fxbucket.graph.ops import operator_name, written_arguments
+from pytest_fxbucket.graph.storages import Place, is_part, place
+from pytest_fxbucket.graph.updates import UPDATED, ancestors, is_scalar
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.step.roles import Value
+
+_INPUTS = (*UPDATED, "hyper", "carried")
+"""A learning rate that was carried from the call before has its own name still."""
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+Bits = int | list[int]
+"""What a value is made of; of a list each of its items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A parameter, or a state of its, that the step makes anew or writes in place."""
+
+    role: str
+    """param or state."""
+    fqn: str
+    gradients: frozenset[str]
+    """FQNs of the parameters of whose gradients it is made, element by element."""
+    norms: frozenset[str]
+    """FQNs of the parameters of whose gradients it has but a number: through a reduction to one element, as a norm is."""
+    inputs: frozenset[str]
+    """Parameters, states and learning rates that it is made of, by FQN."""
+
+
+def updates_of(
+    graph: fx.Graph,
+    updating: Set[fx.Node],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    reduced: Mapping[tuple[fx.Node, fx.Node], Iterable[str]],
+) -> Iterator[Update]:
+    """Every parameter and state that ``updating`` nodes update, in order of the outputs, then of the inputs.
+
+    ``reduced`` names, by (reader, value), the gradients that a reader finds in a value.
+    """
+    if not updating:
+        return
+    placeholders = graph.find_nodes(op="placeholder")
+    roles = dict(zip(placeholders, inputs, strict=True))
+    results = [(n, v) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
+    walk = _Walk(roles, {node: value.fqn for node, value in results if value.role == "grad"}, reduced)
+    for node in graph.nodes:
+        if node in updating:
+            walk.visit(node)
+    done = {(value.role, value.fqn) for _, value in results}
+    written = [(node, value) for node, value in roles.items() if node in walk.written and (value.role, value.fqn) not in done]
+    for node, value in [*results, *written]:
+        is_new = node in updating or node in walk.written
+        if value.role in UPDATED and is_new:
+            yield Update(value.role, value.fqn, *walk.named(walk.total(node)))
+
+
+class _Walk:
+    def __init__(
+        self,
+        roles: Mapping[fx.Node, Value],
+        gradients: Mapping[fx.Node, str],
+        reduced: Mapping[tuple[fx.Node, fx.Node], Iterable[str]],
+    ) -> None:
+        self.roles, self.gradients, self.reduced = roles, gradients, reduced
+        self.known: dict[fx.Node, Bits] = {}
+        self.written: dict[fx.Node, dict[tuple[Any, ...], tuple[Place, int]]] = {}
+        """By the node whose storage it is, then by the parts of it: gradients that were reduced together share one."""
+        self.bit: dict[tuple[bool, str], int] = {}
+        """Of each (is a gradient, FQN)."""
+        self.labels: list[str] = []
+        """FQN of each bit."""
+        self.gradient_bits = 0
+        self.norm_bits = 0
+        """Each is the next higher one of a gradient's bit."""
+        self.sets: dict[int, frozenset[str]] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        if node.target is getitem:
+            self.known[node] = self._item(node)
+            return
+        lists = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, (list, tuple)) and _has_nodes(arg)]
+        if lists and operator_name(node).startswith(_ON_LISTS):
+            self._visit_lists(node, lists)
+            return
+        bits = self._of(node, node.all_input_nodes)
+        bits = self._as_norm(bits) if is_reduced(node) else bits
+        self.known[node] = bits
+        for target in written_arguments(node):
+            self._write(target, bits)
+
+    def total(self, node: fx.Node) -> int:
+        """All that ``node``'s value is made of by now."""
+        bits = self.known.get(node, 0)
+        bits = bits if isinstance(bits, int) else _union(bits)
+        return bits | self._written_to(node)
+
+    def named(self, bits: int) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """(gradients, norms, inputs) that ``bits`` stand for. Equal sets are the same object: with clipping they are large."""
+        gradients, norms = bits & self.gradient_bits, bits & self.norm_bits
+        return self._set(gradients), self._set(norms), self._set(bits ^ gradients ^ norms)
+
+    def _as_norm(self, bits: int) -> int:
+        """``bits`` with norms of gradients for gradients."""
+        gradients = bits & self.gradient_bits
+        return bits ^ gradients | gradients << 1
+
+    def _set(self, bits: int) -> frozenset[str]:
+        if bits not in self.sets:
+            self.sets[bits] = frozenset(self.labels[at] for at in _ones(bits))
+        return self.sets[bits]
+
+    def _visit_lists(self, node: fx.Node, lists: Sequence[Sequence[Any]]) -> None:
+        length = max(map(len, lists))
+        lists = [one for one in lists if len(one) == length]
+        in_lists = {item for one in lists for item in one}
+        whole = self._of(node, [source for source in node.all_input_nodes if source not in in_lists])
+        lanes = [whole | self._of(node, [n for n in items if hasattr(n, "users")]) for items in zip(*lists, strict=True)]
+        lanes = [self._as_norm(bits) for bits in lanes] if is_reduced(node) else lanes
+        self.known[node] = lanes
+        targets = set(written_arguments(node))
+        for items, bits in zip(zip(*lists, strict=True), lanes, strict=True):
+            for target in targets.intersection(items):
+                self._write(target, bits)
+
+    def _item(self, node: fx.Node) -> Bits:
+        source, index = node.args
+        assert isinstance(source, torch.fx.Node)
+        bits = self.known.get(source, 0)
+        is_one = isinstance(node.meta.get("val"), torch.Tensor)
+        return bits[index] if isinstance(bits, list) and is_one and isinstance(index, int) else bits
+
+    def _of(self, reader: fx.Node, sources: Iterable[fx.Node]) -> int:
+        bits = 0
+        for source in sources:
+            bits |= self.total(source) if source in self.known else self._given(reader, source)
+        return bits
+
+    def _given(self, reader: fx.Node, source: fx.Node) -> int:
+        """Bits of what the update is given: an input, or a gradient."""
+        bits = self._written_to(source)
+        value = self.roles.get(source)
+        if value is not None:
+            return bits | self._bit(False, value.fqn) if value.role in _INPUTS else bits
+        if source in self.gradients:
+            return bits | self._bit(True, self.gradients[source])
+        for fqn in self.reduced.get((reader, source), ()):
+            bits |= self._bit(True, fqn)
+        return bits
+
+    def _bit(self, is_gradient: bool, fqn: str) -> int:
+        known = self.bit.get((is_gradient, fqn))
+        if known is None:
+            known = self.bit[is_gradient, fqn] = 1 << len(self.labels)
+            self.labels.append(fqn)
+            if is_gradient:
+                self.labels.append(fqn)
+                self.gradient_bits |= known
+                self.norm_bits |= known << 1
+        return known
+
+    def _write(self, target: fx.Node, bits: int) -> None:
+        to = place(target)
+        parts = self.written.setdefault(to.storage, {})
+        key = tuple(to.parts.items())
+        parts[key] = to, (parts[key][1] if key in parts else 0) | bits
+
+    def _written_to(self, node: fx.Node) -> int:
+        """Bits of all that was written where ``node`` lies."""
+        if not self.written:
+            return 0
+        here = place(node)
+        return _union(bits for there, bits in self.written.get(here.storage, {}).values() if here.meets(there))
+
+
+def _has_nodes(items: Sequence[Any]) -> bool:
+    return bool(items) and all(isinstance(item, torch.fx.Node) for item in items)
+
+
+def _union(bits: Iterable[int]) -> int:
+    total = 0
+    for one in bits:
+        total |= one
+    return total
+
+
+def _ones(bits: int) -> Iterator[int]:
+    """Places of the ones in ``bits``, ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A launch that reduces gradients."""
+
+    launch: fx.Node
+    level: int
+    """Through how many reductions its members went before, as in hybrid sharding."""
+    fqns: tuple[str, ...]
+    """Parameters whose gradients it brings, in byte order; empty for what is no parameter's gradient."""
+    makers: tuple[fx.Node, ...]
+    """For each what made the gradient, before anything moved or packed it."""
+
+
+def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Reduction]:
+    """All reductions of ``graph``, in order of launch."""
+    found = follow(graph, {node for node in graph.nodes if is_result(node)})
+    reducing = [node for node, sent in found.sent.items() if sent.launch.kind in REDUCTIONS]
+    placeholders = graph.find_nodes(op="placeholder")
+    roles = {node: value.role for node, value in zip(placeholders, inputs, strict=True)}
+    gradients = Gradients(found, graph.output_node(), outputs, roles)
+    _name_by_updates(graph, inputs, outputs, [node for node in reducing if _is_last(node)], gradients)
+    return [_reduction(node, [piece.source for piece in found.sent[node].content], found, gradients) for node in reducing]
+
+
+def _reduction(launch: fx.Node, numbers: Sequence[int], found: Followed, gradients: Gradients) -> Reduction:
+    known = [number for number in numbers if found.sources[number] is not None]
+    levels = [_level(number, gradients) for number in known]
+    fqns = tuple(gradients.names.get(number, "") for number in known)
+    return Reduction(launch, max(levels, default=0), fqns, tuple(found.table.known(number).node for number in known))
+
+
+def is_result(node: fx.Node) -> bool:
+    """Whether ``node`` is one of several tensors that an operator computed."""
+    if not is_part(node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    return computes(node.all_input_nodes[0])
+
+
+def _name_by_updates(
+    graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], launches: Sequence[fx.Node], gradients: Gradients
+) -> None:
+    """Name what ``launches`` bring by the parameter that is updated with it alone, where no output has named it."""
+    found = gradients.found
+    unnamed = {piece.source for node in launches for piece in found.sent[node].content if piece.source not in gradients.names}
+    if not unnamed:
+        return
+    behind = readers_of(wait for node in launches for wait in waits_of(node))
+    labels = {
+        (use.reader, use.value): numbers
+        for use in found.uses
+        if use.reader in behind and (numbers := [str(one.source) for one in use.content if one.source in unnamed])
+    }
+    updating = behind - ancestors([value for _, value in labels])
+    for update in updates_of(graph, updating, inputs, outputs, labels):
+        if update.role == "param" and len(update.gradients) == 1:
+            (label,) = update.gradients
+            if label.isdecimal():
+                gradients.name(int(label), update.fqn)
+
+
+def _is_last(launch: fx.Node) -> bool:
+    """Whether nothing is launched of what ``launch`` brings but norms: what an activation's sum leads to is sent again."""
+    behind = readers_of(waits_of(launch))
+    return not any(launch_kind(node) is not None and not is_scalar(node) for node in behind)
+
+
+def readers_of(starts: Iterable[fx.Node]) -> set[fx.Node]:
+    """``starts`` and everything that is made of them, but for the graph's output."""
+    found = set(starts)
+    queue = list(found)
+    for node in queue:
+        fresh = [user for user in node.users if user.op != "output" and user not in found]
+        found.update(fresh)
+        queue.extend(fresh)
+    return found
+
+
+def _level(number: int, gradients: Gradients) -> int:
+    level = 0
+    while number in gradients.before:
+        level, number = level + 1, gradients.before[number]
+    return level

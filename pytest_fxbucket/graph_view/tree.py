@@ -1,0 +1,358 @@
+"""The modules of a graph as flat tables, and the parameters that each holds: as somebody says, or as they are read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.compat.fx import computed, parameter_named, requires_grad
+from pytest_fxbucket.errors import GraphError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.modules import Path, direction_of, module_path, shared_path, variable
+from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.words import nearest
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.step.mesh import Mesh
+    from pytest_fxbucket.step.roles import Direction
+
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What somebody says of an input that is a parameter."""
+
+    fqns: tuple[str, ...]
+    """More than one if it is tied."""
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter as the graph holds it: a sharded one is its local shard, padded."""
+
+    fqn: str
+    """Its FQN, or the name of its input where nobody says it."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None, and no bytes, if nothing says what the input holds."""
+    node: fx.Node | None
+    """Input that it is; None if it is read by calling its module, and in a view that was pickled."""
+    input: str
+    """Name of that input."""
+    owners: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the input."""
+        size = self.dtype.itemsize if self.dtype is not None else 0
+        for length in self.shape:
+            size *= length
+        return size
+
+
+def parameters_of(tree: Tree) -> list[Held]:
+    """Parameters of ``tree``'s graph, in order of the graph's inputs.
+
+    Those that were given; or those that the tracer names (dynamo's sources, AOTAutograd's descriptors, attributes and called
+    modules); or, where nobody says anything, by how inputs are read. Raises :class:`GraphError` for a name that is no input.
+    """
+    graph = tree.graph
+    if graph is None:
+        return []
+    if tree.given is not None:
+        return list(_given(tree, graph, tree.given))
+    return list(_said(tree, graph)) or list(_guessed(tree, graph))
+
+
+def _given(tree: Tree, graph: fx.Graph, given: Mapping[str, Given]) -> Iterator[Held]:
+    inputs = {node.name: node for node in graph.nodes if node.op in ("placeholder", "get_attr")}
+    for name, parameter in given.items():
+        if name not in inputs:
+            raise GraphError(f"the graph has no input {name!r} that could be {parameter.fqns[0]}{nearest(name, list(inputs))}")
+        value = _value(inputs[name])
+        shape, dtype = (parameter.shape, parameter.dtype) if parameter.shape is not None else _sizes(value)
+        owners = tuple(dict.fromkeys(_owner(tree, fqn) for fqn in parameter.fqns))
+        yield Held(parameter.fqns[0], shape or (), dtype, inputs[name], name, owners)
+
+
+def _said(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
+    found: dict[object, tuple[list[str], fx.Node | None, str, Any]] = {}
+    inputs = graph.find_nodes(op="placeholder")
+    named = {node: name for node in inputs if (name := parameter_named(node)) is not None}
+    variables = {variable(name) for name in named.values()} - {""}
+    for node, name in named.items():
+        path = module_path(name)
+        path = (variable(name), *path) if len(variables) > 1 else path
+        found[node] = ([".".join(path)], node, node.name, _value(node))
+    for target, node, value in _attributes(graph):
+        found.setdefault(id(value), ([], node, node.name if node else target, value))[0].append(target)
+    for fqns, node, name, value in found.values():
+        owners = tuple(dict.fromkeys(_owner(tree, fqn) for fqn in fqns))
+        shape, dtype = _sizes(value)
+        yield Held(fqns[0], shape, dtype, node, name, owners)
+
+
+def _attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node | None, torch.nn.Parameter]]:
+    """Parameters that the graph reads as attributes, and those of modules that it calls, by FQN."""
+    owner = graph.owning_module
+    for node in graph.find_nodes(op="get_attr") if owner is not None else ():
+        value: Any = owner
+        for name in str(node.target).split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, torch.nn.Parameter):
+            yield str(node.target), node, value
+    called = {str(node.target): None for node in graph.find_nodes(op="call_module")} if owner is not None else {}
+    for target in called:
+        assert owner is not None
+        for name, value in owner.get_submodule(target).named_parameters():
+            yield f"{target}.{name}", None, value
+
+
+def _guessed(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
+    """Inputs of floats that are gathered, or that one module alone reads; those that require grad, if any is said to."""
+    inputs = [node for node in graph.find_nodes(op="placeholder") if _holds_floats(node) and not computed(node)]
+    trained = [node for node in inputs if requires_grad(node)]
+    innermost = {node: run.innermost for run in tree.runs for node in run.nodes}
+    for node in trained or inputs:
+        readers, gathered = _readers(node)
+        modules = {number for reader in readers for number in innermost.get(reader, ())} - {ROOT}
+        if len(modules) == 1 or (gathered and modules):
+            owner = tree.module(shared_path(tree.path(number) for number in modules))  # which there is
+            yield Held(node.name, *_sizes(_value(node)), node, node.name, (owner,))
+
+
+def _readers(node: fx.Node) -> tuple[list[fx.Node], bool]:
+    """Who reads ``node`` through what only moves, casts and gathers, and whether anything gathers it."""
+    readers: list[fx.Node] = []
+    gathered = False
+    queue, seen = [node], {node}
+    for current in queue:
+        for user in current.users:
+            if user in seen or user.op == "output":
+                continue
+            seen.add(user)
+            gathers = collectives.is_all_gather(user)
+            gathered = gathered or gathers
+            through = gathers or collectives.is_wait(user) or moves_data(user)
+            (queue if through else readers).append(user)
+    return readers, gathered
+
+
+def _owner(tree: Tree, fqn: str) -> int:
+    """The module of the parameter ``fqn``, or the nearest one around it that the tree has."""
+    path = module_path(fqn)[:-1]
+    while path:
+        found = tree.at(ROOT, path)
+        if found is not None:
+            return found
+        path = path[:-1]
+    return ROOT
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _sizes(value: Any) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """Shape and dtype; a symbolic size counts as the size that it was traced with."""
+    if not isinstance(value, torch.Tensor):
+        return (), None
+    return tuple(n if isinstance(n, int) else int(n.node.hint or 0) for n in value.shape), value.dtype
+
+
+def _holds_floats(node: fx.Node) -> bool:
+    value = _value(node)
+    return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+UNKNOWN = "Module"
+"""Class of a module that no node's stack names, as of a ModuleList: such are never called."""
+_NO_CALLS = ("placeholder", "get_attr", "output")
+Mark = tuple[str, str]
+"""Direction and kind of a node; ("", "") of one that calls nothing."""
+
+
+@dataclass(slots=True)
+class Run:
+    """All nodes that ran in the same modules: whose stacks are equal."""
+
+    innermost: tuple[int, ...]
+    """The module whose code the nodes are; several for what a pass merged for several."""
+    nodes: list[fx.Node]
+    """In graph order; empty after pickling."""
+    marks: list[Mark] | None = None
+    """Of each node; None until somebody asks."""
+    places: list[int] | None = None
+    """Of each node, its index in the graph; None until somebody asks."""
+    names: list[str] | None = None
+    """Of each node, after pickling."""
+
+
+@dataclass(eq=False)
+class Tree:
+    """Modules by number; 0 is the root. Every list but ``runs`` has an item for each module."""
+
+    graph: fx.Graph | None
+    """None after pickling."""
+    given: Mapping[str, Given] | None = None
+    """Parameters by the name of their input, if somebody said which they are."""
+    direction: Direction | None = None
+    """Of all nodes, where it is known."""
+    mesh: Mesh | None = None
+    """Of the step that the graph is of, where it is known."""
+    runs: list[Run] = field(default_factory=list)
+    parent: list[int] = field(default_factory=lambda: [ROOT])
+    name: list[str] = field(default_factory=lambda: [""])
+    cls: list[str] = field(default_factory=lambda: [UNKNOWN])
+    children: list[dict[str, int]] = field(default_factory=lambda: [{}])
+    runs_of: list[list[int]] = field(default_factory=lambda: [[]])
+    """Runs in the module or below it, by number."""
+
+    def module(self, path: Sequence[str], number: int = ROOT) -> int:
+        """The module ``path`` in module ``number``, made if there is none yet."""
+        for name in path:
+            child = self.children[number].get(name)
+            if child is None:
+                child = self.children[number][name] = len(self.parent)
+                self.parent.append(number)
+                self.name.append(name)
+                self.cls.append(UNKNOWN)
+                self.children.append({})
+                self.runs_of.append([])
+            number = child
+        return number
+
+    def outward(self, number: int) -> Iterator[int]:
+        """``number`` and the modules around it, the root last."""
+        while number != ROOT:
+            yield number
+            number = self.parent[number]
+        yield ROOT
+
+    def path(self, number: int) -> Path:
+        """Names on the way to ``number``."""
+        return tuple(self.name[outer] for outer in self.outward(number) if outer != ROOT)[::-1]
+
+    def wrapped(self) -> Iterator[int]:
+        """The root, and what it wraps: modules that have all the others in them, from the outside in."""
+        number = ROOT
+        yield number
+        while len(self.children[number]) == 1:
+            (number,) = self.children[number].values()
+            yield number
+
+    def at(self, number: int, path: Path) -> int | None:
+        """The module ``path`` below ``number``; below the root also behind the modules that wrap all others."""
+        for start in self.wrapped() if number == ROOT else (number,):
+            found: int | None = start
+            for name in path:
+                found = self.children[found].get(name) if found is not None else None
+            if found is not None:
+                return found
+        return None
+
+    def inward(self, number: int) -> list[int]:
+        """``number`` and every module below it, each before its children."""
+        found, left = [], [number]
+        while left:
+            found.append(left.pop())
+            left.extend(reversed(self.children[found[-1]].values()))
+        return found
+
+    def marked(self, run: Run) -> list[Mark]:
+        """Direction and kind of each node of ``run``."""
+        if run.marks is None:
+            run.marks = [self._mark(node) for node in run.nodes]
+        return run.marks
+
+    def placed(self, run: Run) -> list[int]:
+        """Index in the graph of each node of ``run``."""
+        if run.places is None:
+            run.places = [self._index[node] for node in run.nodes]
+        return run.places
+
+    @cached_property
+    def calls(self) -> list[int]:
+        """How many nodes of each run call something."""
+        return [sum(kind != "" for _, kind in self.marked(run)) for run in self.runs]
+
+    @cached_property
+    def parameters(self) -> list[Held]:
+        """Parameters, each with the modules that hold it."""
+        return parameters_of(self)
+
+    @cached_property
+    def held(self) -> list[list[int]]:
+        """Parameters in each module or below it, by number."""
+        found: list[dict[int, None]] = [{} for _ in self.parent]
+        for index, parameter in enumerate(self.parameters):
+            for owner in parameter.owners:
+                for outer in self.outward(owner):
+                    found[outer][index] = None
+        return [list(indices) for indices in found]
+
+    def _mark(self, node: fx.Node) -> Mark:
+        if node.op in _NO_CALLS:
+            return ("", "")
+        kind = self._kinds.get(id(node.target))
+        if kind is None:
+            kind = "wait" if collectives.is_wait(node) else collectives.launch_kind(node) or "compute"
+            self._kinds[id(node.target)] = kind
+        return (self.direction or direction_of(node), kind)
+
+    @cached_property
+    def _index(self) -> dict[fx.Node, int]:
+        """Nodes of the runs in order of the graph, in which they may have moved but not gone since the tree was made."""
+        index = {node: place for place, node in enumerate(self.graph.nodes if self.graph is not None else ())}
+        gone = [node for run in self.runs for node in run.nodes if node not in index]
+        return index | {node: len(index) + i for i, node in enumerate(gone)}
+
+    @cached_property
+    def _kinds(self) -> dict[int, str]:
+        """Kinds by the identity of targets, which the nodes keep alive."""
+        return {}
+
+    def on(self, graph: fx.Graph, counterpart: Mapping[Any, fx.Node]) -> Tree:
+        """The same tree of ``graph``, in which ``counterpart`` of a node (or of its name) stands for it."""
+        known = set(counterpart)
+        gone = [str(node) for run in self.runs for node in run.nodes or run.names or () if node not in known]
+        if gone:
+            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            raise GraphError(
+                f"the graph has no node {gone[0]}{more}, which was there when its GraphView was made; make a new one"
+            )
+        index = {node: place for place, node in enumerate(graph.nodes)}
+        runs = [
+            Run(run.innermost, sorted((counterpart[node] for node in run.nodes or run.names or ()), key=index.__getitem__))
+            for run in self.runs
+        ]
+        found = replace(self, graph=graph, runs=runs)
+        inputs = {node.name: node for node in index if node.op in _NO_CALLS}
+        found.__dict__["parameters"] = [replace(held, node=inputs.get(held.input)) for held in self.parameters]
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
+        if self.graph is None:
+            return self
+        owner = self.graph.owning_module
+        graph = copy.deepcopy(self.graph, memo) if owner is None else copy.deepcopy(owner, memo).graph
+        return self.on(graph, dict(zip(self.graph.nodes, graph.nodes, strict=True)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        runs = [
+            Run(run.innermost, [], self.marked(run), self.placed(run), run.names or [node.name for node in run.nodes])
+            for run in self.runs
+        ]
+        parameters = [replace(held, node=None) for held in self.parameters]
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_kinds", "_index", "calls")}
+        return {**state, "graph": None, "given": None, "runs": runs, "parameters": parameters}

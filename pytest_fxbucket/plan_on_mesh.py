@@ -1,0 +1,360 @@
+"""One plan at one world size: captured, and passed once for each rank that is looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.compat.fx import why_not_its_graph
+from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.golden.mismatch import golden_text
+from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.calls import Call, calls_of
+from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.graph.reading import read_given, read_graph
+from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
+from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.selectors import Resolution
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.process.state import fresh_state
+from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
+from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
+from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, run_stages, stages_of
+from pytest_fxbucket.transforms.traits import traits_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+
+_ALL_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A graph as it came out of the pass, and what was read off it. Ranks with equal graphs share one."""
+
+    bucketed: Bucketed
+    portable: PortableGraph
+    digest: str
+    reading: Reading
+    calls: list[Call]
+    problems: list[str]
+    """What is wrong with launches and waits inside the graph."""
+
+
+class Seconds(dict[str, float]):
+    """Seconds of what was done, by its name."""
+
+    @contextmanager
+    def of(self, what: str, rank: int) -> Iterator[None]:
+        """Take the time of a block that works for ``rank``, if that is the first."""
+        begin = time.perf_counter()
+        yield
+        if rank == 0:
+            self[what] = time.perf_counter() - begin
+
+
+@dataclass(frozen=True)
+class Way:
+    """One rank's step on its way: through the plan's transformations, with the pass among them."""
+
+    reference: StepGraph
+    """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
+    before: tuple[Staged, ...]
+    """The step behind each transformation before the pass."""
+    step: StepGraph
+    """What the pass was given."""
+    passed: Mapping[Phase, Passed]
+    """The graphs as they came out of the pass."""
+    after: tuple[Staged, ...]
+    """The step behind each transformation after the pass."""
+    final_step: StepGraph
+    final: Mapping[Phase, Passed]
+    """The graphs that ranks run; those that came out of the pass if nothing follows."""
+
+
+@dataclass
+class World:
+    """``plan`` on the ranks of ``mesh``, through the pass ``pass_name``. Work is done when asked for, once."""
+
+    plan: Plan
+    mesh: Mesh
+    pass_name: str
+    say: Callable[[str], None]
+    seconds: Seconds = field(default_factory=Seconds)
+    """What the first rank's capture and its pass took, as "capture" and "pass"."""
+    said: set[str] = field(default_factory=set)
+    """Why captures of the plan failed, as far as it was said."""
+    odd: list[str] = field(default_factory=list)
+    """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
+    _failed: FxbucketError | None = None
+    _ways: dict[int, Way] = field(default_factory=dict)
+    _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
+    _steps: dict[int, StepGraph] = field(default_factory=dict)
+    _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
+    """By the step's identity and the graph; with the step, so that no other one gets its identity."""
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.mesh.size
+
+    def step(self, rank: int) -> StepGraph:
+        """The unbucketed step. A model is traced once: it gives the same graph on every rank; a factory is asked on each."""
+        traced = rank if self.plan.graph is not None else 0
+        if traced not in self._steps:
+            self._steps[traced] = self._captured(traced)
+        return self._steps[traced]
+
+    def _captured(self, rank: int) -> StepGraph:
+        """A capture that failed is not tried again, and its sentence, which may be long, is said once."""
+        if self._failed is None:
+            self.say(f"tracing the step as rank {rank} of {self.size}")
+            try:
+                with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
+                    return self._own(capture_plan(self.plan, self.mesh, rank))
+            except FxbucketError as error:
+                self._failed = error
+        if str(self._failed) in self.said:
+            raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
+        self.said.add(str(self._failed))
+        raise self._failed
+
+    def _own(self, step: StepGraph) -> StepGraph:
+        """``step``; of graphs that came from outside copies, since whoever made them, a pass too, may still have them."""
+        if self.plan.graph is None:
+            return step
+        for phase, module in step.graphs.items():
+            self._note(f"the {phase} graph that was given", module)
+        return replace(step, graphs={phase: own_copy(module) for phase, module in step.graphs.items()})
+
+    def _note(self, what: str, module: object) -> None:
+        if (why := why_not_its_graph(module)) and (
+            clause := f"{what} {why}: the graph is what is compared and run"
+        ) not in self.odd:
+            self.odd.append(clause)
+
+    @cached_property
+    def resolution(self) -> Resolution:
+        """What the plan's entries mean. Raises PlanError for entries that match nothing or overlap."""
+        step = self.step(0)
+        if not step.has_roles:
+            return Resolution((), (), ())
+        return entries_of(self.plan, [parameter.fqn for parameter in step.parameters], step.modules, step.aliases)
+
+    @property
+    def entry_of(self) -> dict[str, str]:
+        """FQN of each planned parameter to its entry."""
+        return {fqn: entry.name for entry in self.resolution.entries for fqn in entry.parameters}
+
+    def reading(self, rank: int) -> Mapping[Phase, Reading]:
+        """The graphs that the pass is given, read."""
+        return self._readings(self.way(rank).step if self.stages.before else self.step(rank))
+
+    def reference_reading(self, rank: int) -> Mapping[Phase, Reading]:
+        """The graphs that bitwise compares with, read."""
+        return self._readings(self.reference(rank))
+
+    def reference(self, rank: int) -> StepGraph:
+        """What the last step is compared with bit for bit: as captured, or behind the last transformation that rounds."""
+        return self.way(rank).reference if self.stages.before else self.step(rank)
+
+    def passed(self, rank: int) -> Mapping[Phase, Passed]:
+        """The graphs as they came out of the pass, as rank ``rank`` gets them."""
+        return self.way(rank).passed
+
+    def final(self, rank: int) -> Mapping[Phase, Passed]:
+        """The graphs that ``rank`` runs: behind the pass and every transformation."""
+        return self.way(rank).final
+
+    def final_step(self, rank: int) -> StepGraph:
+        """The same as a step, with the roles of its inputs and outputs."""
+        return self.way(rank).final_step
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The plan's transformations. Raises PlanError for those that cannot be, or cannot stand in that order."""
+        return stages_of(self.plan)
+
+    @property
+    def rounding(self) -> list[str]:
+        """Transformations after which results are rounded otherwise, each with how."""
+        named = ((stage.name, traits_of(stage.function).rounds) for stage in self.stages.before)
+        return [f"{name} ({rounds})" for name, rounds in named if rounds]
+
+    def way(self, rank: int) -> Way:
+        """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
+        if rank not in self._ways:
+            self.step(rank), self.resolution, self.stages  # traced with process groups of their own
+            with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
+                self._ways[rank] = self._gone(rank)
+        return self._ways[rank]
+
+    def is_passed(self, rank: int) -> bool:
+        """Whether the pass has run for ``rank``."""
+        return rank in self._ways
+
+    def _gone(self, rank: int) -> Way:
+        captured, stages = self.step(rank), self.stages
+        state = _state_of(captured)
+        before = self._staged(stages.before, captured, state, rank)
+        step = before[-1].step if before else captured
+        rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
+        step = _with_first_state(step, captured, state)
+        passed = self._through_pass(step, rank)
+        behind = (
+            replace(step, graphs={phase: one.bucketed.graph_module for phase, one in passed.items()}) if stages.after else step
+        )
+        after = self._staged(stages.after, behind, state, rank)
+        final_step, final = step, passed
+        if after:
+            final_step = _with_first_state(after[-1].step, captured, state)
+            modules = tuple(dict.fromkeys(name for one in passed.values() for name in one.bucketed.modules))
+            made = {
+                phase: Bucketed(module.graph, module, None, (*modules, *stages.modules))
+                for phase, module in final_step.graphs.items()
+            }
+            known = next(iter(passed.values())).reading
+            last = {phase: passed[phase].reading if phase in passed else known for phase in made}
+            final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
+        reference = _with_first_state(rounding[-1], captured, state) if rounding else captured
+        return Way(reference, tuple(before), step, passed, tuple(after), final_step, final)
+
+    def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
+        if stages:
+            self.say(f"running {', '.join(stage.name for stage in stages)} as rank {rank} of {self.size}")
+        return run_stages(stages, step, state)
+
+    def _through_pass(self, step: StepGraph, rank: int) -> dict[Phase, Passed]:
+        entries, readings = self.resolution.entries, self._readings(step)
+        self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
+        with self.seconds.of("pass", rank):
+            made = {
+                phase: run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries)) for phase in step.graphs
+            }
+        for phase, one in made.items():
+            if one.report is None:
+                self._note(f"the {phase} graph that the pass returned", one.root)
+        if self.stages.modules:
+            made = {p: replace(one, modules=(*one.modules, *self.stages.modules)) for p, one in made.items()}
+        return {phase: self._look(phase, step, bucketed, readings[phase]) for phase, bucketed in made.items()}
+
+    def unbucketed(self, rank: int, phase: Phase) -> PortableGraph:
+        """The graph that bitwise compares with, as plain data."""
+        step = self.reference(rank)
+        key = (id(step), phase)
+        if key not in self._sent:
+            modules = self.stages.modules if self.stages.before else ()
+            self._sent[key] = step, encode(step.graphs[phase].graph, step.graphs[phase], modules)
+        return self._sent[key][1]
+
+    def ranks(self) -> Sequence[int]:
+        """Ranks whose graphs are looked at: all up to 16; above, first, last, and those a power of two away from the first."""
+        if self.size <= _ALL_RANKS:
+            return range(self.size)
+        near = [1 << n for n in range(self.size.bit_length()) if 1 << n < self.size]
+        return sorted({0, *near, self.size - 1})
+
+    def distinct(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
+        """(ranks, their final graphs) for each distinct set of graphs among :meth:`ranks`, the one of rank 0 first."""
+        groups: dict[tuple[str, ...], tuple[list[int], Mapping[Phase, Passed]]] = {}
+        for rank in self.ranks():
+            passed, final = self.passed(rank), self.final(rank)
+            key = (*(one.digest for one in passed.values()), *(one.digest for one in final.values()))
+            groups.setdefault(key, ([], final))[0].append(rank)
+        return list(groups.values())
+
+    def dims_of(self, graph: fx.Graph) -> dict[str, str]:
+        """Mesh dimension of each process group that ``graph`` names, for people."""
+        mesh = self.mesh.dims
+        with fake_mesh(self.mesh, 0):
+            groups = members_of_groups(graph)
+        return {name: dims_text(ranks, mesh) + (" (own)" if name != untwinned(name) else "") for name, ranks in groups.items()}
+
+    def by_pass(self, pass_name: str) -> World:
+        """The same step through another pass; captured once."""
+        return World(
+            self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
+        )
+
+    @cached_property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of each process group that rank 0's graphs name, before and after the pass."""
+        way = self.way(0)
+        graphs = [module.graph for step in (self.step(0), way.final_step) for module in step.graphs.values()]
+        graphs += [one.bucketed.graph for one in way.passed.values()]
+        with fake_mesh(self.mesh, 0):
+            return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
+
+    def _readings(self, step: StepGraph) -> Mapping[Phase, Reading]:
+        key = id(step)  # steps live as long as the world
+        if key not in self._read:
+            self._read[key] = {
+                phase: read_given(without_kept_order(graph.graph), step.inputs[phase], step.outputs[phase])
+                for phase, graph in step.graphs.items()
+            }
+        return self._read[key]
+
+    @cached_property
+    def _read(self) -> dict[int, Mapping[Phase, Reading]]:
+        return {}
+
+    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: Reading | None, final: bool = False) -> Passed:
+        """Read ``bucketed``, unless a rank before had the same graph; ``before`` is what it was made of, read."""
+        portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
+        name, groups = digest(portable), members_of_groups(bucketed.graph)
+        key = (final, phase, name, tuple(sorted(groups.items())))
+        if key not in self._known:
+            graph = without_kept_order(bucketed.graph)
+            reading = read_graph(graph, step.inputs[phase], step.outputs[phase], before)
+            calls, problems = calls_of(graph, reading, groups)
+            self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)
+        return self._known[key]
+
+
+def mesh_of(plan: Plan, *, run: bool = False) -> Mesh:
+    """The mesh of ``plan``'s real job, or with ``run`` the one that is really run."""
+    return mesh_with(plan.run_degrees if run else plan.degrees, plan.parallel.ep)
+
+
+def text_of(world: World, rank: int, name: str) -> str:
+    """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it.
+
+    Raises :class:`GoldenError` for a process group that nobody knows.
+    """
+    schedules = {
+        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
+        for phase, one in world.final(rank).items()
+    }
+    return golden_text(name, world.step(rank).mesh, schedules)
+
+
+def _state_of(step: StepGraph) -> State:
+    """All state by name: real first tensors of what was added before, of an optimizer's tensors without values."""
+    values = {value.fqn: value for values in step.inputs.values() for value in values if value.role == "state"}
+    with FakeTensorMode():
+        fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in values.items()}
+    return {**fakes, **step.first_state}
+
+
+def _with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:
+    """``step`` with first tensors of the ``state`` that transformations added; ``captured`` itself if they did nothing."""
+    added = {fqn: tensor for fqn, tensor in state.items() if not _is_of(captured, fqn)}
+    return replace(step, first_state={**captured.first_state, **added}) if added else step
+
+
+def _is_of(step: StepGraph, fqn: str) -> bool:
+    return any((value.role, value.fqn) == ("state", fqn) for values in step.inputs.values() for value in values)

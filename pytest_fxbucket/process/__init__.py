@@ -1,0 +1,3 @@
+"""What belongs to the process and not to a plan: its state, torch's settings, the garbage collector."""
+
+from __future__ import annotations

@@ -1,0 +1,118 @@
+"""Torch's global settings that change how a step is traced or what it computes: what they are, and what a new process has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from pytest_fxbucket.compat.modules import default_device, module_hooks, set_module_hooks
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, as it is read and set, and as a new process has it."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    fresh: Any
+
+
+Values = dict[str, Any]
+"""Settings by their names."""
+
+
+def of_process() -> list[Setting]:
+    """Those that all threads share."""
+    return list(_OF_PROCESS)
+
+
+def of_thread() -> list[Setting]:
+    """Those that each thread has for itself."""
+    return list(_OF_THREAD)
+
+
+def values_of(settings: list[Setting]) -> Values:
+    """What each of ``settings`` is now."""
+    return {one.name: one.get() for one in settings}
+
+
+def put(settings: list[Setting], values: Values | None = None) -> None:
+    """Set what is otherwise in ``values``; None: as a new process has it."""
+    for one in settings:
+        wanted = one.fresh if values is None else values.get(one.name, one.get())
+        if one.get() != wanted:
+            one.set(wanted)
+
+
+def _of_sdpa() -> Iterator[Setting]:
+    """Which kernels scaled_dot_product_attention may take: each leaves another graph."""
+    for kind in ("flash", "mem_efficient", "math", "cudnn"):
+        enabled, enable = (
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+        )
+        yield Setting(f"{kind} attention", enabled, enable, True)
+
+
+def _set_fill(value: bool) -> None:
+    setattr(torch.utils.deterministic, _FILL, value)
+
+
+def _fill() -> bool:
+    return bool(getattr(torch.utils.deterministic, _FILL))
+
+
+def _set_anomaly(value: tuple[bool, bool]) -> None:
+    torch.set_anomaly_enabled(*value)
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+_FILL = "fill_uninitialized_memory"
+_FUTURE = torch.__future__
+_OF_PROCESS = (
+    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    # As use_deterministic_algorithms, which imports inductor.
+    Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    Setting("filling of empty tensors", _fill, _set_fill, True),
+    Setting("anomaly mode", _anomaly, _set_anomaly, (False, True)),
+    Setting("fast path of attention", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True),
+    Setting(
+        "swapping of converted parameters",
+        _FUTURE.get_swap_module_params_on_conversion,
+        _FUTURE.set_swap_module_params_on_conversion,
+        False,
+    ),
+    Setting(
+        "overwriting of converted parameters",
+        _FUTURE.get_overwrite_module_params_on_conversion,
+        _FUTURE.set_overwrite_module_params_on_conversion,
+        False,
+    ),
+    Setting("hooks of all modules", module_hooks, set_module_hooks, module_hooks()),
+    *_of_sdpa(),
+)
+_OF_THREAD = (
+    Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
+    Setting("default device", default_device, torch.set_default_device, None),
+    *(
+        Setting(
+            f"autocast of {kind}", partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False
+        )
+        for kind in ("cpu", "cuda")
+    ),
+    *(
+        Setting(
+            f"dtype of autocast of {kind}", partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind), to
+        )
+        for kind, to in (("cpu", torch.bfloat16), ("cuda", torch.float16))
+    ),
+)

@@ -1,0 +1,283 @@
+"""The marker `fxbucket_ranks`: what it asks for, and what is wrong with it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import unittest
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+
+import pytest
+
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.pytest_plugin.distributed_test.modules import PerRank
+from pytest_fxbucket.pytest_plugin.session import fx_session
+from pytest_fxbucket.pytest_plugin.terminal import error_text
+from pytest_fxbucket.ranks.backend import CHOICES, ON_GPUS
+from pytest_fxbucket.words import LONGEST_S
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body, Ending, Manner
+
+__all__ = ["MARKER", "check", "is_marked", "per_rank", "run_body"]
+
+NAME = "fxbucket_ranks"
+SIGNATURE = 'fxbucket_ranks(world, backend="gloo", timeout_s=60, mesh=None)'
+MARKER = f"{SIGNATURE}: run the test's body on every one of `world` ranks; mesh is a size for each dimension by name"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a marker asks for."""
+
+    world: int
+    backend: str = "gloo"
+    timeout_s: float = 60.0
+    mesh: Mapping[str, int] | None = None
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The mesh's sizes by name; without one all ranks are `dp_shard`."""
+        return self.mesh or {"dp_shard": self.world}
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Say whether the body of `item` is to run on ranks."""
+    return item.get_closest_marker(NAME) is not None
+
+
+def check(item: pytest.Item) -> None:
+    """Fail a marked test that cannot run on ranks, with one sentence, before anything of it ran."""
+    problem = _problem(item) if is_marked(item) else ""
+    if problem:
+        pytest.fail(f"{item.nodeid}: {problem}", pytrace=False)
+
+
+def wanted(item: pytest.Item) -> Wanted:
+    """What the closest marker of a marked test asks for. Raises TypeError for arguments that it does not take."""
+    marker = item.get_closest_marker(NAME)
+    assert marker is not None
+    return Wanted(*marker.args, **marker.kwargs)
+
+
+def _problem(item: pytest.Item) -> str:
+    if not isinstance(item, pytest.Function) or (item.cls is not None and issubclass(item.cls, unittest.TestCase)):
+        return f"only test functions and methods of plain classes run on ranks; take @pytest.mark.{NAME} off, or write one"
+    if inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
+        return f"an async test does not run on ranks; let a plain function call asyncio.run, or take @pytest.mark.{NAME} off"
+    try:
+        asked = wanted(item)
+    except TypeError as error:
+        return f"expected @pytest.mark.{SIGNATURE}, got {_marker_given(item)}: {str(error).partition('() ')[2]}"
+    return next(_wrong_values(asked), "")
+
+
+def _wrong_values(asked: Wanted) -> Iterator[str]:
+    if type(asked.world) is not int or asked.world < 1:
+        yield f"{NAME}: world is {asked.world!r}; expected a number of ranks, 1 or more"
+    if asked.backend not in CHOICES:
+        yield f"{NAME}: {asked.backend!r} is no backend; expected one of {', '.join(CHOICES)}"
+    if not isinstance(asked.timeout_s, (int, float)) or not 0 < asked.timeout_s <= LONGEST_S:
+        yield f"{NAME}: timeout_s is {asked.timeout_s!r}; expected seconds, more than 0 and at most {LONGEST_S}"
+    if asked.mesh is not None and not _fits(asked.mesh, asked.world):
+        yield f"{NAME}: mesh is {asked.mesh!r}; expected a size for each dimension by name, {asked.world} ranks in all"
+
+
+def _fits(mesh: Any, world: int) -> bool:
+    return (
+        isinstance(mesh, Mapping)
+        and all(isinstance(name, str) and type(size) is int and size > 0 for name, size in mesh.items())
+        and math.prod(mesh.values()) == world
+    )
+
+
+def _marker_given(item: pytest.Item) -> str:
+    marker = item.get_closest_marker(NAME)
+    assert marker is not None
+    parts = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
+    return f"({', '.join(parts)})"
+
+
+_ALONE = {
+    "request": "read what the body needs from it in a fixture of your own",
+    "monkeypatch": "use pytest.MonkeyPatch.context() in the body",
+    **dict.fromkeys(
+        ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"),
+        "what ranks print is shown by rank anyway, and contextlib.redirect_stdout works in the body",
+    ),
+    **dict.fromkeys(
+        ("fxbucket_golden", "fxbucket_expect"),
+        "compare in a test without the marker: a graph's text is the same on every rank",
+    ),
+    **dict.fromkeys(("caplog", "recwarn"), "use logging or warnings.catch_warnings in the body"),
+    **dict.fromkeys(("pytester", "testdir", "pytestconfig", "record_property", "cache", "subtests"), "keep it out of the body"),
+}
+
+
+def per_rank(request: pytest.FixtureRequest, kind: Literal["rank", "mesh"]) -> object:
+    """Return what stands for a rank's own value; fail a test that does not run on ranks."""
+    if not isinstance(request.node, pytest.Item) or not is_marked(request.node):
+        pytest.fail(f"{request.fixturename} is for tests that run on ranks; mark this one with @pytest.mark.{SIGNATURE}", False)
+    return PerRank(kind)
+
+
+def run_body(item: pytest.Function) -> None:
+    """Run the body of a marked test on its ranks; raise what pytest makes the item's outcome of."""
+    told = _ran(item)
+    kinds = {ending.kind for ending in told}
+    if len(kinds) > 1:
+        each = ", ".join(f"rank {rank} {_ended(ending)}" for rank, ending in enumerate(told))
+        _fail(f"{item.nodeid}: the ranks disagree: {each}")
+    if kinds == {"skipped"}:
+        pytest.skip(told[0].reason)
+    if kinds == {"xfailed"}:
+        pytest.xfail(told[0].reason)
+
+
+def _ran(item: pytest.Function) -> list[Ending]:
+    """How the body ended on each rank; a failure of ranks fails the test, or is the one that was expected."""
+    from pytest_fxbucket.pytest_plugin.pytest_internals import expected_failure
+    from pytest_fxbucket.ranks.failure import RankFailure
+
+    asked, fx = wanted(item), fx_session(item.config)
+    backend, body, outputs = _backend(item, asked), _body(item, asked), dict[int, str]()
+    problem: FxbucketError
+    try:
+        with fx.progress.watching(item.nodeid):
+            results = fx.pools.get(asked.world, backend).run(
+                "pytest_fxbucket.pytest_plugin.distributed_test.job:run",
+                [body] * asked.world,
+                timeout_s=asked.timeout_s,
+                paths=_roots(item),
+                what=item.nodeid,
+                on_output=outputs.__setitem__,
+            )
+            return cast("list[Ending]", results)
+    except FxbucketError as error:
+        problem = error
+    finally:
+        _show(item, outputs)
+    if not isinstance(problem, RankFailure):
+        _fail(error_text(problem))
+    reason, kinds = expected_failure(item) or ("", ())
+    if problem.kind == "raised" and problem.error_type in _names(kinds):
+        pytest.xfail(reason)
+    _fail(*problem.lines(with_output=False), *_about_debuggers(item.config))
+
+
+def _backend(item: pytest.Item, asked: Wanted) -> str:
+    """The back end to run on; too few GPUs for it skip the test, or fail it where GPUs are required."""
+    if asked.backend not in ON_GPUS and asked.backend != "auto":
+        return asked.backend
+    from pytest_fxbucket.ranks.backend import choose, this_machine
+
+    choice = choose(asked.backend, asked.world, this_machine())
+    if choice.lacking and fx_session(item.config).options.require_gpus:
+        _fail(f"{item.nodeid}: {choice.lacking}; --fxbucket-require-gpus makes that a failure")
+    if choice.backend is None:
+        pytest.skip(choice.lacking)
+    return choice.backend
+
+
+def _body(item: pytest.Function, asked: Wanted) -> Body:
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body
+    from pytest_fxbucket.pytest_plugin.distributed_test.modules import origins, own_conftest
+    from pytest_fxbucket.ranks.launch import import_path
+
+    owner = item.cls.__qualname__.split(".") if item.cls is not None else ()
+    with own_conftest(item):
+        return Body(
+            module=item.module.__name__,
+            names=(*owner, item.originalname),
+            origins=origins(item),
+            sys_path=tuple(import_path()),
+            given=_item_given(item),
+            mesh=asked.sizes,
+            manner=_manner(item),
+        )
+
+
+def _manner(item: pytest.Item) -> Manner:
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import Manner
+    from pytest_fxbucket.pytest_plugin.pytest_internals import INI_NAMES, warning_filters
+
+    return Manner(
+        verbosity=item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
+        ini={name: value for name in INI_NAMES if (value := _ini(item.config, name)) is not None},
+        warning_filters=warning_filters(item),
+        runs_xfail=item.config.option.runxfail,
+    )
+
+
+def _ini(config: pytest.Config, name: str) -> Any:
+    try:
+        return config.getini(name)
+    except ValueError:  # this pytest has no such key
+        return None
+
+
+def _item_given(item: pytest.Function) -> bytes:
+    """Arguments and the instance's attributes, packed; fails the test for one that cannot be sent, by name."""
+    from pytest_fxbucket.ranks.wire import Unpicklable, pack_whole
+
+    values = {name: _argument(name, item) for name in inspect.signature(item.obj).parameters if name in item.funcargs}
+    state = dict(vars(item.instance)) if item.cls is not None else {}
+    for name, value in (*values.items(), *((f"self.{name}", value) for name, value in state.items())):
+        try:
+            pack_whole(value)
+        except Unpicklable as error:
+            told = f"{item.nodeid}: the value of {name} cannot be sent to the ranks ({error})"
+        else:
+            continue
+        _fail(f"{told}; make it in the body, or give what it is made of")
+    return pack_whole((values, state))
+
+
+def _argument(name: str, item: pytest.Function) -> object:
+    value = item.funcargs[name]
+    if name == "tmp_path" and isinstance(value, Path):
+        return PerRank("folder", value)
+    if name in _ALONE:
+        text = f"the fixture {name} works in pytest's own process only, not on ranks; {_ALONE[name]}"
+        _fail(f"{item.nodeid}: {text}")
+    return value
+
+
+def _roots(item: pytest.Item) -> list[str]:
+    """Folders of the user's modules, which ranks load again once one has changed."""
+    root = item.config.rootpath
+    return [str(root)] if item.path.is_relative_to(root) else [str(item.path.parent), str(root)]
+
+
+def _names(kinds: tuple[type[BaseException], ...]) -> set[str]:
+    """Names of exceptions and of all that are derived from them: of a rank's exception only the name is known."""
+    found, left = set[str](), list(kinds)
+    while left:
+        kind = left.pop()
+        found.add(kind.__name__)
+        left += kind.__subclasses__()
+    return found
+
+
+def _about_debuggers(config: pytest.Config) -> list[str]:
+    return ["--pdb opens pytest's own process: the ranks of this test have ended"] if config.option.usepdb else []
+
+
+def _show(item: pytest.Item, outputs: Mapping[int, str]) -> None:
+    """Put each rank's output into the report; with -s on the screen."""
+    for rank, text in sorted(outputs.items()):
+        if item.config.option.capture == "no":
+            print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", flush=True)
+        else:
+            item.add_report_section("call", f"stdout rank {rank}", text)
+
+
+def _ended(ending: Ending) -> str:
+    return f"{ending.kind} ({ending.reason})" if ending.reason else ending.kind
+
+
+def _fail(*lines: str) -> NoReturn:
+    pytest.fail("\n".join(lines), pytrace=False)

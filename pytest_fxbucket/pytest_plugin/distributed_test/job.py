@@ -1,0 +1,127 @@
+"""Runs in the ranks: the body of one test."""
+
+from __future__ import annotations
+
+import bdb
+import contextlib
+import importlib
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import pytest
+
+from pytest_fxbucket.pytest_plugin.distributed_test.modules import Finder, Origin, made
+from pytest_fxbucket.pytest_plugin.pytest_internals import explain_comparisons, filter_warnings
+from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.wire import cut
+
+Kind = Literal["passed", "skipped", "xfailed"]
+
+_finder = Finder()
+_xfail = pytest.xfail
+_filters = contextlib.ExitStack()
+_filtered = 0  # bodies that run with them
+
+
+class NoTerminal(Exception):
+    """A debugger was started on a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How pytest was asked to run tests, as far as a body can tell."""
+
+    verbosity: int
+    """of assertions"""
+    ini: Mapping[str, Any]
+    """what explains a comparison looks up"""
+    warning_filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    """of the ini file, the command line, and the test's marks"""
+    runs_xfail: bool
+    """--runxfail"""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a rank needs to run a test's body."""
+
+    module: str
+    names: tuple[str, ...]
+    """from the module on: a function, or classes and a method"""
+    origins: Mapping[str, Origin]
+    sys_path: tuple[str, ...]
+    given: bytes
+    """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
+
+    Apart, since they may be of classes in the test's own module, which must be imported by `origins`.
+    """
+    mesh: Mapping[str, int]
+    """size of each mesh dimension by name"""
+    manner: Manner
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the body ended on one rank, if not by an error."""
+
+    kind: Kind
+    reason: str = ""
+
+
+def run(rank: int, world: int, body: Body) -> Ending:
+    """Run the body; an assertion or any other error is the job's."""
+    __tracebackhide__ = True
+    sys.path[:] = body.sys_path
+    _finder.tell(body.origins)
+    module = importlib.import_module(body.module)
+    values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.given]))
+    function = _function(module, body.names, state)
+    arguments = {name: made(value, rank, body.mesh) for name, value in values.items()}
+    explain_comparisons(body.manner.verbosity, body.manner.ini)
+    setattr(pytest, "xfail", _not_at_all if body.manner.runs_xfail else _xfail)  # noqa: B010
+    try:
+        with _warnings_filtered(body.manner):
+            function(**arguments)
+    except pytest.skip.Exception as skip:
+        return Ending("skipped", cut(str(skip)))
+    except _xfail.Exception as xfail:
+        return Ending("xfailed", cut(str(xfail)))
+    except bdb.BdbQuit as quit:
+        text = "a debugger was started on a rank, where there is no terminal; print instead, or run the body without the marker"
+        raise NoTerminal(text).with_traceback(quit.__traceback__) from None
+    return Ending("passed")
+
+
+def _function(found: Any, names: tuple[str, ...], state: dict[str, Any]) -> Any:
+    for name in names[:-1]:
+        found = getattr(found, name)
+    if len(names) > 1:
+        found = found()
+        vars(found).update(state)
+    return getattr(found, names[-1])
+
+
+def _not_at_all(*_: object, **__: object) -> None:
+    """In place of pytest.xfail under --runxfail, as within pytest's own process."""
+
+
+_not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _warnings_filtered(manner: Manner) -> Iterator[None]:
+    """With the filters that pytest applies; ranks that share a process share them, until the last has ended."""
+    global _filtered
+    if _filtered == 0:
+        _filters.enter_context(warnings.catch_warnings())
+        filter_warnings(*manner.warning_filters)
+    _filtered += 1
+    try:
+        yield
+    finally:
+        _filtered -= 1
+        if _filtered == 0:
+            _filters.close()

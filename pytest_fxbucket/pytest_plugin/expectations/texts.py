@@ -1,0 +1,173 @@
+"""The structure text of whatever a test holds: a graph, a step, what a pass made of it, or text already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.golden.schedule import Schedule
+    from pytest_fxbucket.run import PlanRun
+    from pytest_fxbucket.step.roles import MeshDim, Phase, StepGraph, Value
+
+Entries = Sequence[str | Sequence[str]]
+"""As ``[bucket] plan`` has them."""
+_TAKES = "a GraphModule, a Graph, fxbucket_graph, fxbucket_bucketed or a str"
+
+
+def text_of(given: object, run: PlanRun | None = None, entries: Entries | None = None) -> str:
+    """The text of ``given``, which ends in a line feed: a str as it is; of a graph its events and buckets, under plan and mesh.
+
+    ``run`` is the plan in use, if there is one. Its roles, entries and mesh are those of its own step, and of graphs with the
+    inputs of that step's graphs; another graph's are what its tracer left. ``entries`` group parameters instead of the plan's.
+    Raises UsageError for what has no such text, PlanError for entries that match nothing.
+    """
+    if isinstance(given, str):
+        text = given.replace("\r\n", "\n")
+        if not text.isascii():
+            _refuse_surrogates(text)
+        return text if text.endswith("\n") else text + "\n"
+    graphs = _graphs(given)
+    step = run.step if run is not None else None
+    if (own := _own_step(given)) is not None and own is not step:
+        return _step_text(own, graphs, None, entries)
+    if step is not None and (phases := _as_in(step, graphs)) is not None:
+        return _step_text(step, phases, run, entries)
+    return _bare_text(graphs, entries)
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"character {error.start} of the text, {text[error.start]!r}, cannot be written in UTF-8") from None
+
+
+def _graphs(given: object) -> dict[Phase, fx.Graph]:
+    """Graphs by phase; UsageError if there are none in ``given``."""
+    import torch
+
+    from pytest_fxbucket.passes.registry import Bucketed
+    from pytest_fxbucket.step.roles import StepGraph
+
+    if isinstance(given, StepGraph):
+        return {phase: gm.graph for phase, gm in given.graphs.items()}
+    if isinstance(given, (Bucketed, torch.fx.GraphModule)):
+        return {"joint": given.graph}
+    if isinstance(given, torch.fx.Graph):
+        return {"joint": given}
+    raise UsageError(f"a value of type {type(given).__name__} has no structure text; expected {_TAKES}")
+
+
+def _own_step(given: object) -> StepGraph | None:
+    from pytest_fxbucket.step.roles import StepGraph
+
+    return given if isinstance(given, StepGraph) else None
+
+
+def _as_in(step: StepGraph, graphs: Mapping[Phase, fx.Graph]) -> dict[Phase, fx.Graph] | None:
+    """``graphs`` under the phases of ``step`` whose inputs and number of outputs they have; None if one has those of none."""
+    phases = {_signature(gm.graph): phase for phase, gm in step.graphs.items()}
+    found = {phases.get(_signature(graph)): graph for graph in graphs.values()}
+    return {phase: graph for phase, graph in found.items() if phase is not None} if None not in found else None
+
+
+def _signature(graph: fx.Graph) -> tuple[int, tuple[str, ...]]:
+    from pytest_fxbucket.graph.gradients import returned
+
+    return len(returned(graph.output_node())), tuple(node.name for node in graph.find_nodes(op="placeholder"))
+
+
+def _step_text(step: StepGraph, graphs: Mapping[Phase, fx.Graph], run: PlanRun | None, entries: Entries | None) -> str:
+    """Under the step's mesh; with ``run``, whose step it is, also under the plan's name and with its entries and groups."""
+    from pytest_fxbucket.graph_view.bare import bare_values, group_names
+
+    schedules = {}
+    for phase, graph in graphs.items():
+        inputs, outputs = (step.inputs[phase], step.outputs[phase]) if step.has_roles else bare_values(graph)
+        dims_of = run.world.dims_of(graph) if run is not None else group_names(graph, step.mesh)
+        if run is not None and entries is None:
+            entry_of = run.world.entry_of
+        else:
+            entry_of = _entry_of(_parameters(inputs), entries, step.modules, step.aliases)
+        schedules[phase] = _schedule(graph, inputs, outputs, entry_of, dims_of)
+    return _joined(run.name if run is not None else "", step.mesh, schedules)
+
+
+def _bare_text(graphs: Mapping[Phase, fx.Graph], entries: Entries | None) -> str:
+    from pytest_fxbucket.capture.traced import modules_of
+    from pytest_fxbucket.graph_view.bare import bare_values, group_names
+
+    schedules = {}
+    for phase, graph in graphs.items():
+        inputs, outputs = bare_values(graph)
+        fqns = _parameters(inputs)
+        schedules[phase] = _schedule(graph, inputs, outputs, _entry_of(fqns, entries, modules_of(fqns), {}), group_names(graph))
+    return _joined("", (), schedules)
+
+
+def _parameters(inputs: Sequence[Value]) -> list[str]:
+    return [value.fqn for value in inputs if value.role == "param"]
+
+
+def _schedule(
+    graph: fx.Graph,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    entry_of: Mapping[str, str],
+    dims_of: Mapping[str, str],
+) -> Schedule:
+    from pytest_fxbucket.golden.schedule import schedule_of
+    from pytest_fxbucket.graph.reading import read_graph
+    from pytest_fxbucket.passes.keep_order import without_kept_order
+
+    return schedule_of(read_graph(without_kept_order(graph), inputs, outputs), entry_of, dims_of)
+
+
+def _entry_of(
+    fqns: Sequence[str], entries: Entries | None, modules: Sequence[str], aliases: Mapping[str, str]
+) -> dict[str, str]:
+    """Entry of each parameter: of ``entries`` the one that has it, if any has; without them its innermost module."""
+    if entries is None:
+        return {fqn: fqn.rpartition(".")[0] or fqn for fqn in fqns}
+    from pytest_fxbucket.plan.selectors import parse_entries, resolve
+
+    where = "fxbucket_golden(..., plan=...)"
+    resolution = resolve(parse_entries(entries, where), fqns, modules, aliases=aliases, unplanned="allow", where=where)
+    return {fqn: entry.name for entry in resolution.entries for fqn in entry.parameters}
+
+
+def _joined(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[Any, Schedule]) -> str:
+    from pytest_fxbucket.golden.mismatch import golden_text
+
+    return golden_text(plan, mesh, dict(schedules))
+
+
+def difference_lines(given: object, expected: str, text: str, command: str, folder: Folder) -> list[str]:
+    """The ``command`` that accepts ``text``, the text of ``given``; then what differs: of a graph in words, and as a diff.
+
+    The command comes first, since pytest shows only the beginning of long explanations. All of ``text``, and of a diff that is
+    cut, lies in ``folder``.
+    """
+    from pytest_fxbucket.golden.mismatch import capped, change_lines
+
+    folder.clear()
+    diff = folder.file("golden.diff")
+    folder.write("found.txt", text)
+    if isinstance(given, str):
+        lines = capped(list(unified_diff(_lines(expected), _lines(text), "expected", "found", lineterm="")), rest=diff)
+    else:
+        lines = change_lines(expected, text, ("expected", "found"), diff)
+    return [f"to accept: {command}", *lines]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines of ``text``, with a last one that does not end said as ``diff`` says it."""
+    lines = text.split("\n")
+    return lines[:-1] if not lines[-1] else [*lines, "\\ no line feed at the end"]

@@ -1,0 +1,386 @@
+"""The items of a plan: one for each check, and those of step time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fxbucket.checks.verdict import passed
+from pytest_fxbucket.errors import BenchmarkError, FxbucketError, PlanError
+from pytest_fxbucket.pytest_plugin.distributed_test.item import is_marked
+from pytest_fxbucket.pytest_plugin.session import fx_session, key_of
+from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines, parts_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.bench.report.page import ReportInput
+    from pytest_fxbucket.bench.step_time import StepTime
+    from pytest_fxbucket.checks.verdict import Verdict
+    from pytest_fxbucket.plan.load import BrokenRow
+    from pytest_fxbucket.plan.schema import Plan
+
+FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRef:
+    """A plan by file and matrix id, without having been loaded; the parameter of `fxbucket_plan`."""
+
+    path: Path
+    matrix_id: str | None = None
+
+    def load(self) -> Plan:
+        """Return the plan; PlanError if the file cannot be loaded or has no such matrix row."""
+        from pytest_fxbucket.plan.load import BrokenRow, load_rows
+
+        found = {row_of(one): one for one in load_rows(self.path)}
+        if self.matrix_id not in found:
+            known = ", ".join(name for name in found if name) or "none"
+            raise PlanError(f"{self.path}: no [[matrix]] row has the id {self.matrix_id!r}; rows there: {known}")
+        plan = found[self.matrix_id]
+        if isinstance(plan, BrokenRow):
+            raise plan.error
+        return plan
+
+
+class PlanFile(pytest.File):
+    """A plan file that was named, by option or argument."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Yield an item for each enabled check of the plan and of each matrix row; one for what cannot be loaded."""
+        from pytest_fxbucket.plan.load import BrokenRow, load_rows
+
+        try:
+            found = load_rows(self.path)
+        except FxbucketError as error:
+            yield self._broken("plan", error)
+            return
+        from pytest_fxbucket.run import item_names
+
+        for plan in found:
+            if isinstance(plan, BrokenRow):
+                yield self._broken(f"plan[{plan.name}]", plan.error)
+                continue
+            for name in item_names(plan):
+                yield _item(self, name, plan)
+
+    def _broken(self, name: str, error: FxbucketError) -> BrokenPlan:
+        broken: BrokenPlan = BrokenPlan.from_parent(self, name=name, reason=str(error).replace(f"{self.config.rootpath}/", ""))
+        return broken
+
+
+class BrokenPlan(pytest.Item):
+    """The one item of a plan file, or of a row of it, that cannot be loaded, so that other plans still run."""
+
+    def __init__(self, *, reason: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reason = reason
+
+    def runtest(self) -> None:
+        """Fail with the sentence that says what is wrong with the file."""
+        pytest.fail(self.reason, pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Return where the item is from, and what its failure is headed with."""
+        return place(self)
+
+
+class OfPlan(pytest.Item):
+    """What all items of a plan are: of one check."""
+
+    def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plan = plan
+        self.check = self.name.partition("[")[0].partition("@")[0].partition(":")[0]
+        self.verdict: Verdict | None = None
+
+
+class PlanItem(OfPlan):
+    """One check of one plan."""
+
+    def runtest(self) -> None:
+        """Run the check: a failed one fails with its lines, one that could not run with its sentence."""
+        __tracebackhide__ = True
+        told = self._check()
+        if told is not None:
+            pytest.fail(told, pytrace=False)
+        if self.verdict is not None and self.verdict.outcome == "skipped":
+            pytest.skip(f"{self.name}: {self.verdict.summary}")
+
+    def _check(self) -> str | None:
+        """Set the verdict; return what to fail with, if anything."""
+        __tracebackhide__ = True
+        fx = fx_session(self.config)
+        try:
+            with fx.progress.watching(self.nodeid):
+                self.verdict = fx.run_of(self.plan).check(self.check)
+        except FxbucketError as error:
+            return error_text(error).replace(f"{self.config.rootpath}/", "")
+        self.user_properties.append(("fxbucket", self.verdict.summary))
+        return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Show an error that nobody foresaw from the check on, without pytest's own frames."""
+        if isinstance(excinfo.value, pytest.fail.Exception):
+            return super().repr_failure(excinfo, style)
+        excinfo.traceback = excinfo.traceback.cut(path=Path(__file__)).filter(excinfo)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Return where the item is from, and what its failure is headed with."""
+        return place(self)
+
+
+def _item(parent: PlanFile, name: str, plan: Plan) -> pytest.Item:
+    """Return the item of a plan that is called `name`."""
+    if name.startswith("benchmark"):
+        return BenchmarkItem.of(parent, name, plan)
+    return PlanItem.from_parent(parent, name=name, plan=plan)
+
+
+def place(item: pytest.Item) -> tuple[Path, int, str]:
+    """Return file, line and heading; the line is 0, not None, which junit and xdist would trip over."""
+    return item.path, 0, f"{parts_of(item.nodeid)[0]}: {item.name}"
+
+
+def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:
+    """Return a collector for a plan file that was named; other TOML files are none of ours."""
+    if path.suffix != ".toml" or not parent.session.isinitpath(path):
+        return None
+    return plan_collector(path, parent)
+
+
+def plan_collector(path: Path, parent: pytest.Collector) -> PlanFile:
+    """Return a collector for the plan file at `path`."""
+    rootdir = parent.config.rootpath
+    if path.is_relative_to(rootdir):
+        return PlanFile.from_parent(parent, path=path)
+    # pytest would give every file outside rootdir an empty node id
+    return PlanFile.from_parent(parent, path=path, nodeid=Path(os.path.relpath(path, rootdir)).as_posix())
+
+
+def plan_params(paths: Iterable[Path], rootdir: Path) -> Iterator[tuple[str, PlanRef]]:
+    """Yield (test id, PlanRef) for each plan and matrix row; what cannot be loaded gives one, to fail later."""
+    from pytest_fxbucket.plan.load import load_rows
+
+    for path in paths:
+        shown = Path(os.path.relpath(path, rootdir)).as_posix()
+        try:
+            rows = [row_of(one) for one in load_rows(path)]
+        except FxbucketError:
+            rows = [None]
+        for row in rows:
+            yield f"{shown}-{row}" if row else shown, PlanRef(path, row)
+
+
+def row_of(one: Plan | BrokenRow) -> str | None:
+    """Return the id of the row that a plan is of, or what stands for it; None above the rows."""
+    from pytest_fxbucket.plan.load import BrokenRow
+
+    return one.name if isinstance(one, BrokenRow) else one.matrix_id
+
+
+def needs_ranks(item: pytest.Item) -> bool:
+    """Say whether an item will run functions on ranks."""
+    if isinstance(item, OfPlan):
+        from pytest_fxbucket.checks.registry import ON_RANKS
+
+        return item.check in ON_RANKS
+    return is_marked(item) or not FIXTURES_WITH_RANKS.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def is_last_of_plan(item: pytest.Item, following: pytest.Item | None) -> bool:
+    """Say whether `following` leaves the plan that `item` belongs to."""
+    if not isinstance(item, OfPlan):
+        return False
+    return not isinstance(following, OfPlan) or key_of(following.plan) != key_of(item.plan)
+
+
+FIXTURE = "fxbucket_benchmark"
+PLUGIN = "benchmark"
+"""Name of pytest-benchmark among plugins, and of its fixture."""
+BUCKETED = "bucketed"
+
+
+class BenchmarkItem(OfPlan, pytest.Function):
+    """Step time of one variant of a plan: `benchmark` of the bucketed step, `benchmark:unbucketed`, `benchmark:<pass>`."""
+
+    @classmethod
+    def of(cls, parent: pytest.Collector, name: str, plan: Any) -> BenchmarkItem:
+        """Return the item called `name`."""
+        has_plugin = parent.config.pluginmanager.hasplugin(PLUGIN)
+        item: BenchmarkItem = cls.from_parent(parent, name=name, plan=plan, callobj=_timed if has_plugin else _untimed)
+        if has_plugin:
+            item.add_marker(pytest.mark.benchmark(group=parent.nodeid + (f"[{plan.matrix_id}]" if plan.matrix_id else "")))
+        return item
+
+    @property
+    def variant(self) -> str:
+        """Return which of the variants that were timed it is of."""
+        return self.name.partition("[")[0].partition("@")[0].partition(":")[2] or BUCKETED
+
+    def time(self, benchmark: Any) -> None:
+        """Measure, hand the samples to pytest-benchmark, and judge what they are compared with."""
+        __tracebackhide__ = True
+        if reason := why_not(self.config, benchmark):
+            pytest.skip(f"{self.name}: {reason}")
+        failure = self._check(benchmark)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
+        if self.verdict is not None and self.verdict.outcome == "skipped":
+            pytest.skip(f"{self.name}: {self.verdict.summary}")
+
+    def _check(self, benchmark: Any) -> str | None:
+        """Set the verdict; return what to fail with, if anything."""
+        __tracebackhide__ = True
+        from pytest_fxbucket.pytest_plugin.saving import count_as_used
+
+        fx = fx_session(self.config)
+        try:
+            with fx.progress.watching(self.nodeid):
+                run = fx.run_of(self.plan)
+                self.verdict = run.check("benchmark")
+                if self.verdict:
+                    self.verdict = self._judged(benchmark, run.step_time())
+        except FxbucketError as error:
+            return error_text(error).replace(f"{self.config.rootpath}/", "")
+        finally:
+            count_as_used(benchmark)
+        self.user_properties.append(("fxbucket", self.verdict.summary))
+        return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
+
+    def _judged(self, benchmark: Any, step_time: StepTime) -> Verdict:
+        """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for.
+
+        Of torchrun's processes the first one keeps samples, and has those to compare with.
+        """
+        said = passed("benchmark", step_time.summary(self.variant))
+        fx = fx_session(self.config)
+        if not fx.is_reporting:
+            return said
+        feed(benchmark, step_time.samples(self.variant), info_of(step_time, self.variant))
+        if self.variant != BUCKETED:
+            return said
+        verdict = self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
+        if fx.options.report is not None:
+            fx.measured.append(self._shown(step_time))
+        return verdict
+
+    def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:
+        from pytest_fxbucket.bench.compare import kept, verdict_of
+        from pytest_fxbucket.pytest_plugin.saving import storage_folder
+
+        fx = fx_session(self.config)
+        options, checks = fx.options, self.plan.checks.benchmark
+        assert options.compare is not None
+        assert checks, "an item of a check that is on"
+        fx.compared_step_times += 1
+        benchmark.extra_info.update(kept(options.compare))  # what could not be judged is no measure of later runs
+        folder = storage_folder(self.config)
+        verdict = verdict_of(options.compare, step_time.record, checks.threshold, folder, options.rootdir)
+        benchmark.extra_info.update(kept(options.compare, verdict))
+        return replace(verdict, summary=f"{verdict.summary}; {said.summary}") if verdict else verdict
+
+    def _shown(self, step_time: StepTime) -> ReportInput:
+        """Return what the page of the plan shows: this run, and all that are stored."""
+        from pytest_fxbucket.bench.report.page import ReportInput
+        from pytest_fxbucket.bench.store import runs_of
+        from pytest_fxbucket.pytest_plugin.saving import storage_folder
+
+        fx, record = fx_session(self.config), step_time.record
+        stored, unreadable = runs_of(record, storage_folder(self.config), fx.options.rootdir)
+        fx.not_shown += unreadable
+        return ReportInput(record, stored, step_time.measured.spans)
+
+    def reportinfo(self) -> tuple[Any, int, str]:
+        """Return where the item is from, and what its failure is headed with."""
+        return place(self)
+
+
+def note_fixture(item: pytest.Item) -> None:
+    """Let a test that asks for our fixture count as one of pytest-benchmark's."""
+    names: list[str] = getattr(item, "fixturenames", [])
+    if FIXTURE in names and PLUGIN not in names and item.config.pluginmanager.hasplugin(PLUGIN):
+        names.append(PLUGIN)
+
+
+_MEASURED: pytest.StashKey[bool] = pytest.StashKey()
+
+
+def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> StepTime:
+    """What the fixture's function does: measure the plan in use; its bucketed samples are the test's in pytest-benchmark."""
+    from pytest_fxbucket.plan.key_forms import benchmark_of
+
+    config, item = request.config, request.node
+    if item.stash.get(_MEASURED, False):
+        raise BenchmarkError(
+            f"{FIXTURE} measures once in a test, since pytest-benchmark has one entry a test; write another one"
+        )
+    has_plugin = config.pluginmanager.hasplugin(PLUGIN)
+    benchmark = request.getfixturevalue(PLUGIN) if has_plugin else None
+    if reason := why_not(config, benchmark):
+        pytest.skip(f"{FIXTURE}: {reason}")
+    run = request.getfixturevalue("fxbucket_run")
+    with fx_session(config).progress.watching(FIXTURE):
+        step_time: StepTime = run.step_time(benchmark_of(run.plan.checks.benchmark, options))
+    item.stash[_MEASURED] = True
+    if fx_session(config).is_reporting:
+        feed(benchmark, step_time.samples(BUCKETED), info_of(step_time, BUCKETED, test=item.nodeid))
+    return step_time
+
+
+def _timed(request: pytest.FixtureRequest, benchmark: Any) -> None:
+    __tracebackhide__ = True
+    request.node.time(benchmark)
+
+
+def _untimed(request: pytest.FixtureRequest) -> None:
+    __tracebackhide__ = True
+    request.node.time(None)
+
+
+def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]) -> None:
+    """Let pytest-benchmark's fixture take each of `samples` (seconds) as a round."""
+    from pytest_fxbucket.pytest_plugin.saving import set_timer
+
+    now_s, left = 0.0, iter(samples)
+
+    def slowest_rank() -> float:
+        return now_s
+
+    def step() -> None:
+        nonlocal now_s
+        now_s += next(left, 0.0)  # with --benchmark-cprofile it is called again, when all samples are in
+
+    set_timer(benchmark, slowest_rank)
+    benchmark.extra_info.update(extra_info)
+    benchmark.pedantic(step, rounds=len(samples), iterations=1)
+
+
+def info_of(step_time: StepTime, variant: str, test: str = "") -> dict[str, Any]:
+    """Return what is kept beside the samples: the whole record with those of the bucketed step, else what they are of.
+
+    `test`: node id of a test whose own measurement it is, which is no stored run of the plan.
+    """
+    record = step_time.record.to_dict()
+    if variant != BUCKETED:
+        record = {name: record[name] for name in ("format", "plan", "row")} | {"variant": variant}
+    return {"fxbucket": record | ({"test": test} if test else {})}
+
+
+def why_not(config: pytest.Config, benchmark: Any) -> str:
+    """Say why pytest-benchmark would not take samples here; "" if it would. `benchmark`: its fixture, None: it is not there."""
+    if benchmark is None:
+        return "pytest-benchmark is not there, which keeps the samples; pip install 'pytest-fxbucket[benchmark]'"
+    if find_spec("msgspec") is None:
+        return "msgspec is not there, which reads what is kept; pip install 'pytest-fxbucket[benchmark]'"
+    if benchmark.enabled:
+        return ""
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
+        return "pytest-benchmark takes no samples in workers of pytest-xdist; run it with -n 0"
+    return "pytest-benchmark takes no samples with --benchmark-disable"

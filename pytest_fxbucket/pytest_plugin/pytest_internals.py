@@ -1,0 +1,128 @@
+"""Private parts of pytest, the same in 8.4 and 9: what marks make of an outcome, assertion rewriting, the terminal reporter."""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any
+
+import _pytest.assertion as plugin
+import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook, rewrite_asserts
+from _pytest.config import apply_warning_filters, create_terminal_writer, parse_warning_filter
+from _pytest.skipping import xfailed_key
+
+
+def expected_failure(item: pytest.Item) -> tuple[str, tuple[type[BaseException], ...]] | None:
+    """Reason and exceptions of the mark `xfail(raises=...)` that holds for an item under way; None without."""
+    xfailed = item.stash.get(xfailed_key, None)
+    if xfailed is None or item.config.option.runxfail:
+        return None
+    raises: Any = xfailed.raises if isinstance(xfailed.raises, tuple) else (xfailed.raises,)
+    kinds = tuple(_kinds(raises))
+    return (xfailed.reason, kinds) if kinds else None
+
+
+def _kinds(raises: Sequence[Any]) -> Iterator[type[BaseException]]:
+    for one in raises:
+        yield from (one,) if isinstance(one, type) else getattr(one, "expected_exceptions", None) or ()
+
+
+def warning_filters(item: pytest.Item) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The filters of the ini file, of the command line, and of the item's marks, as texts."""
+    marked = (arg for mark in item.iter_markers("filterwarnings") for arg in mark.args)
+    return (
+        tuple(item.config.getini("filterwarnings")),
+        tuple(item.config.known_args_namespace.pythonwarnings or ()),
+        tuple(marked),
+    )
+
+
+def filter_warnings(ini: Sequence[str], command_line: Sequence[str], marked: Sequence[str]) -> None:
+    """Add these filters to Python's, in pytest's order."""
+    apply_warning_filters(ini, command_line)
+    for text in marked:
+        warnings.filterwarnings(*parse_warning_filter(text, escape=False))
+
+
+INI_NAMES = ("truncation_limit_lines", "truncation_limit_chars", "assertion_text_diff_style")
+"""What the explanation of a comparison looks up, where this pytest has it."""
+
+_explaining: Generator[None, object, object] | None = None
+
+
+def is_rewritten(module: ModuleType) -> bool:
+    """Whether pytest rewrote the asserts of a module of this process."""
+    return isinstance(getattr(module.__spec__, "loader", None), AssertionRewritingHook)
+
+
+class RewritingLoader(SourceFileLoader):
+    """Loads one source file with its asserts rewritten; no cache, since Python's own has the file as it is."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file as it is now."""
+        path = self.get_filename(fullname)
+        source = self.get_data(path)
+        tree = ast.parse(source, filename=path)
+        rewrite_asserts(tree, source, path)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+
+def explain_comparisons(verbosity: int, ini: Mapping[str, Any]) -> None:
+    """From now on failed comparisons in rewritten asserts say how the two sides differ, as within pytest's own process."""
+    global _explaining
+    if _explaining is not None:
+        _explaining.close()
+    config = _Config(verbosity, ini)
+
+    def compared(config: Any, op: str, left: object, right: object) -> list[list[str] | None]:
+        try:
+            return [plugin.pytest_assertrepr_compare(config, op, left, right)]
+        except Exception:  # an explanation is a courtesy: without it the assert still says both sides
+            return []
+
+    hooks = SimpleNamespace(pytest_assertrepr_compare=compared, pytest_assertion_pass=SimpleNamespace(get_hookimpls=lambda: ()))
+    # pytest's own wrapper of each item, which explains for as long as it stands at its yield
+    item: Any = SimpleNamespace(config=config, ihook=hooks)
+    _explaining = plugin.pytest_runtest_protocol(item)
+    next(_explaining)
+
+
+class _Config:
+    """As much of pytest's Config as the explanation of a comparison asks for."""
+
+    def __init__(self, verbosity: int, ini: Mapping[str, Any]) -> None:
+        self._verbosity, self._ini = verbosity, ini
+        self.pluginmanager = self
+
+    def has_plugin(self, name: str) -> bool:
+        return False
+
+    def get_verbosity(self, kind: str | None = None) -> int:
+        return self._verbosity
+
+    def getini(self, name: str) -> Any:
+        return self._ini.get(name)
+
+    def getvalue(self, name: str) -> str:
+        return {"assertmode": "rewrite"}[name]
+
+    def get_terminal_writer(self) -> _Config:
+        return self
+
+    def _highlight(self, source: str, lexer: str = "") -> str:
+        return source
+
+
+# Run on pytest 9.2 only; create_terminal_writer and TerminalReporter._tw are as old as pytest 5.4.
+
+
+def silence(config: pytest.Config) -> None:
+    """Let nothing be printed by the reporter from now on, if there is one."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter._tw = create_terminal_writer(config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

@@ -1,0 +1,198 @@
+"""Saving stored runs of ours: whole, each with a number of its own, through pytest-benchmark's storage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.bench.store import number_of
+from pytest_fxbucket.errors import BenchmarkError
+from pytest_fxbucket.files import locked, settle, sweep, write_whole
+from pytest_fxbucket.pytest_plugin.session import fx_session
+
+
+def session_of(config: pytest.Config) -> Any | None:
+    """pytest-benchmark's own session; None where it is not installed, or switched off by `-p no:benchmark`."""
+    return getattr(config, "_benchmarksession", None)
+
+
+def storage_folder(config: pytest.Config) -> Path:
+    """The folder with stored runs of all kinds of machines. Raises BenchmarkError where they are stored elsewhere."""
+    session = session_of(config)
+    if session is None:
+        raise BenchmarkError(
+            "step time is stored by pytest-benchmark, which is not there; install it, or leave out -p no:benchmark"
+        )
+    if not _is_folder(session.storage):
+        raise BenchmarkError(
+            f"stored runs in {type(session.storage).__name__} cannot be read; --benchmark-storage must be a folder, such as "
+            "file://./.benchmarks"
+        )
+    return Path(session.storage.path)
+
+
+def set_timer(benchmark: Any, timer: Callable[[], float]) -> None:
+    """Let the fixture read that clock, whatever a marker or an option says."""
+    benchmark._timer = timer
+
+
+def count_as_used(benchmark: Any) -> None:
+    """Keep the fixture from warning that nobody used it, where there was nothing to use it for."""
+    benchmark._mode = benchmark._mode or "no samples"
+
+
+def json_and_storage(config: pytest.Config) -> tuple[Path | None, Path | None]:
+    """The file that `--benchmark-json` names, and the folder with stored runs; None for what there is not."""
+    session = session_of(config)
+    if session is None:
+        return None, None
+    storage = Path(session.storage.path) if _is_folder(session.storage) else None
+    return Path(session.json) if session.json else None, storage
+
+
+def drop_empty(config: pytest.Config) -> None:
+    """Leave out benchmarks without a single round, as of a test that was interrupted: saving would break, and save nothing."""
+    for bench in getattr(session_of(config), "benchmarks", ()):
+        if not bench:
+            bench.fixture.has_error = True
+
+
+def has_measured(config: pytest.Config, key: str) -> bool:
+    """Whether a benchmark of this session has `key` in its extra info."""
+    return any(key in bench.extra_info for bench in getattr(session_of(config), "benchmarks", ()))
+
+
+def save_with(
+    config: pytest.Config,
+    save_new: Callable[[Path, str, str, tuple[Path, ...]], Path],
+    replace: Callable[[Path, str], None],
+    failed: Callable[[str], None],
+) -> None:
+    """Let the session save runs by `save_new(folder, name, text, beside)` and `--benchmark-json` by `replace(path, text)`.
+
+    The text is what pytest-benchmark would have written. `failed` is told, in a sentence, of a file that could not be written.
+    """
+    session = session_of(config)
+    assert session is not None, "it has benchmarks"
+    storage, logger = session.storage, session.logger
+
+    def unsaved(what: object, error: BaseException) -> None:
+        why = (isinstance(error, OSError) and error.strerror) or "interrupted"
+        sentence = f"Benchmark data is not saved: {what} could not be written ({why})"
+        logger.error(sentence)
+        failed(sentence)
+
+    def save(output_json: object, save: str) -> None:
+        folder = Path(storage.get("_")).parent
+        try:
+            file = save_new(folder, save, _dumped(output_json), (Path(storage.path),))
+        except OSError as error:
+            return unsaved(f"a file in {folder}", error)
+        except KeyboardInterrupt as error:
+            unsaved(f"a file in {folder}", error)
+            raise
+        logger.info(f"Saved benchmark data in: {file}")
+
+    def save_json(output_json: object) -> None:
+        try:
+            replace(Path(session.json), _dumped(output_json))
+        except OSError as error:
+            return unsaved(session.json, error)
+        logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
+
+    session.save_json = save_json
+    if _is_folder(storage):
+        storage.save = save
+
+
+def _is_folder(storage: object) -> bool:
+    module = sys.modules.get("pytest_benchmark.storage.file")
+    return module is not None and isinstance(storage, module.FileStorage)
+
+
+def _dumped(output_json: object) -> str:
+    from pytest_benchmark.utils import safe_dumps
+
+    return str(safe_dumps(output_json, ensure_ascii=True, indent=4))  # type: ignore[no-untyped-call]  # it has no types
+
+
+KEY = "fxbucket"
+"""Of the extra info: what is ours lies there."""
+
+
+class Saving:
+    """Registered where pytest-benchmark is."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Refuse to overwrite a run before anything is measured; here pytest takes errors of usage."""
+        if lost := _lost(session.config):
+            file = json_and_storage(session.config)[0]
+            raise pytest.UsageError(f"--benchmark-json: {file} is {lost}, which is never overwritten; name another file")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Around pytest-benchmark's saving: what was measured and could not be saved fails the run."""
+        unsaved: list[str] = []
+
+        def replace(path: Path, text: str) -> None:
+            if lost := _lost(session.config):  # it may have come to be there since
+                raise OSError(errno.EEXIST, f"it is {lost}, which is never overwritten")
+            replace_whole(path, text)
+
+        if has_measured(session.config, KEY):
+            drop_empty(session.config)
+            save_with(session.config, save_new, replace, unsaved.append)
+        result = yield
+        if unsaved and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return result
+
+
+def save_new(folder: Path, name: str, text: str, beside: Iterable[Path] = ()) -> Path:
+    """Write `text` as `NNNN_<name>.json` in `folder`, made if need be, NNNN being one more than any there and in `beside`.
+
+    Returns its path. Raises OSError, and then nothing is left; what was there before is never touched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        sweep(folder.iterdir())
+        number = 1 + max((number_of(file) for each in (folder, *beside) for file in each.glob("*_*.json")), default=0)
+        target = folder / f"{number:04}_{name}.json"
+        write_whole(target, text)
+        settle(folder)
+    return target
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`: until it is whole and on disk, what was there stays. Raises OSError, and then it is there too.
+
+    A link is followed. What is no file of a disk, such as a device or a pipe, cannot be replaced: the text goes into it.
+    """
+    places = (os.path.abspath(path), os.path.realpath(path))  # /dev/stdout may be a file that is open
+    if (path.exists() and not path.is_file()) or any(place.startswith(("/dev/", "/proc/")) for place in places):
+        path.write_text(text, encoding="utf-8")
+        return
+    write_whole(Path(os.path.realpath(path)), text)
+    settle(Path(os.path.realpath(path)).parent)
+
+
+def never_replaced(path: Path, storage: Path | None, compared: str | None) -> str:
+    """What of ours would be lost with `path`: a run below `storage`, or the file `compared`; "" if it may be replaced."""
+    target = Path(os.path.realpath(path))
+    if compared is not None and os.path.isabs(compared) and os.path.realpath(compared) == str(target):
+        return "the run to compare with"
+    is_run = storage is not None and number_of(target) and target.is_relative_to(os.path.realpath(storage)) and target.is_file()
+    return "a stored run" if is_run and f'"{KEY}"'.encode() in target.read_bytes() else ""
+
+
+def _lost(config: pytest.Config) -> str:
+    """What would be lost if --benchmark-json were written; "" if nothing."""
+    file, storage = json_and_storage(config)
+    return "" if file is None else never_replaced(file, storage, fx_session(config).options.compare)

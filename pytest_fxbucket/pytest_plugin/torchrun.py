@@ -1,0 +1,374 @@
+"""Under torchrun: the same items in the same order in all its processes, one outcome for each, and a report by rank 0 alone."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import pytest
+
+from pytest_fxbucket.pytest_plugin.pytest_internals import silence
+from pytest_fxbucket.ranks.torchrun.progress import DIFFERENCES, END, ITEMS, Agenda
+from pytest_fxbucket.ranks.wire import cut
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.ranks.torchrun.member import Member
+    from pytest_fxbucket.ranks.torchrun.rendezvous import Meeting, Round
+
+_COLLECT_LIMIT_S = 600.0
+_END_LIMIT_S = 60.0
+# What writes files of its own, or chooses items by what this machine remembers of earlier runs: rank 0's business.
+_REPORT_OPTIONS = ("xmlpath", "report_log", "htmlpath")
+_CHOOSERS = ("lfplugin", "nfplugin", "stepwiseplugin")
+_CHOOSING_OPTIONS = ("lf", "failedfirst", "newfirst", "stepwise")
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """What a process has collected; its items only if they are what all shall run."""
+
+    errors: int
+    ids: list[str]
+    is_choice: bool
+    """Whether ids are some of those that there are, chosen by what this machine remembers."""
+
+
+class Torchrun:
+    """The hooks of one of torchrun's processes."""
+
+    def __init__(self, config: pytest.Config, member: Member) -> None:
+        _refuse_xdist(config)
+        self._config, self._member, self._is_first = config, member, member.rank == 0
+        self._agenda = Agenda()
+        self._meeting: Meeting | None = None
+        self._is_in_phase = False
+        self._is_parted = False
+        self._note = "has ended its session"
+        self._odd_ends: list[str] = []
+        if not self._is_first:
+            for name in _REPORT_OPTIONS:
+                if hasattr(config.option, name):
+                    setattr(config.option, name, None)
+            if config.option.basetemp:
+                # pytest empties it, and another process may be at work there.
+                config.option.basetemp = f"{config.option.basetemp}.{member.name}"
+
+    def pools(self, warm: Sequence[str]) -> Pools:
+        """Pools of which this process holds one rank; `warm`: see Pools."""
+        from pytest_fxbucket.ranks.torchrun.pool import SeatPools
+
+        return SeatPools(self.meeting, self._agenda, warm)
+
+    @property
+    def log_name(self) -> str | None:
+        """Name of its rank's log where it writes nothing else; None on rank 0, which writes all."""
+        return None if self._is_first else self._member.name
+
+    @property
+    def meeting(self) -> Meeting:
+        """The meeting, which there is from the start of the session on."""
+        assert self._meeting is not None
+        return self._meeting
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Meet the others, and be quiet on all but rank 0."""
+        from pytest_fxbucket.errors import RankError
+        from pytest_fxbucket.ranks.torchrun.rendezvous import Meeting
+
+        if not self._is_first:
+            self._be_quiet()
+        try:
+            self._meeting = Meeting(self._member)
+        except RankError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.INTERRUPTED)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def pytest_report_header(self) -> str:
+        """Say that there are others."""
+        member = self._member
+        nodes = f" on {member.nodes} nodes" if member.nodes > 1 else ""
+        return f"fxbucket: torchrun, {member.world} ranks{nodes}; rank 0, on this one, reports and writes goldens"
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> Generator[None]:
+        """Have rank 0's items, in its order, everywhere."""
+        yield
+        ids = [item.nodeid for item in items]
+        is_choice = any(self._config.getoption(name, False) for name in _CHOOSING_OPTIONS)
+        said = self._exchange(ITEMS, _Collected(session.testsfailed, ids if self._is_first else [], is_choice))
+        self._check_collected(said, session)
+        first = cast("_Collected", said.entries[0])
+        difference = "" if self._is_first else _difference(ids, first.ids, first.is_choice)
+        told = self._exchange(DIFFERENCES, difference)
+        for rank, text in sorted(told.entries.items()):
+            if text:
+                self._stop(f"the processes collected different items: {self.meeting.who(rank)} {text}")
+        items[:] = _ordered(items, first.ids)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        """Go on to the next item."""
+        self._agenda.next_item()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None]:
+        """Be in set-up."""
+        yield from self._phase(0)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None]:
+        """Be in the test itself."""
+        yield from self._phase(1)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Generator[None]:
+        """Be in teardown."""
+        yield from self._phase(2)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Make of each phase's outcomes one for all."""
+        report = yield
+        meeting, session = self.meeting, item.session
+        mine = _outcome(report, meeting.was_left, str(session.shouldstop or session.shouldfail or ""))
+        meeting.was_left = False
+        outcomes, absent = self._report(mine)
+        # That somebody is gone fails one phase, and ends the session.
+        self._apply(agree(outcomes, [] if self._is_parted else absent, meeting.who), report)
+        self._is_parted = self._is_parted or bool(absent)
+        stops = absent + [f"{meeting.who(rank)}: {one.stop}" for rank, one in sorted(outcomes.items()) if one.stop]
+        if stops and not mine.stop:
+            session.shouldstop = meeting.gone_text() or stops[0]
+        return report
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Remember for the others why this process ends."""
+        is_control_c = type(excinfo.value) is KeyboardInterrupt
+        self._note = "was interrupted (Ctrl-C)" if is_control_c else f"has ended its session: {excinfo.value}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Have one exit status for all, so that torchrun sees no difference, and none before rank 0 has reported."""
+        from pytest_fxbucket.errors import RankError
+
+        if self._meeting is None:
+            return
+        meeting, status = self._meeting, int(exitstatus)
+        try:
+            said = meeting.exchange(END, status, limit_s=_END_LIMIT_S, note=self._note)
+        except RankError as error:
+            meeting.leave(f"has ended its session: {error}")
+            session.exitstatus = status or pytest.ExitCode.INTERRUPTED
+            return
+        statuses: dict[int, int] = said.entries  # type: ignore[assignment]
+        worst = next((one for _, one in sorted(statuses.items()) if one), 0)
+        session.exitstatus = worst or (pytest.ExitCode.INTERRUPTED if said.missing else 0)
+        odd = {rank: one for rank, one in sorted(statuses.items()) if one != statuses.get(0)}
+        self._odd_ends = [f"{meeting.who(rank)} ended with exit status {one}" for rank, one in odd.items()]
+        self._odd_ends += self._texts(said.missing)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say who ended otherwise than rank 0."""
+        lines = list(dict.fromkeys([*self._odd_ends, *([self._meeting.over] if self._meeting and self._meeting.over else [])]))
+        if lines:
+            terminalreporter.section("torchrun")
+        for line in lines:
+            terminalreporter.line(line)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Go, when rank 0 has reported."""
+        if self._meeting is None:
+            return
+        # It is ending; what torchrun says now must not change the exit status.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self._is_first:
+            sys.stdout.flush()
+            self._meeting.say_done()
+        elif not self._meeting.over:
+            self._meeting.await_done(_END_LIMIT_S)
+        gone, who = self._meeting.gone, self._meeting.who
+        if 0 in gone and self._member.rank == min(set(range(self._member.world)) - gone.keys()):
+            sys.stderr.write(f"\nfxbucket: {who(0)} is gone: {gone[0]}; it would have reported, so there is no report\n")
+        self._meeting.close()
+
+    def _phase(self, number: int) -> Generator[None]:
+        self._agenda.enter(number)
+        self._is_in_phase = True
+        try:
+            yield
+        finally:
+            self._is_in_phase = False
+
+    def _be_quiet(self) -> None:
+        silence(self._config)
+        manager = self._config.pluginmanager
+        for name in (*_CHOOSERS, "fxbucket-controller", "fxbucket-expectations"):
+            if manager.hasplugin(name):
+                manager.unregister(name=name)
+
+    def _exchange(self, topic: str, value: object) -> Round:
+        from pytest_fxbucket.errors import RankError
+
+        try:
+            said = self.meeting.exchange(topic, value, limit_s=_COLLECT_LIMIT_S)
+        except RankError as error:
+            self._stop(str(error))
+        if said.missing:
+            self._stop("; ".join(self._texts(said.missing)))
+        return said
+
+    def _check_collected(self, said: Round, session: pytest.Session) -> None:
+        if session.testsfailed or self._config.getoption("continue_on_collection_errors", False):
+            return
+        for rank, one in sorted(cast("dict[int, _Collected]", said.entries).items()):
+            if one.errors:
+                self._stop(f"{self.meeting.who(rank)} could not collect all its tests ({one.errors} errors)")
+
+    def _stop(self, why: str) -> NoReturn:
+        pytest.exit(why, returncode=pytest.ExitCode.INTERRUPTED)
+
+    def _report(self, mine: Outcome) -> tuple[dict[int, Outcome], list[str]]:
+        """How this phase ended in each process, and a sentence for each that does not say."""
+        from pytest_fxbucket.errors import RankError
+        from pytest_fxbucket.ranks.torchrun.rendezvous import PATIENCE_S
+
+        try:
+            said = self.meeting.exchange(self._agenda.report(), mine.cut(), limit_s=PATIENCE_S)
+        except RankError as error:
+            self.meeting.end(str(error))
+            return {self._member.rank: mine}, [str(error)]
+        return cast("dict[int, Outcome]", said.entries), self._texts(said.missing)
+
+    def _texts(self, missing: Mapping[int, str]) -> list[str]:
+        return [f"{self.meeting.who(rank)} {why}" for rank, why in sorted(missing.items())]
+
+    def _apply(self, agreed: Agreed, report: pytest.TestReport) -> None:
+        """Let the report say what was agreed; a failure of its own keeps pytest's view of it."""
+        if not agreed.has_failed:
+            return
+        has_own = report.outcome == "failed" and not hasattr(report, "wasxfail")
+        if has_own and (
+            agreed.rank is None or agreed.rank == self._member.rank or report.longreprtext == "\n".join(agreed.lines[1:])
+        ):
+            if agreed.others:
+                report.sections.append(("other ranks", "\n".join(agreed.others)))
+            return
+        report.outcome = "failed"
+        report.longrepr = "\n".join(agreed.lines)
+        if hasattr(report, "wasxfail"):
+            del report.wasxfail
+        with contextlib.suppress(AttributeError):
+            report.fxbucket.pop("goldens", None)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        __tracebackhide__ = True
+        from pytest_fxbucket.ranks.torchrun.rendezvous import Lost
+
+        meeting = self.meeting
+        if meeting.over:
+            return
+        meeting.end(meeting.gone_text() or "torchrun told this process to end (SIGTERM)")
+        if self._is_in_phase:
+            raise Lost(meeting.over)
+
+
+def _refuse_xdist(config: pytest.Config) -> None:
+    if config.getoption("tx", None) or config.getoption("numprocesses", None):
+        raise pytest.UsageError(
+            "-n under torchrun: torchrun's processes run the same items together, workers of pytest-xdist run some each; "
+            "leave out -n, or torchrun"
+        )
+
+
+def _outcome(report: pytest.TestReport, is_effect: bool, stop: str) -> Outcome:
+    if hasattr(report, "wasxfail"):
+        return Outcome("xpassed" if report.passed else "xfailed", stop=stop)
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        return Outcome("skipped", reason.removeprefix("Skipped: "), stop=stop)
+    return Outcome(report.outcome, report.longreprtext if report.failed else "", is_effect, stop)
+
+
+def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
+    """What tells `mine` from rank 0's items; `is_choice`: those were chosen from more, which may all be here."""
+    lacking, more = Counter(theirs) - Counter(mine), Counter(mine) - Counter(theirs)
+    if lacking:
+        return f"lacks {next(name for name in theirs if name in lacking)}, which rank 0 has"
+    if more and not is_choice:
+        return f"has {next(name for name in mine if name in more)}, which rank 0 lacks"
+    return ""
+
+
+def _ordered(items: list[pytest.Item], ids: list[str]) -> list[pytest.Item]:
+    named: dict[str, deque[pytest.Item]] = {}
+    for item in items:
+        named.setdefault(item.nodeid, deque()).append(item)
+    return [named[name].popleft() for name in ids]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one phase of a test ended in one process. `kind`: passed, failed, skipped, xfailed, xpassed."""
+
+    kind: str
+    text: str = ""
+    """What is shown of a failure, or the reason of a skip."""
+    is_effect: bool = False
+    """Failed only because another process did not come."""
+    stop: str = ""
+    """Why this process will run no more tests, if so."""
+
+    def cut(self) -> Outcome:
+        """The same with no more text than is worth sending, which says what it leaves out."""
+        return Outcome(self.kind, cut(self.text), self.is_effect, cut(self.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """One outcome for all. `rank`: whose failure it is, if it is somebody's; `lines`: what to show where it is another's."""
+
+    has_failed: bool
+    rank: int | None = None
+    lines: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    """A line for each other process that failed in another way."""
+
+
+def agree(outcomes: Mapping[int, Outcome], absent: Sequence[str], who: Callable[[int], str]) -> Agreed:
+    """The outcome of one phase. A failure anywhere is everybody's; who failed on its own comes before who was left alone.
+
+    `absent`: a sentence for each process that said nothing, which is a failure too.
+    """
+    failed = {rank: one for rank, one in sorted(outcomes.items()) if one.kind == "failed"}
+    if failed:
+        rank = min(failed, key=lambda rank: (failed[rank].is_effect, rank))
+        first = failed[rank]
+        brief = _brief(first.text)
+        others = [f"{who(other)}: {_brief(one.text)}" for other, one in failed.items() if _brief(one.text) != brief]
+        absent = [line for line in absent if line not in first.text]
+        return Agreed(True, rank, (f"on {who(rank)}:", *first.text.splitlines(), *absent), (*others, *absent))
+    if absent:
+        return Agreed(True, None, tuple(absent))
+    if len({one.kind for one in outcomes.values()}) > 1:
+        each = ", ".join(f"{who(rank)} {_ended(one)}" for rank, one in sorted(outcomes.items()))
+        return Agreed(True, None, (f"the processes disagree: {each}",))
+    return Agreed(False)
+
+
+def _ended(one: Outcome) -> str:
+    return f"{one.kind} ({one.text})" if one.text else one.kind
+
+
+def _brief(text: str) -> str:
+    """The line of a failure that says most: pytest marks those of the error with an E."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return next((line[1:].strip() for line in lines if line.startswith("E ")), lines[0] if lines else "failed")

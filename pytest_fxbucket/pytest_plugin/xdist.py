@@ -1,0 +1,38 @@
+"""Keeps one plan's items on one worker of pytest-xdist, so that a plan is traced once; imported only with xdist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+from pytest_fxbucket.pytest_plugin.terminal import parts_of
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer  # type: ignore[import-untyped]
+    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+
+
+class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each worker whole plan files, and other tests one by one, as the default `load` does."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, name = parts_of(nodeid)
+        return path if name and path.endswith(".toml") else nodeid
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the item that `node` died in, if it died; unlike the base class, do not run that item again."""
+        units: list[dict[str, bool]] = list(self.assigned_work[node].values())
+        left = ((unit, item) for unit in units for item, done in unit.items() if not done)
+        unit, crashed = next(left, ({}, None))
+        if crashed is not None:
+            unit[crashed] = True
+        super().remove_node(node)
+        return crashed
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> PlanScheduling | None:
+    """Keep plans whole where the user chose no other distribution."""
+    return PlanScheduling(config, log) if config.getvalue("dist") == "load" else None

@@ -1,0 +1,103 @@
+"""Did all ranks launch the same collectives on each process group? If not: where they part, and who is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_fxbucket.ranks.flight_recorder import Group, Launch, Whereabouts, ranks_text
+
+# A group of a rank: its members, and which of the rank's groups with these members it is.
+_Key = tuple[tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first collective of one group that not all members launched alike. `rank`: one of those that differ from most.
+
+    `is_missing`: some members did not launch it at all, as when they failed before; the others agree.
+    """
+
+    rank: int
+    sentence: str
+    is_missing: bool
+
+
+def agree(groups: Mapping[int, Sequence[Group]]) -> bool:
+    """Whether the ranks (rank -> its groups) launched the same on every group that they share."""
+    seen: dict[_Key, tuple[int, int]] = {}
+    for rank, own in groups.items():
+        for key, index in _keys(own).items():
+            said = (own[index].count, own[index].checksum)
+            if rank in key[0] and seen.setdefault(key, said) != said:
+                return False
+    # A group that a member never made, or one of no members that are here, is no concern as long as nothing was launched on it.
+    return all(
+        _launched_by(groups[rank], key) or not count for key, (count, _) in seen.items() for rank in key[0] if rank in groups
+    )
+
+
+def partings(places: Mapping[int, Whereabouts]) -> list[Parting]:
+    """Where the ranks part, a group after the other; ranks that left no ledger are not in `places`."""
+    keys = sorted({key for where in places.values() for key in _keys(where.groups)})
+    return [parting for key in keys for parting in _on_group(key, places)]
+
+
+def _on_group(key: _Key, places: Mapping[int, Whereabouts]) -> Iterator[Parting]:
+    launched = {rank: _launches(places[rank], key) for rank in key[0] if rank in places}
+    counts = {rank: _count(places[rank], key) for rank in launched}
+    # The ring keeps the last launches only: what some rank forgot cannot be compared.
+    first = max((counts[rank] - len(launches) for rank, launches in launched.items()), default=0)
+    for index in range(first, max(counts.values(), default=0)):
+        said = {rank: launches.get(index) for rank, launches in launched.items()}
+        if len({_compared(launch) for launch in said.values()}) > 1:
+            yield _parting(said, index, key[0])
+            return
+
+
+def _parting(said: Mapping[int, Launch | None], index: int, members: tuple[int, ...]) -> Parting:
+    missing = tuple(rank for rank, launch in said.items() if launch is None)
+    there = {rank: launch.what for rank, launch in said.items() if launch is not None}
+    where = f"collective {index + 1} of the job on {ranks_text(members)}"
+    # The odd one out is named first: those that few ranks say.
+    told = Counter(there.values())
+    whats = sorted(told, key=lambda what: (told[what], min(rank for rank, one in there.items() if one == what)))
+    parts = [f"{_of(there, what)} launched {what}" for what in whats]
+    if len(whats) == 1:
+        return Parting(missing[0], f"{ranks_text(missing)} never launched {where}; {parts[0]}", is_missing=True)
+    first = min(rank for rank, one in there.items() if one == whats[0])
+    parts += [f"{ranks_text(missing)} launched none"] * bool(missing)
+    return Parting(first, f"the ranks part at {where}: {', '.join(parts)}", is_missing=False)
+
+
+def _of(there: Mapping[int, str], what: str) -> str:
+    return ranks_text(tuple(rank for rank, one in there.items() if one == what))
+
+
+def _compared(launch: Launch | None) -> str:
+    return "" if launch is None else launch.agreed
+
+
+def _keys(groups: Sequence[Group]) -> dict[_Key, int]:
+    seen: Counter[tuple[int, ...]] = Counter()
+    keys = {}
+    for index, group in enumerate(groups):
+        keys[group.members, seen[group.members]] = index
+        seen[group.members] += 1
+    return keys
+
+
+def _launched_by(groups: Sequence[Group], key: _Key) -> bool:
+    index = _keys(groups).get(key)
+    return index is not None and groups[index].count > 0
+
+
+def _count(where: Whereabouts, key: _Key) -> int:
+    index = _keys(where.groups).get(key)
+    return 0 if index is None else where.groups[index].count
+
+
+def _launches(where: Whereabouts, key: _Key) -> dict[int, Launch]:
+    index = _keys(where.groups).get(key)
+    return {launch.index: launch for launch in where.launches if launch.group == index}

@@ -1,0 +1,221 @@
+"""Reductions on any back end of ours: in rank order, or in the order of NCCL's ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import gcd
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+
+class Operation(NamedTuple):
+    """What addends are combined by."""
+
+    name: str
+    """As torch's ReduceOp has it."""
+    factor: float | torch.Tensor | None = None
+    """What each addend is multiplied by first, in its own dtype, as NCCL does; None: nothing, or of an average 1/ranks."""
+
+    @property
+    def label(self) -> str:
+        """For people, and to tell what ranks launch apart."""
+        return self.name.lower() if self.factor is None else f"{self.name.lower()} {float(self.factor):g}"
+
+
+_COMBINE: dict[str, Callable[..., torch.Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PREMUL_SUM": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+_PREMULTIPLIED = frozenset({torch.float32, torch.bfloat16})
+
+
+def combining(operation: Operation) -> Callable[..., torch.Tensor]:
+    """What makes one addend of two, into `out`."""
+    return _COMBINE[operation.name]
+
+
+def in_rank_order(
+    parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int] = (), owner: int | None = None
+) -> torch.Tensor:
+    """All `parts`, in their order, combined into the first, which is returned.
+
+    It makes no difference of which `ranks` they are, nor who owns the result.
+    """
+    parts = addends(parts, operation)
+    total, combine = parts[0], combining(operation)
+    for part in parts[1:]:
+        combine(total, part, out=total)
+    return averaged(total, operation, len(parts))
+
+
+def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[torch.Tensor]:
+    """What `operation` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up.
+
+    Of other dtypes than float32 and bfloat16 FSDP2 averages no addends: it divides their sum.
+    """
+    is_premultiplied = operation.name == "AVG" and parts[0].dtype in _PREMULTIPLIED
+    factor = 1 / len(parts) if is_premultiplied else operation.factor
+    if factor is None:
+        return parts
+    share = torch.as_tensor(factor, dtype=parts[0].dtype, device=parts[0].device)
+    return [part.mul_(share) for part in parts]
+
+
+def averaged(total: torch.Tensor, operation: Operation, ranks: int) -> torch.Tensor:
+    """`total` of all addends of `operation`; divided by `ranks` where that is still to be done of an average."""
+    return total.div_(ranks) if operation.name == "AVG" and total.dtype not in _PREMULTIPLIED else total
+
+
+def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
+    """The operation in `opts`; ValueError if there is none in rank order, or none for the dtype of `tensors`."""
+    name = str(opts.reduceOp.op.name)
+    if name not in _COMBINE:
+        raise ValueError(f"reductions in rank order have no {name}; expected one of {', '.join(_COMBINE)}")
+    for tensor in tensors:
+        if name in ("AVG", "PREMUL_SUM") and not (tensor.is_floating_point() or tensor.is_complex()):
+            what = "an average" if name == "AVG" else "a sum of products"
+            raise ValueError(f"{what} of {tensor.dtype}; expected a floating dtype")
+    # what FSDP2's set_gradient_divide_factor makes; only as it is pickled does it say the factor
+    return Operation(name, opts.reduceOp.__getstate__()[1] if name == "PREMUL_SUM" else None)
+
+
+def options(kind: Callable[[], Any], given: Any) -> Any:
+    """`given` as options: they may be options already, a bare operation, or None."""
+    if hasattr(given, "reduceOp"):
+        return given
+    opts = kind()
+    if given is not None:
+        opts.reduceOp = given
+    return opts
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    """One tensor or several, as a list."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def even_chunks(source: torch.Tensor, world: int) -> list[torch.Tensor]:
+    """`world` equal chunks of `source`, flat; ValueError if they are not equal."""
+    if source.numel() % world:
+        raise ValueError(f"reduce_scatter of {source.numel()} elements, which {world} ranks cannot share evenly")
+    return list(source.detach().contiguous().view(world, -1).unbind())
+
+
+def require_same_size(output: torch.Tensor, piece: torch.Tensor) -> None:
+    """ValueError if `output` cannot take `piece`."""
+    if output.numel() != piece.numel() or output.dtype != piece.dtype:
+        have, want = f"{output.numel()} {output.dtype}", f"{piece.numel()} {piece.dtype}"
+        raise ValueError(f"reduce_scatter into an output of {have}, where {want} are due")
+
+
+class Sums(Protocol):
+    """How the addends of all ranks become one tensor."""
+
+    def __call__(
+        self, parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int], owner: int | None
+    ) -> torch.Tensor:
+        """Combine ``parts``, flat and of one dtype, one of each of the group's ``ranks``; ``parts`` may be written.
+
+        ``owner`` is the place in the group of the rank that gets the result; None: all do.
+        """
+        ...
+
+
+_now: Sums = in_rank_order
+
+
+def add_by(sums: Sums = in_rank_order) -> None:
+    """From now on launches of this process add by ``sums``; a rank's next job begins in rank order again."""
+    global _now
+    _now = sums
+
+
+def current() -> Sums:
+    """How a launch at hand is to add, also when that is done later."""
+    return _now
+
+
+_CELL_BYTES = 16
+"""What channels and chunks are multiples of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Adds what ranks sent as NCCL's ring on ``channels`` channels does."""
+
+    channels: int
+    chunk_bytes: int
+    """Largest piece of an all-reduce that ends at one rank."""
+    ranks_per_node: int
+    """Global ranks 0 to this one are the first node's, and so on."""
+
+    def __call__(
+        self, parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int], owner: int | None
+    ) -> torch.Tensor:
+        """All ``parts``, flat and of one dtype, by the group's ``ranks``, combined into a new tensor.
+
+        ``owner`` is the place in the group of whoever gets the result; None: all do, as of an all-reduce.
+        """
+        combine = combining(operation)
+        parts = addends(parts, operation)
+        total = parts[0].clone()
+        for channel, begin, end in self._spans(total):
+            ring = self.order(channel, ranks)
+            for last, low, high in (
+                [(ring.index(owner), begin, end)] if owner is not None else self._chunks(total, begin, end, ring)
+            ):
+                piece = total[low:high]
+                first, *others = [ring[(last + step) % len(ring)] for step in range(1, len(ring) + 1)]
+                piece.copy_(parts[first][low:high])
+                for place in others:
+                    combine(piece, parts[place][low:high], out=piece)
+        return averaged(total, operation, len(parts))
+
+    def order(self, channel: int, ranks: Sequence[int]) -> list[int]:
+        """Places in the group ``ranks`` (ascending global ranks) in the order of the ring ``channel``.
+
+        From node to node; within each a channel begins one rank further on, and steps on by another width.
+        """
+        found: list[int] = []
+        for _, of_node in groupby(range(len(ranks)), lambda place: ranks[place] // self.ranks_per_node):
+            places = list(of_node)
+            count = len(places)
+            widths = [width for width in range(1, count + 1) if gcd(width, count) == 1]
+            found += [places[(channel + step * widths[channel % len(widths)]) % count] for step in range(count)]
+        return found
+
+    def _spans(self, message: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+        """(channel, begin, end) of the elements of each channel that has some."""
+        share = _whole_cells(-(-message.numel() // self.channels), message)
+        for channel, begin in enumerate(range(0, message.numel(), share or 1)):
+            yield channel, begin, min(begin + share, message.numel())
+
+    def _chunks(self, message: torch.Tensor, begin: int, end: int, ring: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(place in the ring of the rank that adds last, begin, end) of each chunk of an all-reduce on one channel."""
+        count = len(ring)
+        while begin < end:
+            most = max(1, self.chunk_bytes // _CELL_BYTES) * _CELL_BYTES // message.itemsize
+            chunk = min(most, _whole_cells(-(-(end - begin) // count), message))
+            for last in range(count):
+                low = begin + last * chunk
+                if low < end:
+                    yield last, low, min(low + chunk, end)
+            begin += count * chunk
+
+
+def _whole_cells(count: int, message: torch.Tensor) -> int:
+    """``count`` elements, and as many more as make it whole cells."""
+    width = max(1, _CELL_BYTES // message.itemsize)
+    return -(-count // width) * width

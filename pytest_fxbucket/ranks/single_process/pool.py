@@ -1,0 +1,194 @@
+"""Pools whose ranks are all in one process: back ends `local` and `fake`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.desync import partings
+from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
+from pytest_fxbucket.ranks.flight_recorder import Whereabouts, ranks_text
+from pytest_fxbucket.ranks.launch import threads_per_rank
+from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
+from pytest_fxbucket.ranks.pool import Keeper, RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.single_process.local import Answer, Order
+from pytest_fxbucket.ranks.watchdog import process_state
+
+MOST_RANKS = {"local": MAX_RANKS, "fake": 1 << 16}
+# The name of a rank's thread in a dump, and the frames from which on they are all alike.
+_RANK = re.compile(r'scheduler\.py", line \d+ in rank_(\d+)$', re.M)
+_JOB_BEGINS = re.compile(r'^  File "[^"]*local\.py", line \d+ in _called$', re.M)
+# No letter of the kernel's: such ranks come last when it is asked who holds up the others.
+_WAITS_ITS_TURN = "-"
+_NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
+
+
+class TogetherPool(RankPool):
+    """A pool of `world` ranks in one process that stays warm."""
+
+    def __init__(self, pools: Keeper, world: int, backend: str) -> None:
+        if not 1 <= world <= MOST_RANKS[backend]:
+            raise RankError(f"a pool of {world} ranks over {backend}; expected 1 to {MOST_RANKS[backend]}")
+        # One rank runs at a time, and may have all cores.
+        super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), "", ("cpu",)))
+        self.backend = backend
+        self._log_names = [[f"rank{rank}" for rank in range(world if backend == "local" else 1)]]
+
+    def run(
+        self,
+        job: str,
+        payloads: Sequence[object],
+        *,
+        timeout_s: float,
+        paths: Sequence[str] = (),
+        log_dir: Path | None = None,
+        what: str = "",
+        on_output: Callable[[int, str], None] | None = None,
+    ) -> list[object]:
+        """As RankPool.run. Ranks that wait for each other for ever are a RankFailure of kind "deadlock", at once.
+
+        Under `fake` the ranks run one after the other, up to the first that fails, and all output is rank 0's.
+        """
+        __tracebackhide__ = True  # the line that asked for the run is what helps
+        if len(payloads) != self.world:
+            raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
+        task = task_text(what, job)
+        order = Order(job, _packed(payloads, task))
+        attempt = self.attempt(
+            f"pytest_fxbucket.ranks.single_process.{self.backend}:run",
+            [order],
+            timeout_s=timeout_s,
+            paths=paths,
+            log_dir=log_dir,
+            task=task,
+        )
+        (process,) = attempt.states
+        if process.outcome != "returned":
+            states = self._states_of_process(process, attempt.outputs)
+            tell_output(states, on_output)
+            raise self._failed(failure_of(states, task=task, timed_out_s=None if attempt.in_time else timeout_s))
+        answers = cast("list[Answer]", unpack_results(attempt, task)[0])
+        states = [_state(rank, one, self._where(rank)) for rank, one in enumerate(answers)]
+        for state, output in zip(states, attempt.outputs, strict=False):  # under fake there is one for all
+            state.output = output
+        tell_output(states, on_output)
+        if has_failed(states):
+            raise self._failed(_failure(states, task))
+        return _results(answers, task)
+
+    def _failed(self, failure: RankFailure) -> RankFailure:
+        self.close()
+        failure.has_processes = False
+        return failure
+
+    def _where(self, rank: int) -> Whereabouts:
+        return self._crew.ledgers.read(rank) if self._crew is not None else Whereabouts()
+
+    def _states_of_process(self, process: RankState, outputs: Sequence[str]) -> list[RankState]:
+        """What became of each rank when their process died, or went on for too long: it is the doing of the rank it played."""
+        assert self._crew is not None
+        acting = self._crew.ledgers.acting() or 0
+        stacks = _by_rank(process.stack)
+        letter, stack = _letter(self.pids[0], process.process), stacks.get(acting, process.stack)
+        states = []
+        for rank in range(self.world):
+            where = self._crew.ledgers.read(rank)
+            printed = outputs[rank] if self.backend == "local" else outputs[0] * (rank == acting)
+            if rank == acting:
+                states.append(replace(process, rank=rank, where=where, process=letter, stack=stack, output=printed))
+                continue
+            outcome = "returned" if self._is_through(rank, acting, where) else "running"
+            stack_of = stacks.get(rank, "")
+            states.append(RankState(rank, outcome, where=where, process=_WAITS_ITS_TURN, stack=stack_of, output=printed))
+        return states
+
+    def _is_through(self, rank: int, acting: int, where: Whereabouts) -> bool:
+        """Whether `rank`, whose turn it is not, has ended: only a wait lets the next rank go on."""
+        return rank < acting if self.backend == "fake" else bool(where.groups) and where.does != "waits for"
+
+
+def _packed(payloads: Sequence[object], task: str) -> tuple[bytes, ...]:
+    packed = []
+    for rank, payload in enumerate(payloads):
+        try:
+            packed.append(wire.pack_whole(payload))
+        except wire.Unpicklable as error:
+            text = f"the payload for rank {rank} cannot be pickled: {error} ({task})"
+            raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
+    return tuple(packed)
+
+
+def _state(rank: int, answer: Answer, where: Whereabouts) -> RankState:
+    return RankState(
+        rank,
+        answer.outcome,
+        answer.at,
+        answer.error,
+        answer.error_type,
+        answer.traceback,
+        where=where,
+        stack=_JOB_BEGINS.split(answer.stack)[0],
+    )
+
+
+def _by_rank(stack: str) -> dict[int, str]:
+    """The thread of each rank in a dump of all threads, down to where the job began."""
+    threads = _NEXT_THREAD.split(stack)
+    return {int(found[1]): _JOB_BEGINS.split(thread)[0] for thread in threads if (found := _RANK.search(thread))}
+
+
+def _letter(pid: int, letter: str) -> str:
+    """What the kernel says of a process that it calls sleeping by its first thread, which only waits for the ranks'."""
+    tasks = os.listdir(f"/proc/{pid}/task") if letter == "S" and os.path.exists(f"/proc/{pid}/task") else ()
+    return "R" if any(process_state(int(task)) == "R" for task in tasks) else letter
+
+
+def _failure(states: list[RankState], task: str) -> RankFailure:
+    wrong = next((state for state in states if state.error_type == "CollectiveMismatch"), None)
+    if wrong is not None:
+        return _mismatch(states, wrong, task)
+    stuck = [state for state in states if state.outcome == "running"]
+    if stuck and all(state.outcome in ("running", "returned") for state in states):
+        return _deadlock(states, stuck, task)
+    return failure_of(states, task=task, timed_out_s=None)
+
+
+def _mismatch(states: list[RankState], wrong: RankState, task: str) -> RankFailure:
+    # As other back ends say it, where the ledgers show it: they have no sizes that may differ.
+    parted = [one for one in partings({state.rank: state.where for state in states}) if not one.is_missing]
+    rank, sentence = (parted[0].rank, parted[0].sentence) if parted else (wrong.rank, wrong.error)
+    sentence = f"{sentence}{states[rank].place()} ({task})"
+    return RankFailure(sentence, "mismatch", rank, tuple(states), (), wrong.error, wrong.error_type)
+
+
+def _deadlock(states: list[RankState], stuck: list[RankState], task: str) -> RankFailure:
+    parted = partings({state.rank: state.where for state in states})
+    first, why = stuck[0].rank, _who_waits(stuck)
+    if parted and states[parted[0].rank].outcome == "returned":
+        first, why = parted[0].rank, parted[0].sentence
+    sentence = f"no rank can go on: {why} ({task})"
+    return RankFailure(sentence, "deadlock", first, tuple(states), tuple(one.sentence for one in parted))
+
+
+def _who_waits(stuck: Sequence[RankState]) -> str:
+    waits: dict[str, list[int]] = {}
+    for state in stuck:
+        waits.setdefault(state.where.text or "waits for a key of the store", []).append(state.rank)
+    return "; ".join(f"{ranks_text(tuple(ranks))}: {what}" for what, ranks in waits.items())
+
+
+def _results(answers: Sequence[Answer], task: str) -> list[object]:
+    results = []
+    for rank, one in enumerate(answers):
+        try:
+            results.append(wire.unpack([one.result]))
+        except wire.Unpicklable as error:
+            text = f"the result of rank {rank} cannot be read: {error} ({task})"
+            raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
+    return results

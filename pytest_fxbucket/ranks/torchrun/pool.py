@@ -1,0 +1,232 @@
+"""Pools of which each pytest process holds one rank, as torchrun gave it; results and failures are the same everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks.backend import PLAIN
+from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
+from pytest_fxbucket.ranks.launch import START_LIMIT_S, threads_per_rank
+from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
+from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.ranks.torchrun import store
+from pytest_fxbucket.ranks.torchrun.progress import Agenda
+from pytest_fxbucket.ranks.torchrun.rendezvous import GONE, Meeting, Round
+from pytest_fxbucket.ranks.wire import line_of
+
+# A job's ranks may end at its very limit, and are looked at for their stacks after that.
+_LOOK_S = 5.0
+_ALONE = frozenset({"local", "fake"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """What a process is about to run, and the process group of its living rank, by where it was made; "": it has none."""
+
+    job: str
+    world: int
+    backend: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What became of one process's rank: `problem` says why it could not be started."""
+
+    state: RankState | None
+    result: object
+    in_time: bool
+    problem: str = ""
+    is_effect: bool = False
+
+
+class SeatPools(Pools):
+    """As Pools, for a process that holds one rank of each world over gloo.
+
+    Worlds in one process (`local`, `fake`) are this process's own: all come to the same without a word.
+    """
+
+    has_gpus = False
+
+    def __init__(self, meeting: Meeting, agenda: Agenda, warm: Sequence[str] = ()) -> None:
+        super().__init__(warm=warm)
+        self.meeting, self.agenda = meeting, agenda
+        self._seats: dict[tuple[int, str], SeatPool] = {}
+
+    def get(self, world: int, backend: str = "gloo") -> RankPool:
+        """The pool of the first `world` of torchrun's ranks. Raises RankError for more than there are, or another back end."""
+        __tracebackhide__ = True
+        if backend in _ALONE:
+            return super().get(world, backend)
+        if backend not in ("gloo", PLAIN):
+            raise RankError(
+                f'no ranks for backend "{backend}" under torchrun; expected gloo, local or fake (--fxbucket-backend=gloo)'
+            )
+        if not 1 <= world <= self.meeting.world:
+            raise RankError(
+                f"{world} ranks are needed and torchrun started {self.meeting.world}; start as many with --nnodes and "
+                "--nproc-per-node, or let fewer run (run.world in a plan)"
+            )
+        self.start()
+        return self._seats.setdefault((world, backend), SeatPool(self, world, backend))
+
+
+class SeatPool(RankPool):
+    """One rank of a world whose other ranks are other processes' (`rank >= world`: none, and this one listens only)."""
+
+    def __init__(self, pools: SeatPools, world: int, backend: str) -> None:
+        self._seat_pools, self._meeting = pools, pools.meeting
+        member = pools.meeting.member
+        threads = threads_per_rank(min(world, member.local_world), os.environ)
+        super().__init__(pools, PoolRequest(world, threads, (member.rank,), backend, ("cpu",)))
+        self._log_names = [[member.name]]
+        self._is_player = member.rank < world
+        self._group = ""
+
+    def run(
+        self,
+        job: str,
+        payloads: Sequence[object],
+        *,
+        timeout_s: float,
+        paths: Sequence[str] = (),
+        log_dir: Path | None = None,
+        what: str = "",
+        on_output: Callable[[int, str], None] | None = None,
+    ) -> list[object]:
+        """As RankPool.run; every process of the meeting must call it with the same job at the same time.
+
+        Who has not come within `timeout_s` seconds fails the job for all. Results and output are those of all ranks.
+        """
+        __tracebackhide__ = True
+        if len(payloads) != self.world:
+            raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
+        task, topic = task_text(what, job), self._seat_pools.agenda.run()
+        self._come_together(f"{topic}.come", job, timeout_s, task)
+        latest = (
+            time.monotonic() + min(timeout_s, LONGEST_S) + _LOOK_S + (START_LIMIT_S if self._group == f"{topic}.come" else 0)
+        )
+        done = self._play(topic, job, payloads, timeout_s, paths, log_dir, task) if self._is_player else None
+        told = self._meeting.exchange(f"{topic}.done", done, limit_s=latest - time.monotonic())
+        try:
+            return self._judge(told, timeout_s, task, on_output)
+        except BaseException:
+            self.close()
+            raise
+
+    def _come_together(self, topic: str, job: str, timeout_s: float, task: str) -> None:
+        """Have all processes at the same job, with ranks of one process group or all without."""
+        __tracebackhide__ = True
+        group = self._group if self.is_well else ""
+        came = self._meeting.exchange(topic, _Coming(job, self.world, self.backend, group), limit_s=timeout_s)
+        if came.missing:
+            self._meeting.was_left = True
+            absent = "; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in sorted(came.missing.items()))
+            raise RankError(f"the ranks could not begin: {absent} ({task})")
+        said = cast("dict[int, _Coming]", came.entries)
+        for rank, one in said.items():
+            if _wants(one) != _wants(said[0]):
+                who = self._meeting.who(rank)
+                raise RankError(f"the processes do not run the same: {who} {_wants(one)}, rank 0 {_wants(said[0])} ({task})")
+        groups = {said[rank].group for rank in range(self.world)}
+        if len(groups) > 1 or "" in groups:
+            self.close()
+            self._group = topic
+
+    def _play(
+        self,
+        topic: str,
+        job: str,
+        payloads: Sequence[object],
+        timeout_s: float,
+        paths: Sequence[str],
+        log_dir: Path | None,
+        task: str,
+    ) -> _Done:
+        """Run the job on this process's rank; whatever comes of it, the others learn that it failed at once."""
+        __tracebackhide__ = True
+        meeting, alarm = self._meeting, f"{topic}.done"
+        meet_at = StoreAddress(
+            meeting.member.host, meeting.member.port, f"{meeting.store_prefix}/group.{self._group}", meeting.is_on_one_machine
+        )
+        self._request = replace(self._request, store=meet_at)
+        start, is_effect = time.monotonic(), False
+        try:
+            attempt = self.attempt(
+                job,
+                [payloads[meeting.rank]],
+                timeout_s=timeout_s,
+                paths=paths,
+                log_dir=log_dir,
+                task=task,
+                is_over=lambda: meeting.is_alarmed(alarm),
+            )
+        except RankError as error:
+            is_effect = meeting.is_alarmed(alarm)
+            meeting.alarm(alarm)
+            return _Done(
+                None, None, True, "\n".join(error.lines()) if isinstance(error, RankFailure) else str(error), is_effect
+            )
+        except BaseException:
+            with contextlib.suppress(RankError):
+                meeting.alarm(alarm)
+            raise
+        (state,), result = attempt.states, None
+        if attempt.in_time and state.outcome == "returned":
+            result = _plain_result(attempt, state)
+        if not attempt.in_time or has_failed(attempt.states):
+            meeting.alarm(alarm)
+        # Clocks of two machines have nothing in common but this moment.
+        state.at = max(0.0, state.at - start)
+        return _Done(state, result, attempt.in_time)
+
+    def _judge(self, told: Round, timeout_s: float, task: str, on_output: Callable[[int, str], None] | None) -> list[object]:
+        """What every process makes of the same words."""
+        __tracebackhide__ = True
+        done = {rank: one for rank, one in told.entries.items() if isinstance(one, _Done)}
+        problems = [(one.is_effect, rank, one.problem) for rank, one in done.items() if one.problem]
+        if problems:
+            _, rank, problem = min(problems)
+            raise RankError(f"{self._meeting.who(rank)}: {problem}")
+        states = [self._state(rank, done, told) for rank in range(self.world)]
+        in_time = all(one.in_time for one in done.values())
+        tell_output(states, on_output)
+        if not in_time or has_failed(states):
+            raise failure_of(states, task=task, timed_out_s=None if in_time else timeout_s)
+        if told.missing:
+            raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in told.missing.items()))
+        return [done[rank].result for rank in range(self.world)]
+
+    def _state(self, rank: int, done: dict[int, _Done], told: Round) -> RankState:
+        if rank in done and (state := done[rank].state) is not None:
+            return state
+        why = told.missing.get(rank) or told.missing.get(0, "did not say what became of it")
+        # Who left did so because of another, or is late; who is gone comes before all.
+        return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
+
+
+def _plain_result(attempt: Attempt, state: RankState) -> object:
+    """What this process's rank returned, if others may read it; or else its state says why not."""
+    try:
+        (result,) = unpack_results(attempt, "")
+        store.pack(result)
+    except (RankFailure, store.NotPlain) as error:
+        state.outcome, state.error = (
+            "unpicklable",
+            f"its result has {line_of(error)}, and only plain data goes to other machines",
+        )
+        return None
+    return result
+
+
+def _wants(one: _Coming) -> str:
+    return f"runs {one.job} on {one.world} ranks over {one.backend}"

@@ -1,0 +1,318 @@
+"""Agreement among pytest processes that torchrun started: each says something, rank 0 puts it together, all read the same.
+
+Who waits looks at the others too: who has ended, who is gone, who is ahead and will not come. So nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.ranks.torchrun.member import Member, machine
+from pytest_fxbucket.ranks.torchrun.progress import END, HELLO, LEFT
+from pytest_fxbucket.ranks.torchrun.store import Board, StoreLost
+
+PATIENCE_S = 600.0
+"""How long the slowest process may be behind where nothing else sets a limit."""
+GONE = "is gone: "
+"""How a reason for silence begins that is a death."""
+_START_LIMIT_S = 120.0
+_SILENCE_S = 30.0
+_BEAT_S = 1.0
+_ENDED = "its process has ended"
+_SHORTEST_S, _LONGEST_S = 0.001, 0.05
+_LOOK_S = 0.1
+# What rank 0 needs to say that somebody is late, after its own limit.
+_ANSWER_S = 3.0
+
+
+class Lost(RankError):
+    """The processes cannot go on together; the text names who is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What all said: a value for each rank, and for those that said nothing why."""
+
+    entries: dict[int, object]
+    missing: dict[int, str]
+
+
+@dataclass(slots=True)
+class _Beats:
+    """When each process gave its last sign of life, by this process's clock."""
+
+    seen: dict[int, tuple[str, float]] = field(default_factory=dict)
+    looked_at: float = 0.0
+
+    def is_due(self) -> bool:
+        """Once every beat is often enough."""
+        now = time.monotonic()
+        if now - self.looked_at < _BEAT_S:
+            return False
+        self.looked_at = now
+        return True
+
+    def silent_s(self, rank: int, beat: str) -> float:
+        """For how long `rank` has not gone on from `beat`."""
+        last, at = self.seen.get(rank, ("", 0.0))
+        if last != beat:
+            at = time.monotonic()
+            self.seen[rank] = (beat, at)
+        return time.monotonic() - at
+
+
+class Meeting:
+    """The meeting of all `member.world` processes, from the first word on. Raises RankError if they do not come together."""
+
+    def __init__(self, member: Member) -> None:
+        self.member, self.rank, self.world = member, member.rank, member.world
+        self.over = ""
+        """Why this process must end, if it must; then nothing waits any more, and `exchange` raises Lost."""
+        self.gone: dict[int, str] = {}
+        """Who has died, as far as this process knows, and how that was seen."""
+        self.was_left = False
+        """Whether somebody did not come to a job of ranks: its own failure comes before ours. Reset by who reads it."""
+        self._nodes: dict[int, int] = {}
+        self._neighbours: dict[int, int] = {}  # rank -> pidfd
+        self._leavers = 0
+        self._beats = _Beats()
+        self._said: list[str] = []
+        self._stopped = threading.Event()
+        self._board = Board(member, is_server=member.serves_store)
+        self._board.note(f"at/{self.rank}", "")
+        threading.Thread(target=self._beat, args=(Board(member),), daemon=True).start()
+        self.is_on_one_machine = self._sit_down()
+
+    def who(self, rank: int) -> str:
+        """`rank 3`, with its node where there are several."""
+        return f"rank {rank} (node {self._nodes[rank]})" if self.member.nodes > 1 and rank in self._nodes else f"rank {rank}"
+
+    @property
+    def store_prefix(self) -> str:
+        """Where keys of this run begin in torchrun's store."""
+        return self._board.prefix
+
+    def exchange(self, topic: str, value: object, *, limit_s: float, note: str = "") -> Round:
+        """What each process says at `topic`; the same for all of them. Waits up to `limit_s` seconds for those that are late.
+
+        Topics must grow from call to call, as strings go; who is at a larger one already will not come, and `note` tells those
+        who wait at a smaller one why. Raises Lost.
+        """
+        self._go_on(topic, note)
+        self._board.put(f"{topic}/{self.rank}", value)
+        if self.rank == 0:
+            return self._preside(topic, limit_s)
+        self._board.count(f"{topic}/said", 1)
+        return self._follow(topic, limit_s)
+
+    def alarm(self, topic: str) -> None:
+        """Let those who are at work for `topic` know that this process has failed at it."""
+        if not self.over:
+            self._board.count(f"{topic}/failed", 1)
+
+    def is_alarmed(self, topic: str) -> bool:
+        """Whether somebody has failed at `topic`, or is gone."""
+        if self.over:
+            return True
+        self.look()
+        return bool(self.gone) or self._board.count(f"{topic}/failed") > 0
+
+    def look(self) -> None:
+        """Learn who is gone, and tell."""
+        for rank in [rank for rank, pidfd in self._neighbours.items() if _has_ended(pidfd)]:
+            os.close(self._neighbours.pop(rank))
+            if not self._position(rank).startswith(END):
+                self._tell_gone(rank, _ENDED)
+        leavers = self._board.count("leavers")
+        while self._leavers < leavers and self._board.has(f"leaver/{self._leavers + 1}"):
+            self._leavers += 1
+            number, _, why = self._board.notes([f"leaver/{self._leavers}"])[0].partition(" ")
+            self.gone.setdefault(int(number), why)
+        if self._beats.is_due():
+            self._listen()
+
+    def gone_text(self) -> str:
+        """A sentence that names who is gone; "" if nobody is. Asks the kernel only, so a signal handler may call it."""
+        self.gone |= {rank: _ENDED for rank, pidfd in self._neighbours.items() if _has_ended(pidfd)}
+        return "; ".join(f"{self.who(rank)} {GONE}{why}" for rank, why in sorted(self.gone.items()))
+
+    def end(self, why: str) -> None:
+        """Let nothing in this process wait any more."""
+        self.over = self.over or why
+
+    def leave(self, note: str) -> None:
+        """Say, as far as that can still be said, that this process will come to nothing any more, and who is gone.
+
+        `note` tells those who wait for it why.
+        """
+        with contextlib.suppress(StoreLost):
+            self.look()
+            self._board.note(f"at/{self.rank}", f"{LEFT}\n{note}")
+
+    def say_done(self) -> None:
+        """Rank 0: the report is written, so all may go."""
+        with contextlib.suppress(StoreLost):
+            self._board.note("done", "")
+
+    def await_done(self, limit_s: float) -> None:
+        """Wait for rank 0's report: torchrun ends all processes as soon as the first has failed."""
+        with contextlib.suppress(StoreLost):
+            for is_time_to_look in _ticks(limit_s):
+                if self._board.has("done"):
+                    return
+                if is_time_to_look:
+                    self.look()
+                if 0 in self.gone:
+                    return
+
+    def close(self) -> None:
+        """Give no more signs of life; idempotent."""
+        self._stopped.set()
+        while self._neighbours:
+            os.close(self._neighbours.popitem()[1])
+
+    def _sit_down(self) -> bool:
+        here = machine()
+        try:
+            hello = self.exchange(HELLO, (self.member.node, os.getpid(), here), limit_s=_START_LIMIT_S)
+        except BaseException:
+            self.close()
+            raise
+        if hello.missing:
+            self.close()
+            late = ", ".join(f"rank {rank}" for rank in sorted(hello.missing))
+            raise RankError(f"{late} of {self.world} did not start pytest-fxbucket within {_START_LIMIT_S:g} s; see its output")
+        said: dict[int, tuple[int, int, tuple[str, str, str]]] = hello.entries  # type: ignore[assignment]
+        self._nodes = {rank: node for rank, (node, _, _) in said.items()}
+        for rank, (_, pid, there) in said.items():
+            if there == here and rank != self.rank:
+                try:
+                    self._neighbours[rank] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    self._tell_gone(rank, _ENDED)
+        return all(there[:2] == here[:2] for _, _, there in said.values())
+
+    def _go_on(self, topic: str, note: str) -> None:
+        if self.over:
+            raise Lost(self.over)
+        self._board.note(f"at/{self.rank}", f"{topic}\n{note}")
+        self._clean(topic)
+
+    def _clean(self, topic: str) -> None:
+        """Give the memory of old words back: at the third topic from now on nobody reads them any more."""
+        self._said.append(topic)
+        while len(self._said) > 3:
+            old = self._said.pop(0)
+            self._board.forget(f"{old}/{self.rank}")
+            if self.rank == 0:
+                self._board.forget(f"{old}/all")
+                self._board.drop(f"{old}/said", f"{old}/failed")
+
+    def _preside(self, topic: str, limit_s: float) -> Round:
+        excused: dict[int, str] = {}
+        for is_time_to_look in _ticks(limit_s):
+            if self.over:
+                raise Lost(self.over)
+            silent = self._silent(topic, in_detail=is_time_to_look)
+            if is_time_to_look and silent:
+                self.look()
+                excused = self._excused(topic, silent)
+            if len(excused) == len(silent):
+                break
+        silent = self._silent(topic)
+        missing = {rank: excused.get(rank, f"did not come within {limit_s:g} s") for rank in silent}
+        entries = {rank: self._board.get(f"{topic}/{rank}") for rank in range(self.world) if rank not in missing}
+        told = Round(entries, missing)
+        self._board.put(f"{topic}/all", told)
+        return told
+
+    def _silent(self, topic: str, *, in_detail: bool = True) -> list[int]:
+        """Who has said nothing at `topic` yet; not in detail it is all if it is any."""
+        others = range(1, self.world)
+        if self._board.count(f"{topic}/said") == self.world - 1:
+            return []
+        return [rank for rank in others if not in_detail or not self._board.has(f"{topic}/{rank}")]
+
+    def _excused(self, topic: str, silent: list[int]) -> dict[int, str]:
+        """Those of the silent that will not come, and why."""
+        found = {}
+        for rank in silent:
+            if rank in self.gone:
+                found[rank] = GONE + self.gone[rank]
+            elif why := self._passed(rank, topic):
+                found[rank] = why
+        return found
+
+    def _follow(self, topic: str, limit_s: float) -> Round:
+        mine = {self.rank: self._board.get(f"{topic}/{self.rank}")}
+        for is_time_to_look in _ticks(limit_s + _ANSWER_S):
+            if self.over:
+                raise Lost(self.over)
+            if self._board.has(f"{topic}/all"):
+                return cast(Round, self._board.get(f"{topic}/all"))
+            if not is_time_to_look:
+                continue
+            self.look()
+            if 0 in self.gone:
+                raise Lost(f"{self.who(0)} {GONE}{self.gone[0]}")
+            if (why := self._passed(0, topic)) and not self._board.has(f"{topic}/all"):
+                return Round(mine, {0: why})
+        return Round(mine, {0: f"did not answer within {limit_s:g} s"})
+
+    def _passed(self, rank: int, topic: str) -> str:
+        """Why `rank` will not come to `topic`, if it is further on."""
+        at, _, note = self._position(rank).partition("\n")
+        if at <= topic:
+            return ""
+        return note or ("has ended" if at.startswith(END) else "went on without it")
+
+    def _position(self, rank: int) -> str:
+        key = f"at/{rank}"
+        return self._board.notes([key])[0] if self._board.has(key) else ""
+
+    def _tell_gone(self, rank: int, why: str) -> None:
+        self.gone.setdefault(rank, why)
+        number = self._board.count("leavers", 1)
+        self._board.note(f"leaver/{number}", f"{rank} {why}")
+
+    def _listen(self) -> None:
+        """Rank 0 listens to all, the others to rank 0."""
+        others = range(1, self.world) if self.rank == 0 else (0,)
+        ranks = [rank for rank in others if rank not in self._neighbours and rank not in self.gone]
+        ranks = [rank for rank in ranks if self._board.has(f"beat/{rank}")]
+        for rank, beat in zip(ranks, self._board.notes([f"beat/{rank}" for rank in ranks]), strict=True):
+            if self._beats.silent_s(rank, beat) > _SILENCE_S and not self._position(rank).startswith(END):
+                self._tell_gone(rank, f"no sign of life for {_SILENCE_S:g} s")
+
+    def _beat(self, board: Board) -> None:
+        number = 0
+        with contextlib.suppress(StoreLost):
+            while not self._stopped.wait(_BEAT_S if number else 0):
+                number += 1
+                board.note(f"beat/{self.rank}", str(number))
+
+
+def _ticks(limit_s: float) -> Iterator[bool]:
+    """Moments to ask, at first close together, until `limit_s` seconds are over; true where it is time for a longer look."""
+    start = looked = time.monotonic()
+    pause = _SHORTEST_S
+    while (now := time.monotonic()) - start < limit_s:
+        is_time_to_look = now - looked >= _LOOK_S
+        looked = now if is_time_to_look else looked
+        yield is_time_to_look
+        time.sleep(pause)
+        pause = min(_LONGEST_S, 1.5 * pause)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

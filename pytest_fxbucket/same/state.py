@@ -1,0 +1,145 @@
+"""What a graph's attributes hold, by its bytes: a pass may call them what it likes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.compat.fake_tensors import storage_key
+from pytest_fxbucket.graph.effects import effects_of, shared, written
+from pytest_fxbucket.same.exact import Ranks
+from pytest_fxbucket.same.table import Key, Operator, Table, read
+from pytest_fxbucket.step.portable import digest, encode_module, raw_bytes
+
+
+def attribute(root: torch.nn.Module, name: str) -> Any:
+    """What ``root`` has by the name ``name``."""
+    found: Any = root
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def digest_of(root: torch.nn.Module, name: str) -> str:
+    """Hex digest of what ``root`` has by the name ``name``: a tensor, or a graph; of all else its name."""
+    held = attribute(root, name)
+    if isinstance(held, fx.GraphModule):
+        return f"graph {digest(encode_module(held))}"
+    if not isinstance(held, torch.Tensor):
+        return f"{type(held).__qualname__} {name}"
+    form = repr((held.dtype, tuple(held.shape), held.stride(), held.device.type))
+    try:
+        return hashlib.sha256(form.encode() + raw_bytes(held)).hexdigest()
+    except (NotImplementedError, RuntimeError):  # a fake one has no bytes
+        return f"{form} {name}"
+
+
+Home = tuple[Any, ...]
+
+
+class States:
+    """Storages of one graph, by what operators say and never by fake values, and the state of each that was written.
+
+    ``homes`` are storages of inputs that share one, by the input's place.
+    """
+
+    def __init__(self, nodes: Sequence[fx.Node], root: torch.nn.Module, homes: Mapping[int, Any]) -> None:
+        self.state: dict[Any, int] = {}
+        """Of each storage that was written the expression of its last write, in which all earlier ones are."""
+        self._homes: dict[fx.Node, Home] = {}
+        self.changing = any(_may_write(node) for node in nodes)
+        """Whether anything is written at all."""
+        if self.changing:
+            self._find(nodes, root, homes)
+
+    def _find(self, nodes: Iterable[fx.Node], root: torch.nn.Module, homes: Mapping[int, Any]) -> None:
+        place = 0
+        for index, node in enumerate(nodes):
+            if node.op == "placeholder":
+                self._homes[node] = (homes.get(place, index),)
+                place += 1
+            elif node.op == "get_attr":
+                self._homes[node] = (_of_attribute(root, str(node.target)),)
+            else:
+                self._homes[node] = self._of(index, node)
+
+    def _of(self, index: int, node: fx.Node) -> Home:
+        """A view's are those of what it shows; what may be a copy has one of its own as well."""
+        effects = effects_of(node)
+        if not (effects.shares or effects.shares_all or effects.everything):
+            return (index,)
+        found = dict.fromkeys(home for source in shared(node, effects) for home in self._homes[source])
+        return (*found,) if effects.shares and found else (*found, index)
+
+    def of(self, node: fx.Node) -> Home:
+        """Storages that ``node``'s result may live in."""
+        return self._homes[node]
+
+    def now(self, node: fx.Node) -> tuple[int, ...]:
+        """States of ``node``'s storages; none if none of them was written yet."""
+        if not self.state:
+            return ()
+        homes = self._homes[node]
+        if not any(home in self.state for home in homes):
+            return ()
+        return tuple(self.state.get(home, 0) for home in homes)
+
+
+def _may_write(node: fx.Node) -> bool:
+    effects = effects_of(node)
+    return bool(effects.writes or effects.everything) and bool(written(node))
+
+
+def _of_attribute(root: torch.nn.Module, name: str) -> object:
+    """Two attributes that hold one tensor are one storage."""
+    held = attribute(root, name)
+    return ("storage", storage_key(held)) if isinstance(held, torch.Tensor) else name
+
+
+class Context:
+    """``graph``, whose constants ``root`` holds, in terms of ``table``.
+
+    ``members`` are the ranks of each process group that it names, ``homes`` the storages of inputs that share one.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, root: torch.nn.Module, table: Table, members: Mapping[str, Ranks], homes: Mapping[int, Any]
+    ) -> None:
+        self.nodes = list(graph.nodes)
+        self.root, self.table, self.members = root, table, members
+        self.node_of: dict[int, fx.Node] = {}
+        """Where each expression of the graph is met at first."""
+        self.made: dict[fx.Node, int] = {}
+        """What each node stands for, as long as nobody writes its storage."""
+        self.states = States(self.nodes, root, homes)
+        self._operators: dict[int, Operator] = {}
+        self._first = len(table)
+
+    def number(self, key: Key, node: fx.Node) -> int:
+        """The number of the expression ``key``, met at ``node``."""
+        number = self.table.number(key)
+        self.node_of.setdefault(number, node)
+        return number
+
+    def learn(self, number: int, value: Any) -> None:
+        """A fake value of the expression ``number``; of one that an earlier graph has, only that graph is believed."""
+        if number >= self._first and number not in self.table.facts:
+            self.table.facts[number] = value
+
+    def operator(self, node: fx.Node) -> Operator:
+        """What is known of the target that ``node`` calls."""
+        found = self._operators.get(id(node.target))
+        if found is None:
+            found = self._operators[id(node.target)] = read(node)
+        return found
+
+    def value(self, node: fx.Node) -> int:
+        """What ``node``, which is not told by its bytes, stands for now."""
+        made = self.made[node]
+        if self.states.state and (states := self.states.now(node)):
+            return self.number(("seen", made, states), node)
+        return made

@@ -1,0 +1,75 @@
+"""Runs a step whose work crosses iterations: set-up first, steady from then on, clean-up when it is to be finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.roles import Phase, Value
+
+CROSSING: tuple[Phase, ...] = ("setup", "steady", "cleanup")
+"""Graphs of a step whose work crosses iterations."""
+Take = Callable[[Sequence["Value"]], Sequence[torch.Tensor]]
+"""Gives the tensors of inputs, none of which is carried, as they are now."""
+Results = list[tuple["Value", Any]]
+"""What a call gives, but for what it hands to the next one."""
+
+
+class Iterating:
+    """The three graphs of a step, and what its last call handed to the next.
+
+    A call that raises changes nothing: the next one finds what this one found.
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[Phase, Callable[..., Any]],
+        inputs: Mapping[Phase, Sequence[Value]],
+        outputs: Mapping[Phase, Sequence[Value]],
+    ) -> None:
+        self._graphs, self._inputs, self._outputs = graphs, inputs, outputs
+        self._carried: dict[str, Any] | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the last call left work to the next one."""
+        return self._carried is not None
+
+    @property
+    def behind(self) -> list[Value]:
+        """Parameters and state that are those of the call before, as long as work is left."""
+        return [value for value in self._outputs["cleanup"] if value.role in ("param", "state")]
+
+    @property
+    def phase(self) -> Phase:
+        """The graph that the next call runs."""
+        return "steady" if self.pending else "setup"
+
+    def step(self, take: Take) -> Results:
+        """Run one step; what moved of the step before is done first, and what moved of this one is left to the next.
+
+        Its results are new values of this step, and of what moved those of the step before.
+        """
+        results = self._run(self.phase, take)
+        self._carried = {value.fqn: made for value, made in results if value.role == "carried"}
+        return [(value, made) for value, made in results if value.role != "carried"]
+
+    def rest(self, take: Take) -> Results:
+        """Do what the last step left, on parameters and state as they are behind it; :meth:`forget` says that it is done."""
+        return self._run("cleanup", take) if self.pending else []
+
+    def forget(self) -> None:
+        """Nothing is left of the last step; the next one begins anew."""
+        self._carried = None
+
+    def _run(self, phase: Phase, take: Take) -> Results:
+        inputs = self._inputs[phase]
+        given = iter(take([value for value in inputs if value.role != "carried"]))
+        carried = self._carried or {}
+        tensors = [carried[value.fqn] if value.role == "carried" else next(given) for value in inputs]
+        with torch.no_grad():
+            results = self._graphs[phase](*tensors)
+        return list(zip(self._outputs[phase], results, strict=True))

@@ -1,0 +1,187 @@
+"""The device mesh of a step: its dimensions, and the process groups along them, called the same on every rank.
+
+The last dimension counts fastest: ranks of one ``tp`` group are neighbours. With experts, ``dp_shard`` is two dimensions,
+``dp_shard_mod_ep`` and ``ep``: each expert is on one rank of ``ep`` and sharded over the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import prod
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.roles import MeshDim
+from pytest_fxbucket.words import nearest, one_or_other, show
+
+if TYPE_CHECKING:
+    pass
+
+_PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
+"""Dimensions that a name stands for, as far as a mesh has them."""
+GROUPED = ("dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
+"""What groups are made along."""
+KNOWN = ("pp", *GROUPED)
+"""What may be asked of any mesh; one that it does not have is of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group along dimensions of a mesh, as one rank sees it."""
+
+    name: str
+    """Under which collectives find it."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Dimensions of more than one rank, the outermost first. Its methods raise CaptureError for a name that is none."""
+
+    dims: tuple[MeshDim, ...]
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return prod(dim.size for dim in self.dims)
+
+    def degree(self, name: str) -> int:
+        """Ranks along the dimension ``name``; 1 if the mesh does not have it."""
+        return prod(dim.size for dim in self._along(name))
+
+    def at(self, rank: int, name: str) -> int:
+        """Index of ``rank`` along the dimension ``name``; 0 if the mesh does not have it."""
+        along, index = self._along(name), 0
+        for dim, place in zip(self.dims, self._place(rank), strict=True):
+            if dim in along:
+                index = index * dim.size + place
+        return index
+
+    @property
+    def data_ranks(self) -> int:
+        """How many ranks get batches of their own: those of one tp group share one."""
+        return self.degree("dp_replicate") * self.degree("dp_shard")
+
+    def data_rank(self, rank: int) -> int:
+        """Which of :attr:`data_ranks` batches ``rank`` gets."""
+        return self.at(rank, "dp_replicate") * self.degree("dp_shard") + self.at(rank, "dp_shard")
+
+    def sharing_batches(self) -> list[list[int]]:
+        """Sets of ranks that get the same batch."""
+        found: dict[int, list[int]] = {}
+        for rank in range(self.size):
+            found.setdefault(self.data_rank(rank), []).append(rank)
+        return [ranks for ranks in found.values() if len(ranks) > 1]
+
+    def group(self, name: str) -> Group:
+        """The group along the dimension ``name`` that this process is in; the default one if it spans all ranks."""
+        from pytest_fxbucket.compat.c10d import DEFAULT
+
+        size = self.degree(name)
+        return Group(DEFAULT if size == self.size else f"mesh_{name}", size)
+
+    def ranks(self, rank: int, name: str) -> tuple[int, ...]:
+        """Ranks of ``rank``'s group along the dimension ``name``, ascending."""
+        along = self._along(name)
+        places = self._place(rank)
+        axes = [range(dim.size) if dim in along else (place,) for dim, place in zip(self.dims, places, strict=True)]
+        return tuple(self._rank(place) for place in product(*axes))
+
+    def groups(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """Ranks of every group but the default one that ``rank`` is in, by the group's name, in one order on all ranks."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name in GROUPED:
+            if 1 < self.degree(name) < self.size:
+                found[self.group(name).name] = self.ranks(rank, name)
+        return found
+
+    def refuse_unknown(self, name: str) -> None:
+        """Raise :class:`CaptureError`, with the nearest of the mesh's own, for a name that is no dimension."""
+        if name in KNOWN or any(dim.name == name for dim in self.dims):
+            return
+        longer = [show(known) for known in GROUPED if name and known.startswith(name) and self.degree(known) > 1]
+        near = f"; did you mean {one_or_other(longer)}?" if longer else nearest(name, list(KNOWN))
+        raise CaptureError(f"the mesh has no dimension {show(name)}{near}")
+
+    def _along(self, name: str) -> tuple[MeshDim, ...]:
+        self.refuse_unknown(name)
+        return tuple(dim for dim in self.dims if dim.name in _PARTS.get(name, (name,)))
+
+    def _place(self, rank: int) -> tuple[int, ...]:
+        found: list[int] = []
+        for dim in reversed(self.dims):
+            rank, at = divmod(rank, dim.size)
+            found.append(at)
+        return tuple(reversed(found))
+
+    def _rank(self, place: Sequence[int]) -> int:
+        rank = 0
+        for dim, at in zip(self.dims, place, strict=True):
+            rank = rank * dim.size + at
+        return rank
+
+
+def mesh_with(degrees: Mapping[str, int], ep: int = 1) -> Mesh:
+    """The mesh of ``degrees``, the outermost first; ``ep`` ranks of ``dp_shard`` share the experts."""
+    sizes = dict(degrees)
+    if ep > 1:
+        shard = sizes.pop("dp_shard")
+        order = {"dp_shard_mod_ep": shard // ep, "ep": ep}
+        sizes = {"pp": sizes.get("pp", 1), "dp_replicate": sizes.get("dp_replicate", 1), **order, "tp": sizes.get("tp", 1)}
+    dims = tuple(MeshDim(name, size) for name, size in sizes.items() if size > 1)
+    return Mesh(dims or (MeshDim("dp_shard", 1),))
+
+
+def shard_mesh(ranks: int) -> Mesh:
+    """A mesh of one dimension, ``dp_shard``."""
+    return mesh_with({"dp_shard": ranks})
+
+
+@contextmanager
+def fake_mesh(mesh: Mesh, rank: int) -> Iterator[None]:
+    """Make this process rank ``rank`` of ``mesh`` on fake process groups, and undo it after.
+
+    Raises :class:`CaptureError` if a default process group exists already.
+    """
+    from pytest_fxbucket.compat.c10d import fake_world
+
+    with fake_world(rank, mesh.size):
+        make_groups(mesh, rank)
+        yield
+
+
+def make_groups(mesh: Mesh, rank: int) -> None:
+    """Make the groups along ``mesh`` that ``rank`` is in, where this process has none. All ranks call it alike."""
+    from pytest_fxbucket.compat.c10d import make_group
+
+    for name, ranks in mesh.groups(rank).items():
+        make_group(name, ranks)
+
+
+def dims_text(ranks: Sequence[int], mesh: Sequence[MeshDim]) -> str:
+    """``dp_shard``, ``dp_replicate x dp_shard``; of a group that spans no dimension its size and spacing: ``2 ranks 4 apart``.
+
+    ``ranks`` are global and ascending; of ``mesh`` the last dimension counts fastest.
+    """
+    places = [_place(rank, mesh) for rank in ranks]
+    spanned = [dim for at, dim in enumerate(mesh) if len({place[at] for place in places}) > 1]
+    if ranks and ranks[-1] < prod(dim.size for dim in mesh) and prod(dim.size for dim in spanned) == len(ranks) > 1:
+        return " x ".join(dim.name for dim in spanned)
+    if len(ranks) < 2:
+        return "1 rank"
+    gaps = {after - before for before, after in pairwise(ranks)}
+    if len(gaps) == 1:
+        return f"{len(ranks)} ranks {gaps.pop()} apart"
+    return "ranks " + " ".join(f"+{rank - ranks[0]}" for rank in ranks)
+
+
+def _place(rank: int, mesh: Sequence[MeshDim]) -> tuple[int, ...]:
+    """Coordinates of a rank."""
+    found: list[int] = []
+    for dim in reversed(mesh):
+        rank, at = divmod(rank, dim.size)
+        found.append(at)
+    return tuple(reversed(found))

@@ -1,0 +1,236 @@
+"""Whether a step that a transformation gave back still fits, and breaks nothing: its graph, its roles, its state."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.errors import CaptureError, PassError
+from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.calls import Call, calls_of
+from pytest_fxbucket.graph.groups import members_of_groups
+from pytest_fxbucket.graph.preserved import carried, lost, other_bytes, other_readers
+from pytest_fxbucket.graph.reading import read_given, read_graph
+from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.step.roles import StepGraph, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_fxbucket.step.roles import Phase
+
+_WRITTEN = ("param", "buffer", "state")
+"""Roles of outputs that are the new value of an input."""
+_CROSSING = {"setup", "steady", "cleanup"}
+
+
+def refuse_unpaired(where: str, before: StepGraph, after: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Check what a transformation made of ``before``, with the ``state`` it left.
+
+    Raises :class:`CaptureError`: one sentence that begins with ``where`` and names the input, output or state.
+    """
+    if not isinstance(after, StepGraph):
+        raise CaptureError(f"{where} gave a value of type {type(after).__name__}; it is to give the StepGraph")
+    if set(after.graphs) not in (set(before.graphs), _CROSSING):
+        raise CaptureError(
+            f"{where} gave a step with graphs {', '.join(after.graphs) or 'of no name'}; expected {', '.join(before.graphs)}, "
+            "or setup, steady and cleanup"
+        )
+    for phase, graph_module in after.graphs.items():
+        _refuse_other_ends(where, graph_module.graph, after.inputs[phase], after.outputs[phase])
+    _refuse_other_roles(where, before, after)
+    for phase in after.graphs:
+        _refuse_unpaired_outputs(where, after.inputs[phase], after.outputs[phase])
+    _refuse_lost_on_the_way(where, after)
+    _refuse_other_state(where, [value for values in after.inputs.values() for value in values], state)
+
+
+def _refuse_other_ends(where: str, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    try:
+        graph.lint()
+    except Exception as error:
+        raise CaptureError(f"{where} left a graph that is not well formed: {' '.join(str(error).split())[:300]}") from error
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    returned = graph.output_node().args[0]
+    results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    _refuse_repeated(where, "inputs", inputs)
+    _refuse_repeated(where, "outputs", outputs)
+    _refuse_other_values(where, "inputs", inputs, nodes)
+    _refuse_other_values(where, "outputs", outputs, results)
+
+
+def _refuse_lost_on_the_way(where: str, after: StepGraph) -> None:
+    """What one call hands to the next must be what that takes."""
+    ways: tuple[tuple[Phase, Phase], ...] = (("setup", "steady"), ("steady", "steady"), ("setup", "cleanup"))
+    for giver, taker in ways:
+        if giver not in after.graphs or taker not in after.graphs:
+            continue
+        given = {value for value in after.outputs[giver] if value.role == "carried"}
+        taken = {value for value in after.inputs[taker] if value.role == "carried"}
+        if odd := next(iter(sorted(given ^ taken, key=lambda value: value.fqn)), None):
+            raise CaptureError(f"{where} left {_named('carried', odd.fqn)}, which {giver} gives and {taker} takes differently")
+
+
+def _refuse_repeated(where: str, side: str, values: Sequence[Value]) -> None:
+    names = Counter((value.role, value.fqn) for value in values)
+    if repeated := next((name for name, count in names.items() if count > 1), None):
+        raise CaptureError(f"{where} left {side} with two of {_named(*repeated)}; each has a name of its own")
+
+
+def _refuse_other_values(where: str, side: str, values: Sequence[Value], nodes: Sequence[Any]) -> None:
+    if len(values) != len(nodes):
+        raise CaptureError(f"{where} left a graph with {len(nodes)} {side}, but described {len(values)}")
+    for value, node in zip(values, nodes, strict=True):
+        found = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if isinstance(found, torch.Tensor) and not _fits(value, found):
+            raise CaptureError(
+                f"{where} described {_named(value.role, value.fqn)} as {_kind(value.shape, value.dtype)}, but its node "
+                f"among the {side} has {_kind(found.shape, found.dtype)}"
+            )
+
+
+def _refuse_other_roles(where: str, before: StepGraph, after: StepGraph) -> None:
+    """Only state may come and go; an input that nothing needs may go, too."""
+    had = _keys(before.inputs)
+    if foreign := next((key for key in _keys(after.inputs) if key not in had and key[0] not in ("state", "carried")), None):
+        raise CaptureError(f"{where} added the input {_named(*foreign)}; only state can be added")
+    gave, gives = (_keys(step.outputs, state=False) for step in (before, after))
+    if lost := next((key for key in gave if key not in gives), None):
+        raise CaptureError(f"{where} left out the output {_named(*lost)}; only outputs of state can go")
+    if new := next((key for key in gives if key not in gave and key[0] not in (*_WRITTEN, "carried")), None):
+        raise CaptureError(f"{where} added the output {_named(*new)}; only new values of inputs can be added")
+
+
+def _refuse_unpaired_outputs(where: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    given = {(value.role, value.fqn): value for value in inputs}
+    for value in outputs:
+        if value.role not in _WRITTEN:
+            continue
+        of = given.get((value.role, value.fqn))
+        if of is None:
+            raise CaptureError(
+                f"{where} left an output for {_named(value.role, value.fqn)}, which is no input; add or remove both"
+            )
+        if (of.shape, of.dtype) != (value.shape, value.dtype):
+            raise CaptureError(
+                f"{where} gives {_named(value.role, value.fqn)} a new value of {_kind(value.shape, value.dtype)}, but it is "
+                f"{_kind(of.shape, of.dtype)}"
+            )
+
+
+def _refuse_other_state(where: str, inputs: Sequence[Value], state: Mapping[str, torch.Tensor]) -> None:
+    wanted = {value.fqn: value for value in inputs if value.role == "state"}
+    for fqn, value in wanted.items():
+        found = state.get(fqn)
+        if not isinstance(found, torch.Tensor):
+            raise CaptureError(f"{where} left the input {_named('state', fqn)} without a tensor; put its first one into state")
+        if not _fits(value, found):
+            raise CaptureError(
+                f"{where} put {_kind(found.shape, found.dtype)} into state for {fqn}, but its input is "
+                f"{_kind(value.shape, value.dtype)}"
+            )
+    if idle := next((fqn for fqn in state if fqn not in wanted), None):
+        raise CaptureError(f"{where} left {idle} in state, but no input has it; delete it from state, too")
+
+
+def _fits(value: Value, tensor: torch.Tensor) -> bool:
+    return value.shape == tuple(tensor.shape) and value.dtype in (None, tensor.dtype)
+
+
+def _keys(values: Mapping[Any, Iterable[Value]], state: bool = True) -> list[tuple[str, str]]:
+    return [(value.role, value.fqn) for several in values.values() for value in several if state or value.role != "state"]
+
+
+def _named(role: str, fqn: str) -> str:
+    return f"{role} {fqn}"
+
+
+def _kind(shape: Any, dtype: Any) -> str:
+    return f"shape {tuple(shape)} and dtype {dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What one graph of a step does, as one rank has it."""
+
+    graph: fx.Graph
+    reading: Reading
+    calls: list[Call]
+    problems: tuple[str, ...]
+    """Launches and waits that are not in order, and bytes that cannot be followed."""
+
+
+def look(step: StepGraph, before: Mapping[Phase, Looked] | None = None) -> dict[Phase, Looked]:
+    """Read every graph of ``step``, with its rank's process groups in place; ``before`` is what was read of an earlier one.
+
+    Raises PassError for one that cannot be read.
+    """
+    known = {phase: one.reading for phase, one in (before or {}).items()}
+    found: dict[Phase, Looked] = {}
+    for phase, graph_module in step.graphs.items():
+        graph = without_kept_order(graph_module.graph)
+        values = step.inputs[phase], step.outputs[phase]
+        reading = read_given(graph, *values) if before is None else read_graph(graph, *values, known.get(phase))
+        calls, problems = calls_of(graph, reading, members_of_groups(graph))
+        found[phase] = Looked(graph, reading, calls, (*problems, *reading.problems))
+    return found
+
+
+def refuse_broken(where: str, before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps_collectives: bool) -> None:
+    """Raise PassError, beginning with ``where``, for the first invariant that the step has lost.
+
+    No launch or wait out of order that was in order before; and every collective carries what it carried, or (without
+    ``keeps_collectives``) what was gathered and reduced on a process group still is, in some graph of the step.
+    """
+    if problem := next(_broken(before, after, keeps_collectives), ""):
+        raise PassError(f"{where} broke the step: {problem}")
+
+
+def _broken(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps_collectives: bool) -> Iterator[str]:
+    known = Counter(_nameless(problem, one.graph) for one in before.values() for problem in one.problems)
+    for phase, one in after.items():
+        left = known.copy()
+        for problem in one.problems:
+            nameless = _nameless(problem, one.graph)
+            if not left[nameless]:
+                yield f"{problem}{_of(phase, after)}"
+            left[nameless] -= 1
+    if not keeps_collectives:
+        yield from _no_longer_carried(before, after)
+        return
+    for phase, old in before.items():
+        if (new := after.get(phase)) is None:
+            yield f"there is no graph {phase} any more"
+            return
+        for problem in (*lost(old.reading, new.reading), *other_bytes(old.reading, new.reading)):
+            yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"
+        for problem in other_readers(old.reading, old.graph, new.reading, new.graph):
+            yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"
+
+
+def _nameless(problem: str, graph: fx.Graph) -> str:
+    """``problem`` without the names of nodes, which a transformation may give anew."""
+    names = {node.name for node in graph.nodes}
+    return re.sub(r"\w+", lambda word: "" if word[0] in names else word[0], problem)
+
+
+def _no_longer_carried(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked]) -> Iterator[str]:
+    kept = {_what(one) for looked in after.values() for one in carried(looked.reading)}
+    for looked in before.values():
+        for one in carried(looked.reading):
+            if one.fqn and _what(one) not in kept:
+                yield f"{one.kind}{' ' * bool(one.op)}{one.op} of {one.fqn} on group {one.group} is launched no more"
+
+
+def _what(one: object) -> tuple[object, ...]:
+    return tuple(getattr(one, name) for name in ("kind", "op", "group", "fqn"))
+
+
+def _of(phase: Phase, graphs: Mapping[Phase, object]) -> str:
+    return f" (graph {phase})" if len(graphs) > 1 else ""
