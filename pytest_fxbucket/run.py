@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS
-from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
-from pytest_fxbucket.errors import BenchmarkError, CaptureError, GoldenError, RankError, UsageError
-from pytest_fxbucket.golden.accept import accepts
-from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
+from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.step_time import StepTime, Timing
+    from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import World
@@ -74,40 +72,43 @@ class PlanRun:
 
     def check(self, name: str) -> Verdict:
         """Run one check. Raises :class:`FxbucketError` for what could not be run at all."""
-        checks = {
-            "audit": self._audit,
-            "golden": self._golden,
-            "collectives": self._collectives,
-            "same": self._same,
-            "bitwise": self._bitwise,
-            "eager": self._eager,
-            "benchmark": self._benchmark,
-        }
-        if name not in checks:
-            raise UsageError(f"there is no check {name!r}; known are {', '.join(checks)}")
-        folder = Folder(self._settings.artifacts, self.name, name, self._settings.log_of)
-        folder.clear()
+        check = check_of(name)
+        context = self._context(name)
+        context.folder.clear()
         with self._its_code():
-            verdict = checks[name](folder)
+            verdict = check.run(context)
             if verdict.outcome == "failed":
-                world = self._run_world if name in ON_RANKS else self._mesh_world
-                folder.write_graphs(world.step(0), {ranks[0]: graphs for ranks, graphs in world.distinct()})
-                return replace(verdict, folder=folder.path)
-        folder.clear()
+                world = context.run_world if check.on_ranks else context.world
+                context.folder.write_graphs(world.step(0), {ranks[0]: graphs for ranks, graphs in world.distinct()})
+                return replace(verdict, folder=context.folder.path)
+        context.folder.clear()
         return verdict
 
     def parity(self, told: str) -> Verdict:
         """The check eager with learning rates that stay, whose ranks tell each step through the named pipe ``told``."""
-        folder = Folder(self._settings.artifacts, self.name, "parity", self._settings.log_of)
-        folder.clear()
-        with self._its_code():
-            choice = self._choice("eager")
-            if isinstance(choice, Verdict):
-                return choice
-            from pytest_fxbucket.eager.of_plan import Eager
+        from pytest_fxbucket.eager.of_plan import run
 
-            world, paths = self._run_world, self._paths
-            return Eager(world, self.name, choice, self._pools, paths, folder, self._say, told, steady=True).verdict()
+        context = self._context("parity")
+        context.folder.clear()
+        with self._its_code():
+            return run(context, told, steady=True)
+
+    def _context(self, check: str) -> Context:
+        from pytest_fxbucket.checks.context import Context
+
+        return Context(
+            self.plan,
+            self.name,
+            self._settings,
+            self._mesh_world,
+            lambda: self._run_world,
+            self._pools,
+            Folder(self._settings.artifacts, self.name, check, self._settings.log_of),
+            self._say,
+            self,
+            self._accept,
+            self._on_compare,
+        )
 
     @property
     def name(self) -> str:
@@ -160,213 +161,36 @@ class PlanRun:
     def _its_code(self) -> AbstractContextManager[None]:
         return user_code([self.plan.path.parent, self._settings.rootdir])
 
-    def _audit(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.checks.audit.audit import audit
-        from pytest_fxbucket.checks.audit.expectations import promise_of
-        from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
-
-        world = self._mesh_world
-        if not world.step(0).has_roles:
-            raise CaptureError(
-                f"{self.name}: audit needs the roles of the graph's inputs and outputs; let the [graph] factory return a "
-                "TracedStep with roles and fqns, or set checks.audit = false"
-            )
-        promise = promise_of(self.plan, world.step(0).parameters, world.resolution, world.members)
-        lines = _said_once(
-            (
-                ranks,
-                [
-                    problem
-                    for phase, one in world.passed(ranks[0]).items()
-                    for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)
-                ]
-                + crossing_problems(world, ranks[0]),
-            )
-            for ranks, _ in world.distinct()
-        )
-        if lines:
-            return failed("audit", _counted(len(lines), "promise", "not kept"), _capped(lines))
-        entries = len(world.resolution.entries)
-        idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).told if not one.done)
-        notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
-        what = _counted(entries, "entry", "as planned") if self.plan.bucket.by == "plan" else "buckets by size"
-        summary = f"{what} on {self._looked_at(world)}"
-        return passed("audit", f"{summary} ({notes})" if notes else summary)
-
-    def _golden(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.golden.mismatch import mismatch_lines
-        from pytest_fxbucket.plan_on_mesh import text_of
-
-        store = GoldenStore(self._settings.golden_dir, self._settings.rootdir)
-        path = store.path_for(self.plan.path, self.plan.matrix_id)
-        world = self._mesh_world
-        texts = {ranks[0]: text_of(world, ranks[0], self.name) for ranks, _ in world.distinct()}
-        text = texts[0]
-        for rank, other in texts.items():
-            if other != text:
-                never = "nothing: a schedule must be the same on every rank"
-                lines = mismatch_lines(text, other, never, folder.file("golden.diff"))
-                return failed("golden", f"the schedule of rank {rank} is not that of rank 0", lines)
-        return self._compare_golden(store, path, text, folder)
-
-    def _compare_golden(self, store: GoldenStore, path: Path, text: str, folder: Folder) -> Verdict:
-        from pytest_fxbucket.golden.mismatch import mismatch_lines
-
-        may_write = self._accept is not None and accepts(self._settings.accept, path)
-        self._on_compare(path)
-        try:
-            accepted = store.read(path)
-        except GoldenError:
-            if not may_write:
-                raise
-            accepted = None
-        if accepted == text:
-            return passed("golden", f"as in {store.shown(path)}")
-        if may_write and self._accept is not None:
-            self._accept(path, render(text))
-            return passed("golden", f"to be written to {store.shown(path)} when the run ends")
-        assert accepted is not None
-        ours = self._settings.pass_name == "manual"
-        command = store.accept_command(path) if ours else "nothing: a golden belongs to the plan, not to another pass"
-        lines = mismatch_lines(accepted, text, command, folder.file("golden.diff"))
-        folder.write("found.txt", text)
-        return failed("golden", f"the schedule is not the one in {store.shown(path)}", lines)
-
-    def _collectives(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.checks.stages import disagreements
-
-        world = self._mesh_world
-        several, first = world.distinct(), world.final(0)
-        lines = _said_once((ranks, [p for one in graphs.values() for p in one.problems]) for ranks, graphs in several)
-        lines += disagreements(world)
-        launches = sum(not call.is_wait for one in first.values() for call in one.calls)
-        if lines:
-            return failed("collectives", _counted(len(lines), "problem", "that would hang or race"), _capped(lines))
-        return passed("collectives", f"{launches} launches agree on {self._looked_at(world)}")
-
-    def _same(self, folder: Folder) -> Verdict:
-        from pytest_fxbucket.same.of_plan import Same
-
-        return Same(self._mesh_world).verdict()
-
-    def _bitwise(self, folder: Folder) -> Verdict:
-        choice = self._choice("bitwise")
-        if isinstance(choice, Verdict):
-            return choice
-        from pytest_fxbucket.checks.bitwise.of_plan import Bitwise
-
-        return Bitwise(self._run_world, self.name, choice, self._pools, self._paths, folder, self._say).verdict()
-
-    def _eager(self, folder: Folder) -> Verdict:
-        choice = self._choice("eager")
-        if isinstance(choice, Verdict):
-            return choice
-        from pytest_fxbucket.eager.of_plan import Eager
-
-        return Eager(self._run_world, self.name, choice, self._pools, self._paths, folder, self._say).verdict()
-
-    @property
-    def _paths(self) -> list[Path]:
-        return [self.plan.path.parent, self._settings.rootdir]
-
-    def _choice(self, check: str) -> Choice | Verdict:
-        """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
-        from pytest_fxbucket.ranks.messages import MAX_RANKS
-
-        if (self._settings.backend or self.plan.run.backend) != "fake":
-            refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
-        choice = self._backend()
-        if choice.backend is None:
-            return skipped(check, choice.lacking)
-        hanging = self._hanging(check)
-        return choice if hanging is None else hanging  # a verdict is true only if it passed
-
-    def _benchmark(self, folder: Folder) -> Verdict:
-        choice = self._timing.choice(self.plan)
-        if choice.backend is None:
-            return skipped("benchmark", choice.lacking)
-        if (hanging := self._hanging("benchmark")) is not None:
-            return hanging
-        return passed("benchmark", f"{self.step_time().record.ranks} ranks timed")
-
-    def _hanging(self, check: str) -> Verdict | None:
-        """What keeps ``check`` from being run, since its ranks would wait for each other; None: nothing does.
-
-        A skip where the plan's collectives fails of it too, else a failure: somebody must say it.
-        """
-        from pytest_fxbucket.checks.stages import disagreements
-
-        lines = disagreements(self._run_world)
-        if not lines:
-            return None
-        if self.plan.checks.collectives and (self._run_world is self._mesh_world or disagreements(self._mesh_world)):
-            more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
-            return skipped(check, f"not run, since its ranks would hang, as collectives finds: {lines[0]}{more}")
-        return failed(
-            check, _counted(len(lines), "problem", "for which its ranks would hang, so they were not run"), _capped(lines)
-        )
-
     def step_time(self, options: Benchmark | None = None) -> StepTime:
         """Time the step on the ranks, once for each ``options`` (None: the plan's, or the defaults).
 
         Raises :class:`FxbucketError`, again for everybody who asks: BenchmarkError where ranks cannot be timed, or would hang.
         """
-        if (hanging := self._hanging("benchmark")) is not None:
+        if (hanging := self._context("benchmark").hanging("benchmark")) is not None:
             raise BenchmarkError(f"{self.name}: {hanging.summary}")
         return self._timing.step_time(options or self.plan.checks.benchmark or Benchmark())
+
+    def times_on(self) -> Choice:
+        """What the ranks run on whose steps are timed; none where nothing can be timed."""
+        return self._timing.choice(self.plan)
+
+    def ranks_timed(self) -> int:
+        """Measure as the plan says, and give how many ranks were. Raises BenchmarkError where they cannot be."""
+        return self.step_time().record.ranks
+
+    def _backend(self) -> Choice:
+        return self._context("benchmark").backend()
 
     @cached_property
     def _timing(self) -> Timing:
         from pytest_fxbucket.bench.step_time import Timing
 
-        return Timing(self.name, lambda: self._run_world, self._backend, self._settings, self._pools, self._its_code, self._say)
-
-    def _backend(self) -> Choice:
-        """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""
-        from pytest_fxbucket.checks.placing import cannot_run_on
-        from pytest_fxbucket.ranks.backend import ON_GPUS, Choice, choose, this_machine
-
-        asked = self._settings.backend or self.plan.run.backend
-        if asked == "fake":
-            return Choice(None, "back end fake holds no values to compare")
-        if asked == "auto" and not (self._pools.has_gpus or self._settings.require_gpus):
-            return Choice("gloo")
-        machine = this_machine()
-        choice = choose(asked, self.plan.run_world, machine)
-        if choice.lacking and self._settings.require_gpus:
-            raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
-        if choice.backend not in ON_GPUS:
-            # That a machine without GPUs does not use them is no news.
-            return choice if machine.gpus or choice.backend is None else Choice(choice.backend)
-        problem = next(filter(None, (cannot_run_on("cuda", one) for one in self._run_world.step(0).graphs.values())), "")
-        if problem and (asked != "auto" or self._settings.require_gpus):
-            raise CaptureError(f'{self.name}: {problem}; let the model call what all devices have, or use run.backend = "gloo"')
-        return Choice("gloo", problem) if problem else choice
-
-    def _looked_at(self, world: World) -> str:
-        ranks = world.ranks()
-        return f"{world.size} ranks" if len(ranks) == world.size else f"{len(ranks)} of {world.size} ranks"
-
-
-def _said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
-    """Problems of each set of ranks that share a graph, those of all graphs once; the others name their ranks."""
-    found: dict[str, list[int]] = {}
-    graphs = 0
-    for ranks, sentences in problems:
-        graphs += len(ranks)
-        for sentence in dict.fromkeys(sentences):
-            found.setdefault(sentence, []).extend(ranks)
-    return [
-        sentence if len(ranks) == graphs else f"rank {', '.join(map(str, sorted(ranks)))}: {sentence}"
-        for sentence, ranks in found.items()
-    ]
-
-
-def _capped(lines: list[str]) -> list[str]:
-    """At most as many lines as a person reads; the count says the rest."""
-    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
-
-
-def _counted(count: int, noun: str, rest: str) -> str:
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{count} {noun if count == 1 else plural} {rest}"
+        return Timing(
+            self.name,
+            lambda: self._run_world,
+            lambda: self._context("benchmark").backend(),
+            self._settings,
+            self._pools,
+            self._its_code,
+            self._say,
+        )

@@ -19,6 +19,7 @@ from pytest_fxbucket.bench.measure import BUCKETED, Measured, Runner, Worlds, me
 from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_of
 from pytest_fxbucket.bench.stats import Estimate, ratio_of
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
+from pytest_fxbucket.checks.verdict import Verdict, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, Choice
@@ -26,6 +27,7 @@ from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
+    from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan.schema import Benchmark, Plan
     from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.ranks.pools import Pools
@@ -160,3 +162,13 @@ def step_time(
         graphs=measured.graphs,
     )
     return StepTime(measured, record)
+
+
+def run(context: Context) -> Verdict:
+    """The check ``benchmark``: whether step time could be measured. Raises BenchmarkError for ranks that cannot be timed."""
+    choice = context.times.times_on()
+    if choice.backend is None:
+        return skipped("benchmark", choice.lacking)
+    if (hanging := context.hanging("benchmark")) is not None:
+        return hanging
+    return passed("benchmark", f"{context.times.ranks_timed()} ranks timed")

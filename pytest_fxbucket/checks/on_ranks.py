@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import RankError
@@ -15,26 +14,34 @@ from pytest_fxbucket.step.iterations import CROSSING
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.ranks.backend import Choice
-    from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.step.roles import Parameter, Phase, Value
 
 
 @dataclass(frozen=True)
 class OnRanks:
-    """A plan and the ranks that it runs on."""
+    """A check of one plan that runs its step on ranks."""
 
-    world: World
-    name: str
-    """Of the plan, for people."""
+    context: Context
     choice: Choice
     """What its ranks run on, and how it came to that."""
-    pools: Pools
-    paths: Sequence[Path]
-    """Folders that are first on the path in the ranks."""
-    folder: Folder
-    say: Callable[[str], None]
+
+    @property
+    def world(self) -> World:
+        """The plan at the size that ranks run."""
+        return self.context.run_world
+
+    @property
+    def name(self) -> str:
+        """Of the plan, for people."""
+        return self.context.name
+
+    @property
+    def folder(self) -> Folder:
+        """What a failure leaves to look at."""
+        return self.context.folder
 
     @property
     def backend(self) -> str:
@@ -46,13 +53,17 @@ class OnRanks:
         """The back end, and what kept it from GPUs, for people."""
         return f"{self.backend} ({self.choice.lacking})" if self.choice.lacking else self.backend
 
+    def say(self, message: str) -> None:
+        """Say what is waited for."""
+        self.context.say(message)
+
     def ask(self, job: str, tasks: Sequence[object], check: str) -> list[Any]:
         """What ``job`` (``module:function``) gives for each rank's task. Raises RankError and RankFailure as a pool's run."""
-        return self.pools.get(self.world.size, self.backend).run(
+        return self.context.pools.get(self.world.size, self.backend).run(
             job,
             tasks,
-            timeout_s=self.world.plan.run.timeout_s,
-            paths=[str(path) for path in self.paths],
+            timeout_s=self.context.plan.run.timeout_s,
+            paths=[str(path) for path in self.context.paths],
             log_dir=self.folder.make(),
             what=f"{check} of {self.name}",
         )

@@ -1,7 +1,57 @@
-"""The checks of a plan, in the order of their items."""
+"""The checks of a plan, in the order of their items: the one place that knows them all.
+
+A check is a module with a function ``run(context: Context) -> Verdict``, a row here, and its options in the schema
+(:class:`pytest_fxbucket.plan.schema.Checks`). Rows name it as text: it may stand above this room, and brings torch in.
+"""
 
 from __future__ import annotations
 
-CHECKS = ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")
-ON_RANKS = frozenset({"bitwise", "eager", "benchmark"})
-"""Checks that run the step, on `[run] world`."""
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from pytest_fxbucket.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.checks.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of a plan."""
+
+    name: str
+    """Of its item and its key in ``[checks]``."""
+    module: str
+    """Has ``run(context)``; imported when it runs."""
+    on_ranks: bool = False
+    """Whether it runs the step, on ``[run] world``."""
+
+    def run(self, context: Context) -> Verdict:
+        """Look at the plan. Raises FxbucketError for what could not be looked at."""
+        return cast("Callable[[Context], Verdict]", import_module(self.module).run)(context)
+
+
+CHECKS = {
+    check.name: check
+    for check in (
+        Check("audit", "pytest_fxbucket.checks.audit"),
+        Check("golden", "pytest_fxbucket.checks.golden"),
+        Check("collectives", "pytest_fxbucket.checks.collectives"),
+        Check("same", "pytest_fxbucket.same.of_plan"),
+        Check("bitwise", "pytest_fxbucket.checks.bitwise.of_plan", on_ranks=True),
+        Check("eager", "pytest_fxbucket.eager.of_plan", on_ranks=True),
+        Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True),
+    )
+}
+ON_RANKS = frozenset(name for name, check in CHECKS.items() if check.on_ranks)
+
+
+def check_of(name: str) -> Check:
+    """The check called ``name``. Raises UsageError for one that there is not."""
+    if name not in CHECKS:
+        raise UsageError(f"there is no check {name!r}; known are {', '.join(CHECKS)}")
+    return CHECKS[name]

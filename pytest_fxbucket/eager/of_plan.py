@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.crossing import run_digests
@@ -15,6 +15,10 @@ from pytest_fxbucket.eager.job import EagerTask, Seen
 from pytest_fxbucket.eager.parting import moved
 from pytest_fxbucket.eager.reasons import WORDS, lacking
 from pytest_fxbucket.ranks.failure import RankFailure
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+
 
 _OF_MODE = {"fully_shard": "FSDP2", "hybrid_shard": "FSDP2", "replicate": "DistributedDataParallel"}
 _SHOWN = 8
@@ -132,3 +136,9 @@ class Eager(OnRanks):
 def _stopped(one: Seen) -> bool:
     """Whether torch's own step raised once it had stepped: that is no model that it cannot step."""
     return bool(one.cannot and one.compared)
+
+
+def run(context: Context, told: str = "", steady: bool = False) -> Verdict:
+    """The check ``eager``. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
+    choice = context.choice("eager")
+    return choice if isinstance(choice, Verdict) else Eager(context, choice, told, steady).verdict()

@@ -18,6 +18,7 @@ from pytest_fxbucket.step.mesh import fake_mesh
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.same.step import Difference, Waste
     from pytest_fxbucket.step.roles import Phase, StepGraph
@@ -254,3 +255,8 @@ _FORMS: dict[str, Callable[[Table, Key, int], str]] = {
     "_operator.getitem": lambda table, key, depth: f"{_part(table, key[1], depth)}[{_part(table, key[2], depth)}]",
 }
 """How expressions of some kinds are shown."""
+
+
+def run(context: Context) -> Verdict:
+    """The check ``same``. Raises what capture and passes raise."""
+    return Same(context.world).verdict()

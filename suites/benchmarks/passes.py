@@ -23,8 +23,8 @@ from unittest import mock
 
 from torch import fx
 
-from pytest_fxbucket.checks.audit.audit import audit
-from pytest_fxbucket.checks.audit.expectations import promise_of
+from pytest_fxbucket.checks.promises.expectations import promise_of
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
 from pytest_fxbucket.golden.mismatch import golden_text

@@ -9,8 +9,8 @@ import pytest
 from steps import launches, plan_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.checks.audit.audit import audit
-from pytest_fxbucket.checks.audit.expectations import promise_of
+from pytest_fxbucket.checks.promises.expectations import promise_of
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Plan

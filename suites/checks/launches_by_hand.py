@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.checks.audit.expectations import Promise
+from pytest_fxbucket.checks.promises.expectations import Promise
 from pytest_fxbucket.graph.buckets import Bucket, Member
 
 F32, BF16 = torch.float32, torch.bfloat16

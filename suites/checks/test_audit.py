@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.checks.audit.audit import Promise, audit
+from pytest_fxbucket.checks.promises.kept import Promise, audit
 from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
 from pytest_fxbucket.step.roles import Direction
 

@@ -16,7 +16,7 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 
-from pytest_fxbucket.checks.audit.audit import Promise, audit
+from pytest_fxbucket.checks.promises.kept import Promise, audit
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass

@@ -11,7 +11,7 @@ import torch
 from launches_by_hand import BF16, ENTRIES, ENTRY_OF, F32, gather, promise
 from torch import fx
 
-from pytest_fxbucket.checks.audit.launches import Expected, Needs, expected, launch_problems
+from pytest_fxbucket.checks.promises.launches import Expected, Needs, expected, launch_problems
 from pytest_fxbucket.graph.buckets import Member, Reading
 from pytest_fxbucket.graph.order import order_of
 

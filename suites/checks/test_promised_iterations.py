@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.checks.audit.iterations import hidden_by_nothing, iteration_problems
+from pytest_fxbucket.checks.promises.iterations import hidden_by_nothing, iteration_problems
 from suites.checks.moved_graphs import BROKEN
 from suites.graph.whole_steps import Kind, WholeStep
 from suites.transforms.moved_steps import bucketed, moved, phased

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.audit.audit import Promise, audit
+from pytest_fxbucket.checks.promises.kept import Promise, audit
 from pytest_fxbucket.graph.buckets import Reading
 from suites.graph.handmade import aten, c10d
 from suites.graph.whole_steps import Kind, Passed, WholeStep, entries, item, passed

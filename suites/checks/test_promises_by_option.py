@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "passes"))
 from bucketing import Outcome, passed, world_of
 
-from pytest_fxbucket.checks.audit.audit import audit
-from pytest_fxbucket.checks.audit.expectations import Promise, promise_of
+from pytest_fxbucket.checks.promises.expectations import Promise, promise_of
+from pytest_fxbucket.checks.promises.kept import audit
 
 KB = 1 / 1024
 CASE = "normed"

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.checks.audit.audit import Promise, audit
+from pytest_fxbucket.checks.promises.kept import Promise, audit
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines

@@ -9,8 +9,8 @@ import torch
 from handmade import Handmade
 from torch import fx
 
-from pytest_fxbucket.checks.audit.expectations import Promise
-from pytest_fxbucket.checks.audit.updates import update_problems
+from pytest_fxbucket.checks.promises.expectations import Promise
+from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import Reading

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.audit.iterations import Phased
+from pytest_fxbucket.checks.promises.iterations import Phased
 from pytest_fxbucket.graph.buckets import Reading
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.audit.audit import audit
-from pytest_fxbucket.checks.audit.expectations import promise_of
+from pytest_fxbucket.checks.promises.expectations import promise_of
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Transform

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.checks.audit.iterations import iteration_problems
+from pytest_fxbucket.checks.promises.iterations import iteration_problems
 from pytest_fxbucket.step.portable import digest, encode_module
 from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import aten

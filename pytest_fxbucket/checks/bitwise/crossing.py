@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.audit.iterations import Phased, hidden_by_nothing, iteration_problems
 from pytest_fxbucket.checks.bitwise.judge import RUNS
+from pytest_fxbucket.checks.promises.iterations import Phased, hidden_by_nothing, iteration_problems
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import resolve
 from pytest_fxbucket.step.iterations import CROSSING

@@ -18,6 +18,7 @@ from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import World
     from pytest_fxbucket.step.roles import Phase
 
@@ -128,3 +129,9 @@ def steps_of(world: World) -> int:
 def _not_compared(names: Sequence[str], how: str) -> str:
     more = f" and {len(names) - 1} more" if names[1:] else ""
     return f" (not {names[0]}{more}, which a transformation {how})" if names else ""
+
+
+def run(context: Context) -> Verdict:
+    """The check ``bitwise``. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
+    choice = context.choice("bitwise")
+    return choice if isinstance(choice, Verdict) else Bitwise(context, choice).verdict()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, KINDS, Promise, of_kind, of_round
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, KINDS, Promise, of_kind, of_round
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.graph.preserved import alignment
 from pytest_fxbucket.words import some, times

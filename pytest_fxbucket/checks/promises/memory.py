@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, Promise, by_round, of_kind, stages_of
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Promise, by_round, of_kind, stages_of
 from pytest_fxbucket.graph.buckets import gathered_lives, live_bytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.audit.expectations import Promise
+from pytest_fxbucket.checks.promises.expectations import Promise
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.updates import readiness
 from pytest_fxbucket.words import some

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, Promise, dtype_name, of_kind
-from pytest_fxbucket.checks.audit.launches import launch_problems
-from pytest_fxbucket.checks.audit.memory import memory_problems
-from pytest_fxbucket.checks.audit.overlap import overlap_problems
-from pytest_fxbucket.checks.audit.updates import update_problems
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Promise, dtype_name, of_kind
+from pytest_fxbucket.checks.promises.launches import launch_problems
+from pytest_fxbucket.checks.promises.memory import memory_problems
+from pytest_fxbucket.checks.promises.overlap import overlap_problems
+from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text
 from pytest_fxbucket.graph.contents import EXACT, MANTISSA_BITS

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_fxbucket.checks.audit.expectations import DIRECTIONS, Promise, by_round, of_kind, of_round, stages_of
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Promise, by_round, of_kind, of_round, stages_of
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.compute import in_rounds
 from pytest_fxbucket.graph.compute import of_round as places_of

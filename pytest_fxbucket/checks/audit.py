@@ -1,0 +1,46 @@
+"""The check ``audit``: did the plan do what it says?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
+from pytest_fxbucket.checks.context import capped, counted, looked_at, said_once
+from pytest_fxbucket.checks.promises.expectations import promise_of
+from pytest_fxbucket.checks.promises.kept import audit
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.errors import CaptureError
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+
+
+def run(context: Context) -> Verdict:
+    """Hold every distinct graph of the ranks against what the plan promises. Raises CaptureError for a graph without roles."""
+    world = context.world
+    if not world.step(0).has_roles:
+        raise CaptureError(
+            f"{context.name}: audit needs the roles of the graph's inputs and outputs; let the [graph] factory return a "
+            "TracedStep with roles and fqns, or set checks.audit = false"
+        )
+    promise = promise_of(context.plan, world.step(0).parameters, world.resolution, world.members)
+    lines = said_once(
+        (
+            ranks,
+            [
+                problem
+                for phase, one in world.passed(ranks[0]).items()
+                for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)
+            ]
+            + crossing_problems(world, ranks[0]),
+        )
+        for ranks, _ in world.distinct()
+    )
+    if lines:
+        return failed("audit", counted(len(lines), "promise", "not kept"), capped(lines))
+    entries = len(world.resolution.entries)
+    idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).told if not one.done)
+    notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
+    what = counted(entries, "entry", "as planned") if context.plan.bucket.by == "plan" else "buckets by size"
+    summary = f"{what} on {looked_at(world)}"
+    return passed("audit", f"{summary} ({notes})" if notes else summary)

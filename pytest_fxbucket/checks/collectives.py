@@ -1,0 +1,24 @@
+"""The check ``collectives``: could it hang?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.context import capped, counted, looked_at, said_once
+from pytest_fxbucket.checks.stages import disagreements
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+
+
+def run(context: Context) -> Verdict:
+    """Look at each rank's launches and waits, and at all ranks' together."""
+    world = context.world
+    several, first = world.distinct(), world.final(0)
+    lines = said_once((ranks, [p for one in graphs.values() for p in one.problems]) for ranks, graphs in several)
+    lines += disagreements(world)
+    launches = sum(not call.is_wait for one in first.values() for call in one.calls)
+    if lines:
+        return failed("collectives", counted(len(lines), "problem", "that would hang or race"), capped(lines))
+    return passed("collectives", f"{launches} launches agree on {looked_at(world)}")

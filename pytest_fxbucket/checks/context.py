@@ -1,0 +1,143 @@
+"""What a check of one plan is given: the plan at both its sizes, where its files go, and the ranks that it may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pytest_fxbucket.checks.placing import cannot_run_on
+from pytest_fxbucket.checks.stages import disagreements
+from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
+from pytest_fxbucket.errors import CaptureError, RankError
+from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
+from pytest_fxbucket.ranks.backend import ON_GPUS, Choice, choose, this_machine
+from pytest_fxbucket.ranks.messages import MAX_RANKS
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.ranks.pools import Pools
+    from pytest_fxbucket.settings import RunSettings
+
+_MOST_LINES = 30
+
+
+class Times(Protocol):
+    """Who measures the plan's step time, once for all who ask."""
+
+    def times_on(self) -> Choice:
+        """What the ranks run on whose steps are timed; none where nothing can be timed."""
+
+    def ranks_timed(self) -> int:
+        """Measure as the plan says, and give how many ranks were. Raises BenchmarkError where they cannot be."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One plan as its checks see it."""
+
+    plan: Plan
+    name: str
+    """Path of the plan from rootdir, with the matrix id."""
+    settings: RunSettings
+    world: World
+    """The plan at the size of the real mesh."""
+    on_ranks: Callable[[], World]
+    """Gives the plan at the size that ranks run."""
+    pools: Pools
+    folder: Folder
+    """What a failure leaves to look at."""
+    say: Callable[[str], None]
+    times: Times
+    accept_golden: Callable[[Path, str], None] | None = None
+    """Takes a golden that may be written; None: none is."""
+    on_compare: Callable[[Path], None] = lambda _: None
+    """Told of each golden that is compared."""
+
+    @property
+    def run_world(self) -> World:
+        """The plan at the size that ranks run; the same one as ``world`` if that is no other."""
+        return self.on_ranks()
+
+    @property
+    def paths(self) -> list[Path]:
+        """Folders that are first on the path in the ranks."""
+        return [self.plan.path.parent, self.settings.rootdir]
+
+    def choice(self, check: str) -> Choice | Verdict:
+        """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
+        if (self.settings.backend or self.plan.run.backend) != "fake":
+            refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
+        choice = self.backend()
+        if choice.backend is None:
+            return skipped(check, choice.lacking)
+        hanging = self.hanging(check)
+        return choice if hanging is None else hanging  # a verdict is true only if it passed
+
+    def hanging(self, check: str) -> Verdict | None:
+        """What keeps ``check`` from being run, since its ranks would wait for each other; None: nothing does.
+
+        A skip where the plan's collectives fails of it too, else a failure: somebody must say it.
+        """
+        lines = disagreements(self.run_world)
+        if not lines:
+            return None
+        if self.plan.checks.collectives and (self.run_world is self.world or disagreements(self.world)):
+            more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
+            return skipped(check, f"not run, since its ranks would hang, as collectives finds: {lines[0]}{more}")
+        return failed(
+            check, counted(len(lines), "problem", "for which its ranks would hang, so they were not run"), capped(lines)
+        )
+
+    def backend(self) -> Choice:
+        """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""
+        asked = self.settings.backend or self.plan.run.backend
+        if asked == "fake":
+            return Choice(None, "back end fake holds no values to compare")
+        if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
+            return Choice("gloo")
+        machine = this_machine()
+        choice = choose(asked, self.plan.run_world, machine)
+        if choice.lacking and self.settings.require_gpus:
+            raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
+        if choice.backend not in ON_GPUS:
+            # That a machine without GPUs does not use them is no news.
+            return choice if machine.gpus or choice.backend is None else Choice(choice.backend)
+        problem = next(filter(None, (cannot_run_on("cuda", one) for one in self.run_world.step(0).graphs.values())), "")
+        if problem and (asked != "auto" or self.settings.require_gpus):
+            raise CaptureError(f'{self.name}: {problem}; let the model call what all devices have, or use run.backend = "gloo"')
+        return Choice("gloo", problem) if problem else choice
+
+
+def looked_at(world: World) -> str:
+    """Which ranks' graphs were looked at, for people."""
+    ranks = world.ranks()
+    return f"{world.size} ranks" if len(ranks) == world.size else f"{len(ranks)} of {world.size} ranks"
+
+
+def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
+    """Problems of each set of ranks that share a graph, those of all graphs once; the others name their ranks."""
+    found: dict[str, list[int]] = {}
+    graphs = 0
+    for ranks, sentences in problems:
+        graphs += len(ranks)
+        for sentence in dict.fromkeys(sentences):
+            found.setdefault(sentence, []).extend(ranks)
+    return [
+        sentence if len(ranks) == graphs else f"rank {', '.join(map(str, sorted(ranks)))}: {sentence}"
+        for sentence, ranks in found.items()
+    ]
+
+
+def capped(lines: list[str]) -> list[str]:
+    """At most as many lines as a person reads; the count says the rest."""
+    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
+
+
+def counted(count: int, noun: str, rest: str) -> str:
+    """``1 entry as planned``, ``2 entries as planned``."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count} {noun if count == 1 else plural} {rest}"
