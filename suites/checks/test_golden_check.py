@@ -21,10 +21,11 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from pytest_fxbucket.golden.mismatch import text_of
+from pytest_fxbucket.plan_on_mesh import text_of
 from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from small_llama import PLAN
 folder = Path({folder!r})
 plan = load_plans(folder / "small.toml")[0]

@@ -9,7 +9,8 @@ import pytest
 from pytest_fxbucket import plan_on_mesh
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun, RunSettings
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import plan_of

@@ -58,7 +58,7 @@ class TestPlans:
         project.makeconftest(
             """
             import gc, weakref, pytest
-            from pytest_fxbucket.pytest_plugin.options import fx_session
+            from pytest_fxbucket.pytest_plugin.session import fx_session
 
             runs = []
 

@@ -38,7 +38,7 @@ def pytest_sessionfinish():
 """
 _TEST = """
 from pytest_fxbucket.golden.store import render
-from pytest_fxbucket.pytest_plugin.options import fx_session
+from pytest_fxbucket.pytest_plugin.session import fx_session
 from suites.soak.kills import GOLDENS, body
 
 def test_goldens(request):
