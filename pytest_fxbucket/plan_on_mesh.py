@@ -18,7 +18,7 @@ from pytest_fxbucket.compat.fx import why_not_its_graph
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import schedule_of
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.reading import read_given, read_graph
@@ -49,7 +49,7 @@ class Passed:
     bucketed: Bucketed
     portable: PortableGraph
     digest: str
-    reading: Reading
+    reading: GraphAnalysis
     calls: list[Call]
     problems: list[str]
     """What is wrong with launches and waits inside the graph."""
@@ -68,7 +68,7 @@ class Seconds(dict[str, float]):
 
 
 @dataclass(frozen=True)
-class Way:
+class RankPipeline:
     """One rank's step on its way: through the plan's transformations, with the pass among them."""
 
     reference: StepGraph
@@ -87,7 +87,7 @@ class Way:
 
 
 @dataclass
-class World:
+class PlanOnMesh:
     """``plan`` on the ranks of ``mesh``, through the pass ``pass_name``. Work is done when asked for, once."""
 
     plan: Plan
@@ -101,7 +101,7 @@ class World:
     odd: list[str] = field(default_factory=list)
     """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
     _failed: FxbucketError | None = None
-    _ways: dict[int, Way] = field(default_factory=dict)
+    _ways: dict[int, RankPipeline] = field(default_factory=dict)
     _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
@@ -160,11 +160,11 @@ class World:
         """FQN of each planned parameter to its entry."""
         return {fqn: entry.name for entry in self.resolution.entries for fqn in entry.parameters}
 
-    def reading(self, rank: int) -> Mapping[Phase, Reading]:
+    def reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that the pass is given, read."""
         return self._readings(self.way(rank).step if self.stages.before else self.step(rank))
 
-    def reference_reading(self, rank: int) -> Mapping[Phase, Reading]:
+    def reference_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that bitwise compares with, read."""
         return self._readings(self.reference(rank))
 
@@ -195,7 +195,7 @@ class World:
         named = ((stage.name, traits_of(stage.function).rounds) for stage in self.stages.before)
         return [f"{name} ({rounds})" for name, rounds in named if rounds]
 
-    def way(self, rank: int) -> Way:
+    def way(self, rank: int) -> RankPipeline:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._ways:
             self.step(rank), self.resolution, self.stages  # traced with process groups of their own
@@ -207,7 +207,7 @@ class World:
         """Whether the pass has run for ``rank``."""
         return rank in self._ways
 
-    def _gone(self, rank: int) -> Way:
+    def _gone(self, rank: int) -> RankPipeline:
         captured, stages = self.step(rank), self.stages
         state = _state_of(captured)
         before = self._staged(stages.before, captured, state, rank)
@@ -231,7 +231,7 @@ class World:
             last = {phase: passed[phase].reading if phase in passed else known for phase in made}
             final = {phase: self._look(phase, final_step, one, last[phase], final=True) for phase, one in made.items()}
         reference = _with_first_state(rounding[-1], captured, state) if rounding else captured
-        return Way(reference, tuple(before), step, passed, tuple(after), final_step, final)
+        return RankPipeline(reference, tuple(before), step, passed, tuple(after), final_step, final)
 
     def _staged(self, stages: Sequence[Stage], step: StepGraph, state: State, rank: int) -> list[Staged]:
         if stages:
@@ -284,9 +284,9 @@ class World:
             groups = members_of_groups(graph)
         return {name: dims_text(ranks, mesh) + (" (own)" if name != untwinned(name) else "") for name, ranks in groups.items()}
 
-    def by_pass(self, pass_name: str) -> World:
+    def by_pass(self, pass_name: str) -> PlanOnMesh:
         """The same step through another pass; captured once."""
-        return World(
+        return PlanOnMesh(
             self.plan, self.mesh, pass_name, self.say, Seconds(self.seconds), self.said, _steps=self._steps, _sent=self._sent
         )
 
@@ -299,7 +299,7 @@ class World:
         with fake_mesh(self.mesh, 0):
             return {name: ranks for graph in graphs for name, ranks in members_of_groups(graph).items()}
 
-    def _readings(self, step: StepGraph) -> Mapping[Phase, Reading]:
+    def _readings(self, step: StepGraph) -> Mapping[Phase, GraphAnalysis]:
         key = id(step)  # steps live as long as the world
         if key not in self._read:
             self._read[key] = {
@@ -309,10 +309,12 @@ class World:
         return self._read[key]
 
     @cached_property
-    def _read(self) -> dict[int, Mapping[Phase, Reading]]:
+    def _read(self) -> dict[int, Mapping[Phase, GraphAnalysis]]:
         return {}
 
-    def _look(self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: Reading | None, final: bool = False) -> Passed:
+    def _look(
+        self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: GraphAnalysis | None, final: bool = False
+    ) -> Passed:
         """Read ``bucketed``, unless a rank before had the same graph; ``before`` is what it was made of, read."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
         name, groups = digest(portable), members_of_groups(bucketed.graph)
@@ -330,7 +332,7 @@ def mesh_of(plan: Plan, *, run: bool = False) -> Mesh:
     return mesh_with(plan.run_degrees if run else plan.degrees, plan.parallel.ep)
 
 
-def text_of(world: World, rank: int, name: str) -> str:
+def text_of(world: PlanOnMesh, rank: int, name: str) -> str:
     """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it.
 
     Raises :class:`GoldenError` for a process group that nobody knows.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
@@ -129,7 +129,7 @@ class PlanRun:
             return next(iter(self._mesh_world.passed(0).values())).bucketed
 
     @property
-    def world(self) -> World:
+    def world(self) -> PlanOnMesh:
         """The plan at the size of the real mesh."""
         return self._mesh_world
 
@@ -145,18 +145,18 @@ class PlanRun:
         return PlanSummary(len(before), len(after), len(planned), sum(bucket.bytes for bucket in after))
 
     @cached_property
-    def _mesh_world(self) -> World:
-        from pytest_fxbucket.plan_on_mesh import World, mesh_of
+    def _mesh_world(self) -> PlanOnMesh:
+        from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-        return World(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say, said=self._said)
+        return PlanOnMesh(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say, said=self._said)
 
     @cached_property
-    def _run_world(self) -> World:
-        from pytest_fxbucket.plan_on_mesh import World, mesh_of
+    def _run_world(self) -> PlanOnMesh:
+        from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
         if self.plan.run_degrees == self.plan.degrees:
             return self._mesh_world
-        return World(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say, said=self._said)
+        return PlanOnMesh(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say, said=self._said)
 
     def _its_code(self) -> AbstractContextManager[None]:
         return user_code([self.plan.path.parent, self._settings.rootdir])

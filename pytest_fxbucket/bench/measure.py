@@ -17,9 +17,9 @@ from pytest_fxbucket.stepping import fields_of
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Bucket, GraphFacts
     from pytest_fxbucket.bench.timeline.marks import Span
-    from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.plan.schema import Benchmark
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.portable import PortableGraph
     from pytest_fxbucket.step.roles import Phase
 
@@ -29,7 +29,7 @@ SETS = 4
 """Sets of processes: what differs between processes, as the layout of their memory, is no difference of the code."""
 TRACED_STEPS = 5
 
-Worlds = Mapping[str, "World"]
+Worlds = Mapping[str, "PlanOnMesh"]
 """Variant to the world whose graphs it runs; the unbucketed one has those from before that world's pass."""
 
 
@@ -104,7 +104,7 @@ def _process_set(timed: Sequence[Timed]) -> ProcessSet:
     return ProcessSet(first.samples, first.warmup_rounds, first.is_stable, peak_bytes, all(one.has_priority for one in timed))
 
 
-def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> GraphFacts:
+def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]) -> GraphFacts:
     if name == UNBUCKETED:
         readings = list(world.reference_reading(0).values())
     else:
@@ -121,7 +121,7 @@ def _facts(name: str, world: World, series: Series, traced: Sequence[Timed]) -> 
     }
 
 
-def bucket_rows(reading: Reading, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[Bucket]:
+def bucket_rows(reading: GraphAnalysis, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[Bucket]:
     """What a record keeps of each launch of a graph, in order of launch.
 
     ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one.
@@ -164,7 +164,7 @@ def _drawn(timed: Sequence[Timed]) -> dict[str, tuple[Span, ...]]:
     return drawn
 
 
-def timed_graph(name: str, world: World, rank: int, phase: Phase) -> PortableGraph:
+def timed_graph(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> PortableGraph:
     """What rank ``rank`` runs as ``name``: the step as captured, or as passes and transformations made it.
 
     Raises :class:`BenchmarkError` for a step whose work crosses iterations.
@@ -180,6 +180,6 @@ def timed_graph(name: str, world: World, rank: int, phase: Phase) -> PortableGra
     return final[phase].portable
 
 
-def digests(name: str, world: World, rank: int) -> tuple[str, ...]:
+def digests(name: str, world: PlanOnMesh, rank: int) -> tuple[str, ...]:
     """Of the graphs that rank ``rank`` runs as ``name``, one a phase."""
     return tuple(digest(timed_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)

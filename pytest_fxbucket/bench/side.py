@@ -26,7 +26,7 @@ from pytest_fxbucket.ranks.pools import Pools
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.job import TurnsTaken
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 
 PROTOCOL = 1
 _JOB = "pytest_fxbucket.bench.job"
@@ -74,9 +74,9 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     stack.callback(pools.close)
     pools.start()
     stack.enter_context(first_on_path(folders))
-    from pytest_fxbucket.plan_on_mesh import World, mesh_of
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-    world = World(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
+    world = PlanOnMesh(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
     return TimedSide(world, asked["variant"], asked["backend"], pools, folders)
 
 
@@ -84,7 +84,7 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
 class TimedSide:
     """A plan through a pass, on ranks that take turns with another side's."""
 
-    world: World
+    world: PlanOnMesh
     variant: str
     """bucketed or unbucketed"""
     asked_backend: str | None

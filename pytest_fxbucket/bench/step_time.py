@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan.schema import Benchmark, Plan
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
 
@@ -69,7 +69,7 @@ class Timing:
 
     name: str
     """Its path from rootdir, with the matrix id."""
-    world: Callable[[], World]
+    world: Callable[[], PlanOnMesh]
     """The plan at the size that is run."""
     backend: Callable[[], Choice]
     """What its ranks run on."""
@@ -126,13 +126,13 @@ class Timing:
             return step_time(shown, world, options, backend, run, self.say)
 
 
-def worlds_of(world: World, options: Benchmark) -> Worlds:
+def worlds_of(world: PlanOnMesh, options: Benchmark) -> Worlds:
     """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``."""
     return {UNBUCKETED: world, BUCKETED: world, **{name: world.by_pass(name) for name in options.against}}
 
 
 def step_time(
-    name: str, world: World, options: Benchmark, backend: str, run: Runner, say: Callable[[str], None] = lambda _: None
+    name: str, world: PlanOnMesh, options: Benchmark, backend: str, run: Runner, say: Callable[[str], None] = lambda _: None
 ) -> StepTime:
     """Measure the step of ``world``; ``name``: the plan's path from rootdir, ``run`` runs tasks over ``backend``."""
     from pytest_fxbucket.bench.record import Record

@@ -18,7 +18,7 @@ from pytest_fxbucket.ranks.messages import MAX_RANKS
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
 
@@ -43,9 +43,9 @@ class Context:
     name: str
     """Path of the plan from rootdir, with the matrix id."""
     settings: RunSettings
-    world: World
+    world: PlanOnMesh
     """The plan at the size of the real mesh."""
-    on_ranks: Callable[[], World]
+    on_ranks: Callable[[], PlanOnMesh]
     """Gives the plan at the size that ranks run."""
     pools: Pools
     folder: Folder
@@ -58,7 +58,7 @@ class Context:
     """Told of each golden that is compared."""
 
     @property
-    def run_world(self) -> World:
+    def run_world(self) -> PlanOnMesh:
         """The plan at the size that ranks run; the same one as ``world`` if that is no other."""
         return self.on_ranks()
 
@@ -112,7 +112,7 @@ class Context:
         return Choice("gloo", problem) if problem else choice
 
 
-def looked_at(world: World) -> str:
+def looked_at(world: PlanOnMesh) -> str:
     """Which ranks' graphs were looked at, for people."""
     ranks = world.ranks()
     return f"{world.size} ranks" if len(ranks) == world.size else f"{len(ranks)} of {world.size} ranks"

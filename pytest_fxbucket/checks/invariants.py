@@ -30,7 +30,7 @@ from pytest_fxbucket.words import some
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
 
 Graph: TypeAlias = "fx.GraphModule | fx.Graph"
 Graphs: TypeAlias = "Graph | Mapping[int, Graph]"
@@ -72,7 +72,7 @@ class _Seen:
     members: Mapping[str, tuple[int, ...]]
     """Ranks of each process group."""
     calls: dict[int, list[Call]] = field(default_factory=dict)
-    readings: dict[int, Reading] = field(default_factory=dict)
+    readings: dict[int, GraphAnalysis] = field(default_factory=dict)
 
 
 def _one_rank(old: fx.Graph, new: fx.Graph, seen: _Seen, rank: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pytest_fxbucket.step.iterations import CROSSING
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.ranks.backend import Choice
     from pytest_fxbucket.step.roles import Parameter, Phase, Value
 
@@ -29,7 +29,7 @@ class OnRanks:
     """What its ranks run on, and how it came to that."""
 
     @property
-    def world(self) -> World:
+    def world(self) -> PlanOnMesh:
         """The plan at the size that ranks run."""
         return self.context.run_world
 
@@ -88,7 +88,7 @@ def refuse_too_large(
 Values = tuple["Value", ...]
 
 
-def final_values(world: World, rank: int, phase: Phase) -> tuple[Values, Values]:
+def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Values]:
     """Inputs and outputs of the final step, but for what is carried; both empty if they are those of the reference."""
     reference, final = world.reference(rank), world.final_step(rank)
     phases = (phase,) if phase in final.graphs else CROSSING
@@ -100,7 +100,7 @@ def final_values(world: World, rank: int, phase: Phase) -> tuple[Values, Values]
     return inputs, outputs
 
 
-def added_state(world: World) -> list[str]:
+def added_state(world: PlanOnMesh) -> list[str]:
     """State that transformations added, by name: nothing has it that it could be compared with."""
     known = {value.fqn for values in world.reference(0).inputs.values() for value in values}
     final = world.final_step(0)
@@ -108,7 +108,7 @@ def added_state(world: World) -> list[str]:
     return sorted({fqn for fqn in named if fqn not in known})
 
 
-def removed_state(world: World) -> list[str]:
+def removed_state(world: PlanOnMesh) -> list[str]:
     """State that transformations removed, by name."""
     left = {value.fqn for values in world.final_step(0).inputs.values() for value in values}
     known = world.reference(0).inputs.values()

@@ -9,7 +9,7 @@ from pytest_fxbucket.graph.calls import joint_problems
 from pytest_fxbucket.transforms.traits import BUCKET
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.plan_on_mesh import Passed, Way, World
+    from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh, RankPipeline
     from pytest_fxbucket.step.roles import Phase
     from pytest_fxbucket.transforms.fit import Looked
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     """Name, and by rank what was seen of each graph behind it."""
 
 
-def disagreements(world: World) -> list[str]:
+def disagreements(world: PlanOnMesh) -> list[str]:
     """What would hang across the ranks that are looked at: behind the first transformation, or the pass, where that is so.
 
     Without transformations just what is wrong behind the pass.
     """
-    ways: dict[int, Way] = {rank: world.way(rank) for rank in world.ranks()}
+    ways: dict[int, RankPipeline] = {rank: world.way(rank) for rank in world.ranks()}
     first = next(iter(ways.values()))
     stages: list[_Stage] = [
         (one.name, {rank: way.before[n].looked for rank, way in ways.items()}) for n, one in enumerate(first.before)

@@ -18,9 +18,9 @@ from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 
-Told = Callable[["World", int, str], str]
+Told = Callable[["PlanOnMesh", int, str], str]
 """From a plan in its world, the rank and the plan's name to what is told of it."""
 
 
@@ -55,9 +55,9 @@ def tell(plan: Plan, pass_name: str, told: Told, rank: int = 0) -> str:
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     # A model that prints while it is built must not print into the text.
     with redirect_stdout(sys.stderr), user_code(folders_of(plan)), progress.watching(name_of(plan)):
-        from pytest_fxbucket.plan_on_mesh import World, mesh_of
+        from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-        return told(World(plan, mesh_of(plan), pass_name, progress.say), rank, name_of(plan))
+        return told(PlanOnMesh(plan, mesh_of(plan), pass_name, progress.say), rank, name_of(plan))
 
 
 def folders_of(plan: Plan) -> list[Path]:
@@ -71,7 +71,7 @@ def name_of(plan: Plan) -> str:
     return f"{shown}[{plan.matrix_id}]" if plan.matrix_id else shown
 
 
-def golden_file(world: World, rank: int, name: str) -> str:
+def golden_file(world: PlanOnMesh, rank: int, name: str) -> str:
     """The plan's golden, the whole file, as it is on ``rank``."""
     from pytest_fxbucket.golden.store import render
     from pytest_fxbucket.plan_on_mesh import text_of
@@ -79,7 +79,7 @@ def golden_file(world: World, rank: int, name: str) -> str:
     return render(text_of(world, rank, name))
 
 
-def full_text(world: World, rank: int, name: str) -> str:
+def full_text(world: PlanOnMesh, rank: int, name: str) -> str:
     """Every node of the graphs that came out of the pass, as ``rank`` has them."""
     from pytest_fxbucket.golden.schedule import named_buckets
     from pytest_fxbucket.graph.listing import listing, notes_of

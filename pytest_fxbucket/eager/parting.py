@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pytest_fxbucket.checks.bitwise.job import Task
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.step.roles import Direction
 
 _LOSS = "the loss"
@@ -127,7 +127,7 @@ def _body(follower: _Follower, fqn: str, forward: Callable[..., Any], *args: Any
         follower.inside.pop()
 
 
-def moved(reading: Reading, units: Mapping[str, Sequence[str]], differing: Collection[str], torchs: str) -> str:
+def moved(reading: GraphAnalysis, units: Mapping[str, Sequence[str]], differing: Collection[str], torchs: str) -> str:
     """A sentence on the first member, in byte order, of the first reduction of a ``differing`` gradient that lies elsewhere.
 
     ``units`` are FQNs by unit of torch's, each in registration order, which is the order of bytes there. Empty: none does.
@@ -146,7 +146,7 @@ def moved(reading: Reading, units: Mapping[str, Sequence[str]], differing: Colle
     return ""
 
 
-def _first(reading: Reading, bucket: Bucket, units: Mapping[str, Sequence[str]]) -> tuple[str, str, int, int] | None:
+def _first(reading: GraphAnalysis, bucket: Bucket, units: Mapping[str, Sequence[str]]) -> tuple[str, str, int, int] | None:
     """(unit, FQN, offset here, offset in torch's) in bytes."""
     same = [one for one in reading.buckets if (one.kind, one.level, one.round) == (bucket.kind, bucket.level, bucket.round)]
     sizes = {member.fqn: member.bytes for one in same for member in one.members}

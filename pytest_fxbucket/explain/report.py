@@ -16,12 +16,12 @@ from pytest_fxbucket.graph.updates import readiness, updates_between
 from pytest_fxbucket.passes.compute import overlapped
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed
     from pytest_fxbucket.step.roles import Told as Transformed
@@ -65,7 +65,7 @@ class Fed:
     """Kind and label of each launch that brings a gradient which they are made of, in order of launch."""
 
 
-def fed(reading: Reading, entry_of: Mapping[str, str], labels: Mapping[str, str]) -> tuple[Fed, ...]:
+def fed(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: Mapping[str, str]) -> tuple[Fed, ...]:
     """The updates that ``reading`` found, in order of their first parameter; ``labels`` names buckets by their launch's node.
 
     Of a gradient that is reduced twice, the second reduction feeds the update.
@@ -97,7 +97,7 @@ def fed(reading: Reading, entry_of: Mapping[str, str], labels: Mapping[str, str]
 
 
 def report_of_reading(
-    before: Reading, after: Reading, graphs: tuple[fx.Graph, fx.Graph], entry_of: Mapping[str, str]
+    before: GraphAnalysis, after: GraphAnalysis, graphs: tuple[fx.Graph, fx.Graph], entry_of: Mapping[str, str]
 ) -> PassReport:
     """The report of a pass by the graphs that went in and came out, which ``before`` and ``after`` were read off.
 
@@ -141,7 +141,7 @@ def report_of_reading(
     )
 
 
-def _updates(after: Reading, planned: Sequence[Bucket], entry_of: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _updates(after: GraphAnalysis, planned: Sequence[Bucket], entry_of: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Of each bucket the other entries of which an update stands between its launch and its wait."""
     names = [" & ".join(_entries(bucket, entry_of)) or bucket.node for bucket in planned]
     if after.order is None or not after.updating:
@@ -164,7 +164,7 @@ def _entries(bucket: Bucket, entry_of: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(entry_of[fqn] for fqn in bucket.fqns if fqn in entry_of))
 
 
-def _launches_before(before: Reading, planned: list[Bucket]) -> Iterator[int]:
+def _launches_before(before: GraphAnalysis, planned: list[Bucket]) -> Iterator[int]:
     """Of each bucket how many launches brought its members before, those of its own direction first."""
     found: dict[tuple[str, str, str], deque[str]] = {}
     for bucket in before.buckets:
@@ -232,7 +232,7 @@ class Told:
 
 def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
-    world = World(plan, mesh_of(plan), pass_name, say)
+    world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
     step, passed = world.step(0), world.passed(0)
     by_report = all(one.bucketed.report is not None for one in passed.values())
     if not by_report and not step.has_roles:
@@ -245,7 +245,7 @@ def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
     return Told(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
 
 
-def _graph(world: World, phase: str, passed: Passed) -> Graph:
+def _graph(world: PlanOnMesh, phase: str, passed: Passed) -> Graph:
     before = next(module for name, module in world.step(0).graphs.items() if name == phase)
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
@@ -261,7 +261,7 @@ def _graph(world: World, phase: str, passed: Passed) -> Graph:
     return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names), kept)
 
 
-def _parameters(world: World, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:
+def _parameters(world: PlanOnMesh, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:
     """Parameters in order of registration, then buffers; of a graph without roles what the report names."""
     step = world.step(0)
     if not step.has_roles:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_fxbucket.errors import GoldenError
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.step.roles import Direction
 
 ACTIVATIONS = "activations"
@@ -75,7 +75,7 @@ class Schedule:
     buckets: tuple[NamedBucket, ...]
 
 
-def schedule_of(reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]) -> Schedule:
+def schedule_of(reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Mapping[str, str]) -> Schedule:
     """The schedule that ``reading`` found.
 
     ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions. Raises
@@ -106,7 +106,7 @@ def nameless_text(bucket: Bucket) -> str:
 
 
 def named_buckets(
-    reading: Reading, entry_of: Mapping[str, str], dims_of: Mapping[str, str]
+    reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Mapping[str, str]
 ) -> Iterator[tuple[str, NamedBucket]]:
     """(node of the launch, bucket), in order of launch. Raises GoldenError for a process group that is not in ``dims_of``."""
     seen: dict[tuple[str, str, str], int] = {}
@@ -123,7 +123,7 @@ def named_buckets(
 
 
 def _communication(
-    reading: Reading, named: Mapping[str, NamedBucket], sections: Sections
+    reading: GraphAnalysis, named: Mapping[str, NamedBucket], sections: Sections
 ) -> Iterator[tuple[int, int, Event, str]]:
     for bucket in reading.buckets:
         label = named[bucket.node].label
@@ -140,7 +140,7 @@ def _placed(what: str, label: str, direction: Direction, where: int, sections: S
     return Event(section, what, label if direction_of(section) == direction else f"{label} of {direction}")
 
 
-def _computes(reading: Reading, entry_of: Mapping[str, str], sections: Sections) -> Iterator[tuple[int, int, Event, str]]:
+def _computes(reading: GraphAnalysis, entry_of: Mapping[str, str], sections: Sections) -> Iterator[tuple[int, int, Event, str]]:
     """Compute, with what it has to do with: a parameter, or nothing for products of activations alone."""
     for named, found in ((True, reading.computes), (False, reading.products)):
         for where, direction, fqn in found:
@@ -237,7 +237,7 @@ class _Section(NamedTuple):
 class Sections:
     """Sections of one graph, by positions in it."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: GraphAnalysis) -> None:
         computes = sorted((*reading.computes, *reading.products))
         self._late = reading.late
         self._found = list(_sections((where, of) for where, of, _ in computes if where not in reading.late))

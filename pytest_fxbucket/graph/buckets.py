@@ -94,7 +94,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GraphAnalysis:
     """A whole graph, read."""
 
     buckets: tuple[Bucket, ...]
@@ -194,7 +194,7 @@ Lives = list[tuple[int, int, int]]
 """(first position, last position, bytes) of each gathered tensor; both ends included."""
 
 
-def gathered_lives(reading: Reading) -> Lives:
+def gathered_lives(reading: GraphAnalysis) -> Lives:
     """Of each gathered member. A member that nobody reads lives until its wait."""
     lives: Lives = []
     for bucket in reading.buckets:

@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.ops import written_arguments
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
 
 Ranks = tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Call:
     """What all members must agree in: operator, reduction, dtype, elements."""
 
 
-def calls_of(graph: fx.Graph, reading: Reading, ranks_of: Mapping[str, Ranks]) -> tuple[list[Call], list[str]]:
+def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ranks]) -> tuple[list[Call], list[str]]:
     """Launches and waits of one rank's graph in order, and what is wrong with them inside the graph.
 
     ``reading`` is of the same graph: sizes come from it, not from the nodes' metadata.

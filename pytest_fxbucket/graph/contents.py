@@ -25,7 +25,7 @@ EXACT = 1 << 10
 """Precision of a value that was not squeezed yet."""
 
 
-class Run(NamedTuple):
+class ByteRange(NamedTuple):
     """``length`` bytes of a storage, and where they are from."""
 
     offset: int
@@ -47,17 +47,17 @@ class Run(NamedTuple):
         """Offset of the byte behind it."""
         return self.offset + self.length
 
-    def part(self, begin: int, end: int, at: int) -> Run:
+    def part(self, begin: int, end: int, at: int) -> ByteRange:
         """Its bytes from offset ``begin`` to ``end``, moved to offset ``at``."""
         start = self.start + begin - self.offset if self.source > ZERO else self.start
-        return Run(at, end - begin, self.source, self.rank, start, self.precision, self.form)
+        return ByteRange(at, end - begin, self.source, self.rank, start, self.precision, self.form)
 
-    def at(self, offset: int) -> Run:
+    def at(self, offset: int) -> ByteRange:
         """The same, at another offset."""
-        return Run(offset, *self[1:])
+        return ByteRange(offset, *self[1:])
 
 
-Runs = tuple[Run, ...]
+Runs = tuple[ByteRange, ...]
 
 _offset = itemgetter(0)
 _DTYPES: list[torch.dtype] = []
@@ -78,7 +78,7 @@ def dtype_of(form: int) -> torch.dtype:
 def run(source: int, length: int, precision: int = EXACT, dtype: torch.dtype | None = None) -> Runs:
     """One run of ``length`` bytes: all of ``source``, whose elements are of ``dtype``."""
     form = form_of(dtype) if dtype is not None else 0
-    return (Run(0, length, source, OWN_RANK, 0, precision, form),) if length else ()
+    return (ByteRange(0, length, source, OWN_RANK, 0, precision, form),) if length else ()
 
 
 def cast(runs: Runs, source: torch.dtype, target: torch.dtype, precision: int) -> Runs | None:
@@ -91,7 +91,7 @@ def cast(runs: Runs, source: torch.dtype, target: torch.dtype, precision: int) -
         if (named and form != before) or offset % old or length % old or start % old:
             return None
         sizes = offset // old * new, length // old * new, start // old * new
-        found.append(Run(sizes[0], sizes[1], number, rank, sizes[2], min(bits, precision), after if named else 0))
+        found.append(ByteRange(sizes[0], sizes[1], number, rank, sizes[2], min(bits, precision), after if named else 0))
     return tuple(found)
 
 
@@ -126,7 +126,7 @@ def read(content: Runs, view: torch.Tensor) -> Runs:
         return ()
     if len(starts) == 1 and length == size(content):
         return content
-    found: list[Run] = []
+    found: list[ByteRange] = []
     for at, start in enumerate(starts):
         found += _between(content, start, start + length, at * length)
     return joined(found)
@@ -144,7 +144,7 @@ def write(content: Runs, view: torch.Tensor, runs: Runs) -> Runs:
 
 def filled(parts: Iterable[tuple[torch.Tensor, Runs]]) -> Runs:
     """Content of a storage after its runs were copied into each view in ``parts``, which cover it without meeting."""
-    pieces: list[Run] = []
+    pieces: list[ByteRange] = []
     for view, runs in parts:
         starts, length = blocks(view)
         if length and starts:
@@ -174,9 +174,9 @@ def size(content: Runs) -> int:
     return content[-1].end if content else 0
 
 
-def joined(runs: Iterable[Run]) -> Runs:
+def joined(runs: Iterable[ByteRange]) -> Runs:
     """The same content in as few runs as possible."""
-    found: list[Run] = []
+    found: list[ByteRange] = []
     for one in runs:
         if found and _follows(found[-1], one):
             found[-1] = found[-1]._replace(length=found[-1].length + one.length)
@@ -216,7 +216,7 @@ def _in_order(runs: Runs, begins: Sequence[int]) -> bool:
     return all(start + one.length <= after for start, one, after in zip(starts, runs, starts[1:], strict=False))
 
 
-def _follows(a: Run, b: Run) -> bool:
+def _follows(a: ByteRange, b: ByteRange) -> bool:
     """Whether ``b`` goes on where ``a`` ends, in the storage and in the source."""
     return (
         a.rank == b.rank
@@ -228,9 +228,9 @@ def _follows(a: Run, b: Run) -> bool:
     )
 
 
-def _between(content: Runs, begin: int, end: int, at: int) -> list[Run]:
+def _between(content: Runs, begin: int, end: int, at: int) -> list[ByteRange]:
     """The bytes from offset ``begin`` to ``end``, moved to offset ``at``."""
-    found: list[Run] = []
+    found: list[ByteRange] = []
     index = bisect_right(content, begin, key=_offset) - 1
     while begin < end:
         one = content[index]
@@ -242,12 +242,12 @@ def _between(content: Runs, begin: int, end: int, at: int) -> list[Run]:
     return found
 
 
-def _laid(runs: Runs, starts: Sequence[int], length: int) -> list[Run]:
+def _laid(runs: Runs, starts: Sequence[int], length: int) -> list[ByteRange]:
     """``runs`` one behind the other in blocks of ``length`` at ``starts``."""
     return [one.at(starts[one.offset // length] + one.offset % length) for one in cut(runs, length)]
 
 
-def _without(content: Runs, starts: Sequence[int], length: int) -> Iterator[Run]:
+def _without(content: Runs, starts: Sequence[int], length: int) -> Iterator[ByteRange]:
     """Content with the blocks of ``length`` at ``starts`` (ascending) taken out, so that they can be put anew."""
     for one in content:
         begin = one.offset

@@ -18,7 +18,7 @@ from pytest_fxbucket.compat.pytree import tree_map
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import Memory, NotFollowedError, Run, Runs, precision_of
+from pytest_fxbucket.graph.contents import ByteRange, Memory, NotFollowedError, Runs, precision_of
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
 from pytest_fxbucket.graph.ops import operator_name, written_arguments
 from pytest_fxbucket.graph.sending import Sent, Source, Sources
@@ -127,7 +127,7 @@ class _Walk:
                 return False
         return True
 
-    def _ascending(self, tensor: torch.Tensor) -> Run | None:
+    def _ascending(self, tensor: torch.Tensor) -> ByteRange | None:
         """The first run of ``tensor``, as it lies in memory, if it is of one gathered source, in its order; else None."""
         runs = self.memory.read(contents.in_memory_order(tensor))
         source = self.found.sources[runs[0].source] if runs else None

@@ -13,10 +13,10 @@ from pytest_fxbucket.words import some, times
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
 
 
-def lost(before: Reading, after: Reading) -> Iterator[str]:
+def lost(before: GraphAnalysis, after: GraphAnalysis) -> Iterator[str]:
     """What is launched less often than before."""
     old, new = Counter(carried(before)), Counter(carried(after))
     for one in old - new:
@@ -36,7 +36,7 @@ class Carried:
     fqn: str
 
 
-def carried(reading: Reading) -> Iterator[Carried]:
+def carried(reading: GraphAnalysis) -> Iterator[Carried]:
     """Every member of every launch."""
     for bucket in reading.buckets:
         for member in bucket.members:
@@ -46,7 +46,7 @@ def carried(reading: Reading) -> Iterator[Carried]:
             yield Carried(bucket.kind, bucket.op, untwinned(bucket.group), what, member.fqn)
 
 
-def other_bytes(before: Reading, after: Reading) -> Iterator[str]:
+def other_bytes(before: GraphAnalysis, after: GraphAnalysis) -> Iterator[str]:
     """Process groups on which more or fewer bytes travel than before, by kind."""
     old, new = _bytes(before), _bytes(after)
     for kind, group in sorted({*old, *new}):
@@ -55,7 +55,7 @@ def other_bytes(before: Reading, after: Reading) -> Iterator[str]:
             yield f"{kind} on group {group} moves {now} bytes, {was} before the pass"
 
 
-def _bytes(reading: Reading) -> dict[tuple[str, str], int]:
+def _bytes(reading: GraphAnalysis) -> dict[tuple[str, str], int]:
     found: dict[tuple[str, str], int] = {}
     for bucket in reading.buckets:
         key = (bucket.kind, untwinned(bucket.group))
@@ -73,7 +73,7 @@ _Reader: TypeAlias = tuple[str, object]
 """Name and operator of a node. A pass may move compute, so that its place is nothing to know it by."""
 
 
-def _readers(reading: Reading, graph: fx.Graph) -> dict[_Reader, set[str]]:
+def _readers(reading: GraphAnalysis, graph: fx.Graph) -> dict[_Reader, set[str]]:
     """Parameters that each node of compute reads, and gradients that it makes, as far as they are gathered and reduced."""
     nodes = list(graph.nodes)
     found: dict[_Reader, set[str]] = {}
@@ -82,7 +82,7 @@ def _readers(reading: Reading, graph: fx.Graph) -> dict[_Reader, set[str]]:
     return found
 
 
-def other_readers(before: Reading, old: fx.Graph, after: Reading, new: fx.Graph) -> Iterator[str]:
+def other_readers(before: GraphAnalysis, old: fx.Graph, after: GraphAnalysis, new: fx.Graph) -> Iterator[str]:
     """The first node that is given what another had; a node of a name that only one of the graphs has cannot be told."""
     found = _readers(after, new)
     for reader, was in _readers(before, old).items():

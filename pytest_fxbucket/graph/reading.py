@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.graph import collectives, contents
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading, reads_of_written
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, reads_of_written
 from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in, returned
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.step.roles import Value
 
-__all__ = ["Bucket", "Direction", "Member", "Reading", "read_given", "read_graph"]
+__all__ = ["Bucket", "Direction", "GraphAnalysis", "Member", "read_given", "read_graph"]
 
 
-def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], before: Reading | None = None) -> Reading:
+def read_graph(
+    graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], before: GraphAnalysis | None = None
+) -> GraphAnalysis:
     """Read a joint graph (or one of its phases) whose inputs and outputs have the given roles, in graph order.
 
     ``before`` is the reading of the graph that a pass made it of.
@@ -41,7 +43,7 @@ def read_graph(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value
         return _Reader(graph, inputs, outputs, before.begun if before is not None else ()).reading()
 
 
-def read_given(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Reading:
+def read_given(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> GraphAnalysis:
     """As :func:`read_graph`, for a graph that a pass is given: how its model moves data on the way to a launch is its own."""
     with collector.paused():
         return _Reader(graph, inputs, outputs, None).reading()
@@ -90,9 +92,9 @@ class _Reader:
             for piece in sent.content:
                 self._note_sent(node, piece)
 
-    def reading(self) -> Reading:
+    def reading(self) -> GraphAnalysis:
         buckets = tuple(self._bucket(node, sent) for node, sent in self.found.sent.items())
-        return Reading(
+        return GraphAnalysis(
             buckets=buckets,
             computes=tuple(sorted(self.computes)),
             problems=tuple(self.problems),

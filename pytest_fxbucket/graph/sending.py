@@ -11,7 +11,7 @@ import torch
 
 from pytest_fxbucket.graph import contents
 from pytest_fxbucket.graph.collectives import Launch
-from pytest_fxbucket.graph.contents import OWN_RANK, UNDEFINED, ZERO, Run, Runs
+from pytest_fxbucket.graph.contents import OWN_RANK, UNDEFINED, ZERO, ByteRange, Runs
 
 if TYPE_CHECKING:
     from torch import fx
@@ -96,9 +96,9 @@ class Sources:
             inner[number] = prod(old.ranks)
         sent.content += _pieces(_renamed(content, new), begin, tensor.dtype)
         runs = tuple(
-            Run(offset + rank * own, length, new[number], rank * inner[number] + max(before, 0), start, precision, form)
+            ByteRange(offset + rank * own, length, new[number], rank * inner[number] + max(before, 0), start, precision, form)
             if number > ZERO
-            else Run(offset + rank * own, length, number, OWN_RANK, start, precision, form)
+            else ByteRange(offset + rank * own, length, number, OWN_RANK, start, precision, form)
             for rank in range(ranks)
             for offset, length, number, before, start, precision, form in content
         )
@@ -112,7 +112,7 @@ class Sources:
             return other
         if not self._scattered_evenly(first, content, own, ranks):
             return UNEVEN
-        runs: list[Run] = []
+        runs: list[ByteRange] = []
         for one in first:
             if one.source > ZERO:
                 new = self.brought(one.source, sent.launch.node, one.length // tensor.itemsize, tensor.dtype)
@@ -125,8 +125,8 @@ class Sources:
 
     def _scattered_evenly(self, first: Runs, content: Runs, own: int, ranks: int) -> bool:
         """Whether rank k's part of the input is, member by member, the k-th piece of the same whole gradients."""
-        expected: list[Run] = []
-        pieces: dict[int, Run] = {}
+        expected: list[ByteRange] = []
+        pieces: dict[int, ByteRange] = {}
         for one in first:
             if one.source <= ZERO:
                 continue
@@ -136,10 +136,10 @@ class Sources:
             for rank, start in enumerate(range(0, min(size, ranks * one.length), one.length)):
                 have = min(size - start, one.length)
                 at = one.offset + rank * own
-                expected.append(Run(at, have, piece.source, piece.rank, start, piece.precision, piece.form))
+                expected.append(ByteRange(at, have, piece.source, piece.rank, start, piece.precision, piece.form))
         return contents.joined(sorted(expected)) == tuple(one for one in content if one.source > ZERO)
 
-    def _bytes(self, one: Run) -> int:
+    def _bytes(self, one: ByteRange) -> int:
         """Of the whole source of ``one`` on a rank, in the form that it has there."""
         return self.known(one.source).numel * contents.dtype_of(one.form).itemsize
 

@@ -23,7 +23,7 @@ from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.user_frame import user_frame
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import ResolvedEntry
     from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
@@ -55,7 +55,7 @@ class Job:
 
     step: StepGraph
     phase: Phase
-    reading: Reading
+    reading: GraphAnalysis
     """Of the graph before the pass."""
     plan: Plan
     entries: Sequence[ResolvedEntry]

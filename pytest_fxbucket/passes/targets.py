@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.step.roles import Direction, Value
 
 Ends = tuple[Sequence["Value"], Sequence["Value"]]
@@ -106,7 +106,7 @@ class _Name(NamedTuple):
 
 def by_parameter(
     graph: fx.Graph,
-    reading: Reading,
+    reading: GraphAnalysis,
     inputs: Sequence[Value],
     entry_of: Mapping[str, str],
     entries: Sequence[str] = (),
@@ -140,7 +140,7 @@ def by_parameter(
 
 
 def _computes(
-    nodes: Mapping[str, fx.Node], reading: Reading, entry_of: Mapping[str, str]
+    nodes: Mapping[str, fx.Node], reading: GraphAnalysis, entry_of: Mapping[str, str]
 ) -> tuple[tuple[fx.Node, Direction, str], ...]:
     if reading.order is None:
         return ()

@@ -79,9 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
         controller = Controller(fx_session(config))
         config.pluginmanager.register(controller, "fxbucket-controller")
         if options.accept:
-            from pytest_fxbucket.pytest_plugin.expectations.rewriting import Expectations
+            from pytest_fxbucket.pytest_plugin.expectations.rewriting import ExpectationHooks
 
-            config.pluginmanager.register(Expectations(fx_session(config), controller), "fxbucket-expectations")
+            config.pluginmanager.register(ExpectationHooks(fx_session(config), controller), "fxbucket-expectations")
     if config.pluginmanager.hasplugin("benchmark"):
         from pytest_fxbucket.pytest_plugin.saving import Saving
 

@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks.wire import cut
 if TYPE_CHECKING:
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.ranks.torchrun.member import Member
-    from pytest_fxbucket.ranks.torchrun.rendezvous import Meeting, Round
+    from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous, Round
 
 _COLLECT_LIMIT_S = 600.0
 _END_LIMIT_S = 60.0
@@ -46,7 +46,7 @@ class Torchrun:
         _refuse_xdist(config)
         self._config, self._member, self._is_first = config, member, member.rank == 0
         self._agenda = Agenda()
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
         self._is_in_phase = False
         self._is_parted = False
         self._note = "has ended its session"
@@ -61,9 +61,9 @@ class Torchrun:
 
     def pools(self, warm: Sequence[str]) -> Pools:
         """Pools of which this process holds one rank; `warm`: see Pools."""
-        from pytest_fxbucket.ranks.torchrun.pool import SeatPools
+        from pytest_fxbucket.ranks.torchrun.pool import TorchrunPools
 
-        return SeatPools(self.meeting, self._agenda, warm)
+        return TorchrunPools(self.meeting, self._agenda, warm)
 
     @property
     def log_name(self) -> str | None:
@@ -71,7 +71,7 @@ class Torchrun:
         return None if self._is_first else self._member.name
 
     @property
-    def meeting(self) -> Meeting:
+    def meeting(self) -> Rendezvous:
         """The meeting, which there is from the start of the session on."""
         assert self._meeting is not None
         return self._meeting
@@ -80,12 +80,12 @@ class Torchrun:
     def pytest_sessionstart(self) -> None:
         """Meet the others, and be quiet on all but rank 0."""
         from pytest_fxbucket.errors import RankError
-        from pytest_fxbucket.ranks.torchrun.rendezvous import Meeting
+        from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous
 
         if not self._is_first:
             self._be_quiet()
         try:
-            self._meeting = Meeting(self._member)
+            self._meeting = Rendezvous(self._member)
         except RankError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.INTERRUPTED)
         signal.signal(signal.SIGTERM, self._on_sigterm)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_fxbucket.ranks.flight_recorder import Group, Launch, Whereabouts, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import Group, Launch, RankPosition, ranks_text
 
 # A group of a rank: its members, and which of the rank's groups with these members it is.
 _Key = tuple[tuple[int, ...], int]
@@ -38,13 +38,13 @@ def agree(groups: Mapping[int, Sequence[Group]]) -> bool:
     )
 
 
-def partings(places: Mapping[int, Whereabouts]) -> list[Parting]:
+def partings(places: Mapping[int, RankPosition]) -> list[Parting]:
     """Where the ranks part, a group after the other; ranks that left no ledger are not in `places`."""
     keys = sorted({key for where in places.values() for key in _keys(where.groups)})
     return [parting for key in keys for parting in _on_group(key, places)]
 
 
-def _on_group(key: _Key, places: Mapping[int, Whereabouts]) -> Iterator[Parting]:
+def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Parting]:
     launched = {rank: _launches(places[rank], key) for rank in key[0] if rank in places}
     counts = {rank: _count(places[rank], key) for rank in launched}
     # The ring keeps the last launches only: what some rank forgot cannot be compared.
@@ -93,11 +93,11 @@ def _launched_by(groups: Sequence[Group], key: _Key) -> bool:
     return index is not None and groups[index].count > 0
 
 
-def _count(where: Whereabouts, key: _Key) -> int:
+def _count(where: RankPosition, key: _Key) -> int:
     index = _keys(where.groups).get(key)
     return 0 if index is None else where.groups[index].count
 
 
-def _launches(where: Whereabouts, key: _Key) -> dict[int, Launch]:
+def _launches(where: RankPosition, key: _Key) -> dict[int, Launch]:
     index = _keys(where.groups).get(key)
     return {launch.index: launch for launch in where.launches if launch.group == index}

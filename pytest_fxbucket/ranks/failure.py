@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.desync import agree, partings
-from pytest_fxbucket.ranks.flight_recorder import Whereabouts, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 
 # What gloo says on a rank whose peer is gone: an effect, never the cause.
 _PEER_GONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|read error|write error", re.I)
@@ -34,7 +34,7 @@ class RankState:
     status: int | None = None
     is_out_of_memory: bool = False
     """Whether the kernel ended a process for lack of memory meanwhile."""
-    where: Whereabouts = field(default_factory=Whereabouts)
+    where: RankPosition = field(default_factory=RankPosition)
     process: str = ""  # the kernel's letter: R runs, S sleeps, T is stopped
     stack: str = ""
     output: str = ""

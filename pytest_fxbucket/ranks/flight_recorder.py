@@ -66,7 +66,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RankPosition:
     """What one rank's ledger says. `does`: launched, waits for, is past; of `at`, the collective at hand, if there is any."""
 
     mark: str = ""
@@ -92,11 +92,11 @@ class Ledgers:
         os.ftruncate(self.fd, world * _LEDGER_BYTES)
         self._map = mmap.mmap(self.fd, world * _LEDGER_BYTES)
 
-    def read(self, rank: int) -> Whereabouts:
+    def read(self, rank: int) -> RankPosition:
         """What `rank` wrote since the last clear."""
         start = rank * _LEDGER_BYTES
         length, mark, groups, launched, doing, does = _HEAD.unpack_from(self._map, start)
-        return Whereabouts(
+        return RankPosition(
             mark[: min(length, MARK_BYTES)].decode("utf-8", "replace"),
             self._launch(start, doing - 1) if doing else None,
             _DOES.get(does, "") if doing else "",

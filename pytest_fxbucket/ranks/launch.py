@@ -100,7 +100,7 @@ class ForkServer:
         return lines[-1].strip() if lines else f"exit status {self._process.returncode}"
 
 
-class Crew:
+class PoolProcesses:
     """The processes of one pool, forked and counted; they join their group while the caller goes on.
 
     Process number i of them is rank `ranks[i]`; there is a ledger for each rank of the world, be its process here or not.

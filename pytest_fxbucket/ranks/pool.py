@@ -13,7 +13,7 @@ from pytest_fxbucket.ranks import watchdog, wire
 from pytest_fxbucket.ranks.backend import ON_GPUS, spread
 from pytest_fxbucket.ranks.failure import NO_STACK, RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.gpu_lease import Lease
-from pytest_fxbucket.ranks.launch import START_LIMIT_S, Crew, import_path, oom_kills
+from pytest_fxbucket.ranks.launch import START_LIMIT_S, PoolProcesses, import_path, oom_kills
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
 from pytest_fxbucket.ranks.talk import Talk
@@ -43,7 +43,7 @@ class Keeper(Protocol):
     def use(self, pool: RankPool) -> None:
         """Note that ``pool`` is at work now."""
 
-    def fork(self, request: PoolRequest) -> Crew:
+    def fork(self, request: PoolRequest) -> PoolProcesses:
         """New processes for the pool at work. Raises RankError where they cannot be had."""
 
     def lease(self, world: int, backend: str) -> Lease:
@@ -57,7 +57,7 @@ class RankPool:
         self.world, self.backend = request.world, request.backend
         self._pools, self._request = pools, request
         self._log_names = [[f"rank{rank}"] for rank in request.ranks]
-        self._crew: Crew | None = None
+        self._crew: PoolProcesses | None = None
         self._jobs = 0
         self._is_spent = False
         self._lease: Lease | None = None
@@ -197,7 +197,7 @@ class RankPool:
         finally:
             output.close()
 
-    def _await_ready(self, crew: Crew, is_over: Callable[[], bool] | None) -> None:
+    def _await_ready(self, crew: PoolProcesses, is_over: Callable[[], bool] | None) -> None:
         talk = Talk(crew, 0, [()] * len(crew.ranks), None, is_over)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
@@ -233,7 +233,7 @@ def _frame(buffers: list[wire.Buffer]) -> list[wire.Buffer]:
     return [wire.head(buffers), *buffers]
 
 
-def _look_at(crew: Crew, states: Sequence[RankState]) -> None:
+def _look_at(crew: PoolProcesses, states: Sequence[RankState]) -> None:
     """Add to `states` what can be seen from outside: exit statuses, the kernel's view, and stacks."""
     for index, state in enumerate(states):
         state.process = watchdog.process_state(crew.pids[index])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, PLAIN, Machine, choose, gpus, gpus_to_lease
 from pytest_fxbucket.ranks.gpu_lease import Lease, take
-from pytest_fxbucket.ranks.launch import Crew, ForkServer, most_processes, threads_per_rank
+from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
 from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 
@@ -58,18 +58,18 @@ class Pools:
         return self._pools[world, backend]
 
     def _together(self, world: int, backend: str) -> RankPool:
-        from pytest_fxbucket.ranks.single_process.pool import TogetherPool
+        from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
 
         self.start()
         if (world, backend) not in self._pools:
-            self._pools[world, backend] = TogetherPool(self, world, backend)
+            self._pools[world, backend] = SingleProcessPool(self, world, backend)
         return self._pools[world, backend]
 
     def use(self, pool: RankPool) -> None:
         """Note that `pool` is at work now: others make room before it does."""
         self._alive = [*(one for one in self._alive if one.pids and one is not pool), pool]
 
-    def fork(self, request: PoolRequest) -> Crew:
+    def fork(self, request: PoolRequest) -> PoolProcesses:
         """New processes for the pool at work; where they would be too many, the pools that have waited longest end.
 
         Raises RankError when the server cannot start.
@@ -80,7 +80,7 @@ class Pools:
         while len(self._alive) > 1 and len(request.ranks) + sum(len(one.pids) for one in self._alive) > most:
             self._alive.pop(0).close()
         try:
-            return Crew(self._server, request)
+            return PoolProcesses(self._server, request)
         except RankError:
             self._end_server()
             raise

@@ -13,7 +13,7 @@ from typing import cast
 
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.failure import RankState
-from pytest_fxbucket.ranks.launch import Crew
+from pytest_fxbucket.ranks.launch import PoolProcesses
 from pytest_fxbucket.ranks.messages import Reply
 from pytest_fxbucket.ranks.output import Output
 
@@ -75,7 +75,7 @@ class Talk:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: PoolProcesses,
         job: int,
         frames: Sequence[Sequence[wire.Buffer]],
         output: Output | None,

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, Memory, NotFollowedError, Run, Runs
+from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, ByteRange, Memory, NotFollowedError, Runs
 from pytest_fxbucket.same.table import UNDEFINED, ZERO, Const, Key, Table, Where, const
 
 Ranks = tuple[int, ...]
@@ -57,12 +57,12 @@ class Exact(Memory):
         found = []
         for offset, length, source, rank, start, _, form in runs:
             if source <= ZERO:
-                found.append(Run(offset // old * new, length // old * new, source, rank, start, EXACT, 0))
+                found.append(ByteRange(offset // old * new, length // old * new, source, rank, start, EXACT, 0))
                 continue
             if form != before or offset % old or length % old or start % old:
                 raise NotFollowedError(f"it casts {tensor.dtype} that other elements are seen as to {dtype}")
             number = self.table.number(("cast", source, *how))
-            found.append(Run(offset // old * new, length // old * new, number, rank, start // old * new, EXACT, after))
+            found.append(ByteRange(offset // old * new, length // old * new, number, rank, start // old * new, EXACT, after))
         return tuple(found)
 
 
@@ -131,9 +131,11 @@ def gathered(table: Table, runs: Runs, own: int, members: Ranks, ranks_of: dict[
         new[source] = table.number(("gathered", source, among(members)))
         ranks_of[new[source]] = len(members) * ranks_of.get(source, 1)
     return tuple(
-        Run(offset + index * own, length, new[source], index * ranks_of.get(source, 1) + max(rank, 0), start, precision, form)
+        ByteRange(
+            offset + index * own, length, new[source], index * ranks_of.get(source, 1) + max(rank, 0), start, precision, form
+        )
         if source > ZERO
-        else Run(offset + index * own, length, source, rank, start, precision, form)
+        else ByteRange(offset + index * own, length, source, rank, start, precision, form)
         for index in range(len(members))
         for offset, length, source, rank, start, precision, form in runs
     )
@@ -160,12 +162,12 @@ def scattered(table: Table, runs: Runs, own: int, op: str, dtype: torch.dtype, m
     shows on this one too.
     """
     how, form = (const(op), const(dtype), among(members)), contents.form_of(dtype)
-    chunks: list[list[Run]] = [[] for _ in members]
+    chunks: list[list[ByteRange]] = [[] for _ in members]
     for one in contents.cut(runs, own):
         chunks[one.offset // own].append(one.at(one.offset % own))
     edges = sorted({own, *(one.offset for chunk in chunks for one in chunk)})
     places = [0] * len(chunks)
-    found: list[Run] = []
+    found: list[ByteRange] = []
     for begin, end in pairwise(edges):
         pieces = []
         for index, chunk in enumerate(chunks):
@@ -175,14 +177,14 @@ def scattered(table: Table, runs: Runs, own: int, op: str, dtype: torch.dtype, m
         first = next((one.start for one in pieces if one.source > ZERO), None)
         if first is None:
             source = UNDEFINED if any(one.source == UNDEFINED for one in pieces) else ZERO
-            found.append(Run(begin, end - begin, source, OWN_RANK, 0, EXACT, 0))
+            found.append(ByteRange(begin, end - begin, source, OWN_RANK, 0, EXACT, 0))
             continue
         source = table.number(("scattered", _steps(pieces, first), *how))
-        found.append(Run(begin, end - begin, source, OWN_RANK, first, EXACT, form))
+        found.append(ByteRange(begin, end - begin, source, OWN_RANK, first, EXACT, form))
     return contents.joined(found)
 
 
-def _steps(pieces: list[Run], first: int) -> Key:
+def _steps(pieces: list[ByteRange], first: int) -> Key:
     """What each member is sent, from where in its source, counted from ``first``; as one step where all steps are alike."""
     starts = [one.start - first if one.source > ZERO else 0 for one in pieces]
     alike = {(one.source, one.rank, one.form) for one in pieces}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.same.step import Difference, Waste
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
@@ -29,7 +29,7 @@ _SHOWN = 12
 class Same:
     """The step before and after the pass and its transformations, on the ranks of the real mesh."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: PlanOnMesh) -> None:
         self.world, self.table = world, Table()
         self._walked: Walked = {}
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.errors import CaptureError, PassError
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.preserved import carried, lost, other_bytes, other_readers
@@ -160,7 +160,7 @@ class Looked:
     """What one graph of a step does, as one rank has it."""
 
     graph: fx.Graph
-    reading: Reading
+    reading: GraphAnalysis
     calls: list[Call]
     problems: tuple[str, ...]
     """Launches and waits that are not in order, and bytes that cannot be followed."""

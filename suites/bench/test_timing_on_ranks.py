@@ -15,7 +15,7 @@ from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
@@ -44,9 +44,9 @@ JOB = "suites.bench.timing_jobs:timed"
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> PlanOnMesh:
     (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
-    return World(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     return pools.get(len(tasks), PLAIN).run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
 
 
-def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: World, pools: Pools) -> None:
+def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
     # In turn one rank is the slower one: neither's mean is what a step took.
     seconds = [((1.0, 3.0), (2.0, 2.5)), ((2.0, 1.0), (0.5, 3.5))]
@@ -65,13 +65,13 @@ def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: Wor
         assert (timed.warmup_rounds, timed.is_stable) == (8, True)
 
 
-def test_variants_take_turns_step_by_step_and_the_first_changes(world: World, pools: Pools) -> None:
+def test_variants_take_turns_step_by_step_and_the_first_changes(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
     for _, ran in run(pools, tasks, [((1.0,), (1.0,))] * 2):
         assert "".join(name[0] for name in ran) == "ubbubuub" * 4
 
 
-def test_warm_up_goes_on_while_steps_become_faster(world: World, pools: Pools) -> None:
+def test_warm_up_goes_on_while_steps_become_faster(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5, least_rounds=8))
     falling = (*(8.0 - 0.5 * number for number in range(12)), *[2.0] * 100)
     for timed, _ in run(pools, tasks, [((1.0,), falling)] * 2):
@@ -79,13 +79,13 @@ def test_warm_up_goes_on_while_steps_become_faster(world: World, pools: Pools) -
         assert set(timed.samples["bucketed"]) == {2.0}
 
 
-def test_a_rank_that_fails_is_named_with_the_round_that_it_was_in(world: World, pools: Pools) -> None:
+def test_a_rank_that_fails_is_named_with_the_round_that_it_was_in(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of(worlds_of(world, Benchmark()), Pacing(60, 0.5))
     with pytest.raises(RankFailure, match=r'rank [01] of 2 raised RuntimeError: this step fails, at "bucketed round 2"'):
         run(pools, tasks, [((1.0,), (1.0,))] * 2, fails_at=2)
 
 
-def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(world: World, pools: Pools) -> None:
+def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(world: PlanOnMesh, pools: Pools) -> None:
     pids: list[tuple[int, ...]] = []
 
     def on_ranks(tasks: list[TimingTask]) -> list[object]:
@@ -107,7 +107,7 @@ def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(wo
     assert TRACED_STEPS > 1
 
 
-def test_ranks_that_ran_another_graph_are_an_error(world: World, pools: Pools) -> None:
+def test_ranks_that_ran_another_graph_are_an_error(world: PlanOnMesh, pools: Pools) -> None:
     def swapped(tasks: list[TimingTask]) -> list[object]:
         others = []
         for task in tasks:
@@ -120,13 +120,13 @@ def test_ranks_that_ran_another_graph_are_an_error(world: World, pools: Pools) -
         measure(worlds_of(world, Benchmark()), Benchmark(budget_s=0.01), swapped)
 
 
-def test_ranks_meet_before_the_clock_starts(world: World, pools: Pools) -> None:
+def test_ranks_meet_before_the_clock_starts(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of({"bucketed": world}, Pacing(60, 0.5, least_rounds=8))
     found = pools.get(2, PLAIN).run("suites.bench.timing_jobs:met", tasks, timeout_s=60)
     assert found == [["barrier", "clock"] * 16] * 2
 
 
-def test_what_is_asked_of_all_sets_together_is_asked_less_of_each(world: World) -> None:
+def test_what_is_asked_of_all_sets_together_is_asked_less_of_each(world: PlanOnMesh) -> None:
     asked: list[Pacing] = []
 
     def refuse(tasks: list[TimingTask]) -> list[object]:
@@ -164,7 +164,7 @@ def test_peak_memory_is_that_of_the_step_and_not_of_what_came_before(pools: Pool
     assert large - small > 200 << 20
 
 
-def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: World, pools: Pools) -> None:
+def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of({"bucketed": world}, Pacing(0.01, 0.5))
     (before, after), (other_before, other_after) = pools.get(2, PLAIN).run(
         "suites.bench.timing_jobs:states", tasks, timeout_s=60

@@ -20,7 +20,7 @@ from pytest_fxbucket.checks.bitwise.job import Task
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Bucket, cut_views, pack
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import decode
@@ -113,7 +113,7 @@ def beside(form: Sequence[float], default: Sequence[float]) -> str:
 def measure(pools: Pools, dim: int, turns: int) -> list[list[float]]:
     """Seconds of each turn in each form, and unbucketed."""
     plans = [parse_plans(plan_text(dim, form), Path("pack_forms.toml"))[0] for form in FORMS]
-    worlds = [World(plan, shard_mesh(RANKS), "manual", lambda _: None) for plan in plans]
+    worlds = [PlanOnMesh(plan, shard_mesh(RANKS), "manual", lambda _: None) for plan in plans]
     payloads = [(turns, [task(world, rank) for world in worlds]) for rank in range(RANKS)]
     told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
     return [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]
@@ -134,7 +134,7 @@ packer = "{form}"
 """
 
 
-def task(world: World, rank: int) -> Task:
+def task(world: PlanOnMesh, rank: int) -> Task:
     step = world.step(rank)
     return Task(
         unbucketed=world.unbucketed(rank, "joint"),

@@ -32,7 +32,7 @@ from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.graph.calls import calls_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from pytest_fxbucket.plan_on_mesh import Passed, World
+from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.same.step import Side, compared
 from pytest_fxbucket.same.table import Table
@@ -70,7 +70,7 @@ class Graphs:
 
     def __init__(self, layers: int) -> None:
         self.layers, self.plan = layers, plan_of(layers)
-        self.world = World(self.plan, shard_mesh(RANKS), "manual", lambda _: None)
+        self.world = PlanOnMesh(self.plan, shard_mesh(RANKS), "manual", lambda _: None)
         self.step = self.world.step(0)
         self.gm = self.step.graphs["joint"]
 

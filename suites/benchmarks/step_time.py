@@ -24,7 +24,7 @@ from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.pools import Pools
 from suites.benchmarks.step_time_jobs import FSDP2, WARM, Beside
@@ -77,7 +77,7 @@ def main() -> None:
 
 def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
     (plan,) = parse_plans(PLAN.format(ranks=ranks, **size._asdict()), ROOT / "plan.toml")
-    world = World(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     tasks = tasks_of(worlds_of(world, Benchmark(against=("torch",))), Pacing(budget_s / SETS, 0.0))
     payload = _payload(world)
     sets = []
@@ -90,7 +90,7 @@ def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
     return " | ".join(["| " + str(ranks), f"{size.layers} layers of {size.dim}", *_cells(world, sets)]) + " |"
 
 
-def _payload(world: World) -> dict[str, Any]:
+def _payload(world: PlanOnMesh) -> dict[str, Any]:
     """What `fixtures.reference.by_torch.fsdp2` takes for the same step."""
     plan = world.plan
     assert plan.model is not None
@@ -112,7 +112,7 @@ def _payload(world: World) -> dict[str, Any]:
     }
 
 
-def _cells(world: World, sets: Sequence[Any]) -> Iterator[str]:
+def _cells(world: PlanOnMesh, sets: Sequence[Any]) -> Iterator[str]:
     firsts: list[Timed] = [*sets]
     samples: dict[str, Samples] = {name: tuple(tuple(one.samples[name]) for one in firsts) for name in firsts[0].samples}
     parameters = sum(torch.Size(parameter.shape).numel() for parameter in world.step(0).parameters)

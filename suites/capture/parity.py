@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step.roles import StepGraph
@@ -52,7 +52,7 @@ def apart(plans: Mapping[str, Plan]) -> dict[str, Plan]:
 
 
 def step_of(plan: Plan) -> StepGraph:
-    return World(plan, mesh_of(plan), "manual", lambda _: None).step(0)
+    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None).step(0)
 
 
 def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:

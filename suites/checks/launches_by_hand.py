@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.checks.promises.expectations import Promise
+from pytest_fxbucket.checks.promises.expectations import Expectations
 from pytest_fxbucket.graph.buckets import Bucket, Member
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -14,7 +14,7 @@ ENTRIES = {"a": ("a.u", "a.v", "a.w"), "b": ("b.u", "b.v")}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 
 
-def promise(**change: Any) -> Promise:
+def promise(**change: Any) -> Expectations:
     plain: dict[str, Any] = {
         "entry_of": ENTRY_OF,
         "registration": tuple(ENTRY_OF),
@@ -28,7 +28,7 @@ def promise(**change: Any) -> Promise:
         "reshard_after_forward": True,
         "entries": tuple(ENTRIES),
     }
-    return Promise(**{**plain, **change})
+    return Expectations(**{**plain, **change})
 
 
 def gather(fqn: str, place: int, size: int = 256, **change: Any) -> Bucket:

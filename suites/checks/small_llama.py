@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_fxbucket.golden.store import render
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -48,12 +48,12 @@ class SmallLlama:
 
     plan: Plan
     pools: Pools
-    captured: World
+    captured: PlanOnMesh
 
     @classmethod
     def make(cls, folder: Path, pools: Pools) -> SmallLlama:
         plan = load_plans(make_project(folder))[0]
-        made = cls(plan, pools, World(plan, shard_mesh(4), "manual", print))
+        made = cls(plan, pools, PlanOnMesh(plan, shard_mesh(4), "manual", print))
         made.captured.reading(0)
         return made
 
@@ -61,7 +61,7 @@ class SmallLlama:
         folder = self.plan.path.parent
         settings = RunSettings(folder, folder / "golden", folder / "artifacts", pass_name, accept=accept)
         run = PlanRun(self.plan, settings, self.pools, accept_golden=write_golden)
-        world = World(self.plan, shard_mesh(4), pass_name, print, _steps=self.captured._steps, _sent=self.captured._sent)
+        world = PlanOnMesh(self.plan, shard_mesh(4), pass_name, print, _steps=self.captured._steps, _sent=self.captured._sent)
         world.__dict__["_read"] = self.captured._read
         run.__dict__["_mesh_world"] = world
         return run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.checks.promises.kept import Promise, audit
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
 
 ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
@@ -18,7 +18,7 @@ ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 F32, BF16 = torch.float32, torch.bfloat16
 ORDER = (("forward", "abc"), ("backward", "cba"))
 
-PROMISE = Promise(
+PROMISE = Expectations(
     entry_of=ENTRY_OF,
     registration=tuple(ENTRY_OF),
     own_dtype=dict.fromkeys(ENTRY_OF, F32),
@@ -55,7 +55,7 @@ def script(prefetch: int = 1, defer: bool = True, reshard: bool = True) -> Scrip
     return events + [("wait", reduction) for reduction in held]
 
 
-def reading(events: Script, members: dict[str, Sequence[str]] | None = None, dtype: torch.dtype = F32) -> Reading:
+def reading(events: Script, members: dict[str, Sequence[str]] | None = None, dtype: torch.dtype = F32) -> GraphAnalysis:
     """The graph that runs ``events``; ``members`` by launch (left out: those of its entry), each of 4 elements on 4 ranks."""
     places: dict[tuple[str, str], int] = {event: 10 * i for i, event in enumerate(events)}
     uses = {name: place for (what, name), place in places.items() if what == "use"}
@@ -89,10 +89,10 @@ def reading(events: Script, members: dict[str, Sequence[str]] | None = None, dty
     for name, place in uses.items():
         direction, entry = name.split()
         computes += [(place + i, "forward" if direction == "forward" else "backward", f) for i, f in enumerate(ENTRIES[entry])]
-    return Reading(tuple(buckets), tuple(computes), (), last)
+    return GraphAnalysis(tuple(buckets), tuple(computes), (), last)
 
 
-def captured(reshard: bool = True, dtype: torch.dtype = F32) -> Reading:
+def captured(reshard: bool = True, dtype: torch.dtype = F32) -> GraphAnalysis:
     """The graph before the pass: every parameter on its own, launched where it is read."""
     events = script(0, False, reshard)
     whole = reading(events, dtype=dtype)
@@ -112,7 +112,7 @@ def moved(events: Script, what: str, name: str, to: int) -> Script:
     return [*rest[:to], (what, name), *rest[to:]]
 
 
-def change_bucket(of: Reading, node: str, **change: Any) -> Reading:
+def change_bucket(of: GraphAnalysis, node: str, **change: Any) -> GraphAnalysis:
     assert any(bucket.node == node for bucket in of.buckets)
     return replace(of, buckets=tuple(replace(b, **change) if b.node == node else b for b in of.buckets))
 
@@ -221,7 +221,7 @@ class TestSchedule:
 
 
 class TestEntries:
-    def broken(self, members: dict[str, Sequence[str]], promise: Promise = PROMISE) -> list[str]:
+    def broken(self, members: dict[str, Sequence[str]], promise: Expectations = PROMISE) -> list[str]:
         return audit(promise, captured(), reading(script(), members))
 
     def test_a_member_that_no_launch_has_is_named(self) -> None:
@@ -341,7 +341,7 @@ WITHOUT_B = {fqn: entry for fqn, entry in ENTRY_OF.items() if entry != "b"}
 
 
 class TestUnplanned:
-    def apart(self) -> Reading:
+    def apart(self) -> GraphAnalysis:
         """Of b, which no entry names, each parameter has its own launch, as before the pass."""
         whole = reading(script())
         alone = [bucket for bucket in captured().buckets if bucket.fqns[0].startswith("b")]

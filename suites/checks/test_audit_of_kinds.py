@@ -16,8 +16,8 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 
-from pytest_fxbucket.checks.promises.kept import Promise, audit
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
@@ -28,8 +28,8 @@ BF16 = torch.bfloat16
 Make = Callable[[Handmade], None]
 
 
-def promised(made: Handmade, **change: Any) -> Promise:
-    plain = Promise(
+def promised(made: Handmade, **change: Any) -> Expectations:
+    plain = Expectations(
         entry_of=ENTRY_OF,
         registration=tuple(ENTRY_OF),
         own_dtype={value.fqn: value.dtype for value in made.inputs if value.role == "param"},
@@ -57,7 +57,7 @@ class Case:
         self.report = ManualPass(mixed=mixed, **rules).run(self.graph, targets)
         self.promise = promised(self.made, mixed=mixed)
 
-    def after(self) -> Reading:
+    def after(self) -> GraphAnalysis:
         return read_graph(self.graph, self.made.inputs, self.made.outputs)
 
     def problems(self, **change: Any) -> list[str]:

@@ -12,17 +12,17 @@ from launches_by_hand import BF16, ENTRIES, ENTRY_OF, F32, gather, promise
 from torch import fx
 
 from pytest_fxbucket.checks.promises.launches import Expected, Needs, expected, launch_problems
-from pytest_fxbucket.graph.buckets import Member, Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis, Member
 from pytest_fxbucket.graph.order import order_of
 
 KB = 1 / 1024
 aten = torch.ops.aten
 
 
-def graph(order: Sequence[str] = tuple(ENTRY_OF), **change: Mapping[str, Any]) -> Reading:
+def graph(order: Sequence[str] = tuple(ENTRY_OF), **change: Mapping[str, Any]) -> GraphAnalysis:
     """A gather of each of ``order``; ``change`` by FQN, dots left out."""
     buckets = [gather(fqn, place, **change.get(fqn.replace(".", ""), {})) for place, fqn in enumerate(order)]
-    return Reading(tuple(buckets), (), (), 100)
+    return GraphAnalysis(tuple(buckets), (), (), 100)
 
 
 def needing(sources: Mapping[str, set[str]]) -> Needs:
@@ -124,8 +124,8 @@ def test_launches_of_no_parameter_and_of_several_entries_are_in_no_bucket() -> N
 
 def test_a_parameter_that_is_gathered_over_two_groups_is_missed_on_each_of_them() -> None:
     """Sharded over both; gathered twice over one of them it is not whole."""
-    both = Reading((gather("a.u", 0), gather("a.u", 1, group="1", node="outer")), (), (), 100)
-    same = Reading((gather("a.u", 0), gather("a.u", 1, node="outer")), (), (), 100)
+    both = GraphAnalysis((gather("a.u", 0), gather("a.u", 1, group="1", node="outer")), (), (), 100)
+    same = GraphAnalysis((gather("a.u", 0), gather("a.u", 1, node="outer")), (), (), 100)
     assert list(launch_problems(promise(), both, both)) == []
     found = list(launch_problems(promise(), both, same))
     assert "entry a, forward all_gather float32: a.u is not gathered in forward" in found

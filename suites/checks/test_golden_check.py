@@ -12,7 +12,7 @@ import pytest
 from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan_on_mesh import World, text_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, text_of
 from pytest_fxbucket.step.mesh import shard_mesh
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_a_group_whose_ranks_nobody_knows_has_no_golden(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(
         '[graph]\nfactory = "halves_of_a_mesh:step"\n[parallel]\ndp_shard = 4\n[bucket]\nplan = ["a"]\n'
     )
-    world = World(load_plans(tmp_path / "p.toml")[0], shard_mesh(4), "manual", lambda _: None)
+    world = PlanOnMesh(load_plans(tmp_path / "p.toml")[0], shard_mesh(4), "manual", lambda _: None)
     with (
         first_on_path([tmp_path]),
         pytest.raises(GoldenError, match=r"all_gather .* runs on process group"),

@@ -9,7 +9,7 @@ import pytest
 from launches_by_hand import F32, gather, promise
 
 from pytest_fxbucket.checks.promises.memory import memory_problems
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading, gathered_lives, live_bytes, peak_bytes
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, gathered_lives, live_bytes, peak_bytes
 
 FQNS = ("a.u", "b.u", "c.u", "d.u")
 SIZE = 256
@@ -21,12 +21,12 @@ def lives(fqn: str, launch: int, use: int, last: int | None = None, **change: An
     return gather(fqn, 0, SIZE, **{**plain, **change})
 
 
-def graph(launches: Mapping[str, int] | None = None, last: Mapping[str, int] | None = None) -> Reading:
+def graph(launches: Mapping[str, int] | None = None, last: Mapping[str, int] | None = None) -> GraphAnalysis:
     """Each parameter is used at 10, 20, 30, 40 and launched right before, unless told otherwise."""
     uses = {fqn: 10 * (i + 1) for i, fqn in enumerate(FQNS)}
     buckets = [lives(fqn, (launches or {}).get(fqn, use - 2), use, (last or {}).get(fqn)) for fqn, use in uses.items()]
     computes: Sequence[Any] = [(use, "forward", fqn) for fqn, use in uses.items()]
-    return Reading(tuple(buckets), tuple(computes), (), 50)
+    return GraphAnalysis(tuple(buckets), tuple(computes), (), 50)
 
 
 def asked(prefetch: int, **change: Any) -> Any:
@@ -43,8 +43,8 @@ def test_a_member_is_alive_from_its_launch_to_its_last_reader_both_included() ->
 
 def test_what_nobody_reads_is_alive_until_its_wait_and_reductions_are_never_counted() -> None:
     unread = lives("a.u", 1, 10, members=(Member("a.u", 0, 32, 23, F32, None),))
-    assert gathered_lives(Reading((unread,), (), (), 50)) == [(1, 9, SIZE)]
-    assert peak_bytes(gathered_lives(Reading((lives("a.u", 1, 10, kind="reduce_scatter"),), (), (), 50))) == 0
+    assert gathered_lives(GraphAnalysis((unread,), (), (), 50)) == [(1, 9, SIZE)]
+    assert peak_bytes(gathered_lives(GraphAnalysis((lives("a.u", 1, 10, kind="reduce_scatter"),), (), (), 50))) == 0
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
@@ -82,13 +82,13 @@ def test_what_the_user_launches_by_hand_is_allowed() -> None:
     assert list(memory_problems(asked(0, launch_at=places), graph(), deep)) == []
 
 
-def two_rounds(early: Mapping[str, int]) -> Reading:
+def two_rounds(early: Mapping[str, int]) -> GraphAnalysis:
     """The graph twice over, the second round from 110 on; ``early`` has launches of the second."""
     uses = {fqn: 10 * (i + 1) for i, fqn in enumerate(FQNS)}
     buckets = [lives(fqn, use - 2, use) for fqn, use in uses.items()]
     buckets += [lives(fqn, early.get(fqn, use + 98), use + 100, round=1) for fqn, use in uses.items()]
     computes: Sequence[Any] = [(use + later, "forward", fqn) for later in (0, 100) for fqn, use in uses.items()]
-    return Reading(tuple(buckets), tuple(computes), (), 150)
+    return GraphAnalysis(tuple(buckets), tuple(computes), (), 150)
 
 
 def test_a_round_that_has_not_begun_allows_nothing() -> None:
@@ -98,12 +98,12 @@ def test_a_round_that_has_not_begun_allows_nothing() -> None:
     ]
 
 
-def root(last: int) -> Reading:
+def root(last: int) -> GraphAnalysis:
     """Entry ``a`` holds ``a.u``, used first, and ``d.u``, used last: one launch brings both."""
     members = (Member("a.u", 0, 32, 23, F32, 10), Member("d.u", 128, 32, 23, F32, last))
     merged = gather("a.u", 0, 2 * SIZE, launch=8, wait=9, first_use=10, members=members)
     plain = graph()
-    return Reading((merged, *plain.buckets[1:3]), plain.computes, (), 50)
+    return GraphAnalysis((merged, *plain.buckets[1:3]), plain.computes, (), 50)
 
 
 def test_an_entry_that_is_used_again_keeps_what_it_brought_until_then_and_no_longer() -> None:
@@ -111,5 +111,5 @@ def test_an_entry_that_is_used_again_keeps_what_it_brought_until_then_and_no_lon
     asks = promise(prefetch=0, entry_of=entry_of, registration=FQNS, entries=("a", "b", "c"))
     assert list(memory_problems(asks, graph(), root(40))) == []
     late = graph(last={"a.u": 10, "d.u": 40})
-    kept = Reading((root(40).buckets[0], *graph(last={"b.u": 40, "c.u": 40}).buckets[1:3]), late.computes, (), 50)
+    kept = GraphAnalysis((root(40).buckets[0], *graph(last={"b.u": 40, "c.u": 40}).buckets[1:3]), late.computes, (), 50)
     assert any("forward compute of" in problem for problem in memory_problems(asks, late, kept))

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.promises.kept import Promise, audit
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from suites.graph.handmade import aten, c10d
 from suites.graph.whole_steps import Kind, Passed, WholeStep, entries, item, passed
 
 KINDS: tuple[Kind, ...] = ("fused", "foreach", "plain", "in_place")
 
 
-def promise(step: WholeStep, **change: object) -> Promise:
+def promise(step: WholeStep, **change: object) -> Expectations:
     fqns = tuple(one.fqn for one in step.held)
-    whole = Promise(
+    whole = Expectations(
         entry_of=entries(step),
         registration=fqns,
         own_dtype=dict.fromkeys(fqns, torch.float32),
@@ -36,7 +36,7 @@ def promise(step: WholeStep, **change: object) -> Promise:
     return replace(whole, **change)  # type: ignore[arg-type]
 
 
-def told(one: Passed, after: Reading | None = None, **change: object) -> list[str]:
+def told(one: Passed, after: GraphAnalysis | None = None, **change: object) -> list[str]:
     return audit(promise(one.step, **change), one.before, after or one.after)
 
 

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "passes"))
 from bucketing import Outcome, passed, world_of
 
-from pytest_fxbucket.checks.promises.expectations import Promise, promise_of
+from pytest_fxbucket.checks.promises.expectations import Expectations, promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 
 KB = 1 / 1024
@@ -42,7 +42,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def promised(case: str, options: dict[str, Any]) -> Promise:
+def promised(case: str, options: dict[str, Any]) -> Expectations:
     world = world_of(case, **options)
     return promise_of(world.plan, world.step(0).parameters, world.resolution)
 

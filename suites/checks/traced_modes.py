@@ -15,11 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.checks.promises.kept import Promise, audit
+from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph.updates import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
@@ -192,7 +192,7 @@ class Traced:
         dims = {WORLD: "world", SHARD: "dp_shard", REPLICATE: "dp_replicate"}
         return schedule_lines(schedule_of(self.read(graph), self.entry_of, dims), folded=False)
 
-    def read(self, graph: fx.Graph | None = None) -> Reading:
+    def read(self, graph: fx.Graph | None = None) -> GraphAnalysis:
         return read_graph(graph or self.graph_module.graph, self.inputs, self.outputs)
 
     def passed(self, breaking: Callable[[Targets], Targets] = lambda targets: targets, **options: Any) -> Passed:
@@ -208,7 +208,7 @@ class Traced:
         """What the audit says of ``after``."""
         return audit(self.promise(**promised), self.read(), self.read(after.graph))
 
-    def promise(self, **change: Any) -> Promise:
+    def promise(self, **change: Any) -> Expectations:
         plain: dict[str, Any] = {
             "entry_of": self.entry_of,
             "registration": tuple(self.step.shapes),
@@ -222,7 +222,7 @@ class Traced:
             "reshard_after_forward": self.step.reshard,
             "entries": tuple(dict.fromkeys(self.entry_of.values())),
         }
-        return Promise(**{**plain, **change})
+        return Expectations(**{**plain, **change})
 
 
 def traced(step: Step) -> Traced:

@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.follow import Followed, follow
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Role, Value
@@ -94,7 +94,7 @@ class Handmade:
     def follow(self) -> Followed:
         return follow(self.finish())
 
-    def read(self) -> Reading:
+    def read(self) -> GraphAnalysis:
         return read_graph(self.finish(), self.inputs, self.outputs)
 
     def loss(self, *nodes: fx.Node) -> fx.Node:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.graph import contents
-from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, UNDEFINED, ZERO, Run, Runs
+from pytest_fxbucket.graph.contents import EXACT, OWN_RANK, UNDEFINED, ZERO, ByteRange, Runs
 
 BYTE, HALF, WHOLE = (contents.form_of(dtype) for dtype in (torch.uint8, torch.bfloat16, torch.float32))
 
@@ -26,7 +26,7 @@ def elements(runs: Runs) -> list[tuple[int, int, int, int, int]]:
 
 
 def table(*rows: Sequence[int]) -> Runs:
-    return tuple(Run(*row) for row in rows)
+    return tuple(ByteRange(*row) for row in rows)
 
 
 def placed(draw: random.Random, numel: int) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from handmade import GROUP, RANKS, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.contents import EXACT
 
 SHARDS = {"a": (2, 3), "b": (4,), "c": (1, 2, 2)}
@@ -111,7 +111,7 @@ def unpacked_rank_by_rank(made: Handmade, launch: fx.Node) -> list[fx.Node]:
 UNPACKS = [unpacked_by_copies, unpacked_by_views, unpacked_by_narrow, unpacked_into_buffers, unpacked_rank_by_rank]
 
 
-def computed(reading: Reading) -> list[str]:
+def computed(reading: GraphAnalysis) -> list[str]:
     return [fqn for _, _, fqn in reading.computes]
 
 

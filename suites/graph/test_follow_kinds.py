@@ -9,7 +9,7 @@ import torch
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 from torch import fx
 
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 
 OTHER = "1"
 
@@ -18,7 +18,7 @@ def gradient(made: Handmade, *shape: int) -> fx.Node:
     return made.compute(made.batch(*shape))
 
 
-def told(reading: Reading) -> list[tuple[str, tuple[str, ...]]]:
+def told(reading: GraphAnalysis) -> list[tuple[str, tuple[str, ...]]]:
     assert reading.problems == ()
     return [(bucket.kind, bucket.fqns) for bucket in reading.buckets]
 

@@ -15,7 +15,7 @@ from torch import fx
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph.buckets import Bucket, Reading
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
@@ -63,7 +63,7 @@ def copied(step: StepGraph) -> fx.GraphModule:
     return fx.GraphModule(graph_module, graph)
 
 
-def read(step: StepGraph, graph: fx.Graph) -> Reading:
+def read(step: StepGraph, graph: fx.Graph) -> GraphAnalysis:
     return read_graph(graph, step.inputs["joint"], step.outputs["joint"])
 
 
@@ -152,7 +152,7 @@ def swap_in_unpack(graph: fx.Graph) -> None:
     first.args, second.args = (node, 2), (node, 1)
 
 
-def readers_of(reading: Reading) -> list[str]:
+def readers_of(reading: GraphAnalysis) -> list[str]:
     return [fqn for _, _, fqn in reading.computes]
 
 

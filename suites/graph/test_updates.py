@@ -9,19 +9,19 @@ import torch
 from handmade import Handmade
 from torch import fx
 
-from pytest_fxbucket.checks.promises.expectations import Promise
+from pytest_fxbucket.checks.promises.expectations import Expectations
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from suites.graph.whole_steps import Kind, WholeStep
 
 aten = torch.ops.aten
 NAMES = ("a.w", "b.w")
-PROMISE = Promise(dict(zip(NAMES, "ab", strict=True)), NAMES, {}, None, None, True, "registration", 1, True, True)
+PROMISE = Expectations(dict(zip(NAMES, "ab", strict=True)), NAMES, {}, None, None, True, "registration", 1, True, True)
 
 
-def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> Reading:
+def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> GraphAnalysis:
     """A gathered parameter, its loss, its reduced gradient, and an update of the shard."""
     made = Handmade()
     shard, x = made.param("a.w", 4), made.batch(8)
@@ -41,7 +41,7 @@ def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> Read
     return made.read()
 
 
-def sections(reading: Reading) -> dict[str, list[str]]:
+def sections(reading: GraphAnalysis) -> dict[str, list[str]]:
     lines = schedule_lines(schedule_of(reading, {"a.w": "a"}, {"0": "dp"}))
     found: dict[str, list[str]] = {}
     for line in lines[: lines.index("buckets")]:
@@ -97,7 +97,7 @@ def test_the_reduction_of_a_parameter_of_one_element_is_the_backwards() -> None:
 
 
 def test_gradients_that_the_optimizer_reads_are_compared_by_the_audit() -> None:
-    def swapped(first: int, second: int) -> Reading:
+    def swapped(first: int, second: int) -> GraphAnalysis:
         made = Handmade()
         shards, x = [made.param(f"{name}.w", 4) for name in "ab"], made.batch(8)
         full = [made.gathered(shard) for shard in shards]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import fx
 
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
@@ -92,7 +92,7 @@ class WholeStep(Handmade):
         """Return a new parameter (no key) or a new state."""
         self.returns(node, "state" if key else "param", f"{one.fqn}.{key}" if key else one.fqn)
 
-    def read_as(self, graph: fx.Graph) -> Reading:
+    def read_as(self, graph: fx.Graph) -> GraphAnalysis:
         """``graph``, made of this one, read."""
         return read_graph(graph, self.inputs, self.outputs)
 
@@ -149,7 +149,7 @@ class Passed:
     """A whole step before and after our pass."""
 
     step: WholeStep
-    before: Reading
+    before: GraphAnalysis
     graph: fx.Graph
     report: PassReport
 
@@ -158,7 +158,7 @@ class Passed:
         return [node.name for node in self.graph.nodes]
 
     @property
-    def after(self) -> Reading:
+    def after(self) -> GraphAnalysis:
         return self.step.read_as(self.graph)
 
 

@@ -13,11 +13,11 @@ from torch import fx
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Bucket as Launched
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Overlap, Parallel, Plan
-from pytest_fxbucket.plan_on_mesh import Passed, World, mesh_of
+from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh, mesh_of
 from pytest_fxbucket.step.roles import StepGraph
 
 LLAMA = ("tok_embeddings", "layers.[0-1]", "norm+output")
@@ -35,11 +35,11 @@ class Outcome:
     """One step, before and after the pass."""
 
     step: StepGraph
-    before: Reading
+    before: GraphAnalysis
     passed: Passed
 
     @property
-    def after(self) -> Reading:
+    def after(self) -> GraphAnalysis:
         return self.passed.reading
 
     @property
@@ -73,10 +73,10 @@ def _taken(table: type[Any], options: dict[str, Any]) -> dict[str, Any]:
     return {key: options.pop(key) for key in list(options) if key in table.__dataclass_fields__}
 
 
-def world_of(case: str, **options: Any) -> World:
+def world_of(case: str, **options: Any) -> PlanOnMesh:
     """``case`` through our pass; the step is traced once for all options of [bucket] and [overlap]."""
     plan = plan_of(case, **options)
-    world = World(plan, mesh_of(plan), "manual", lambda _: None)
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     parallel = {key: value for key, value in options.items() if key in Parallel.__dataclass_fields__}
     world._steps[0] = _traced(case, tuple(sorted(parallel.items())))
     return world

@@ -12,10 +12,10 @@ from torch import fx
 
 from pytest_fxbucket.compat.torch_pass import OPERATORS, torch_manual_overlap_bucketing
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.plan import PlanError
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import digest, encode, encode_module
 from suites.passes.bucketing import world_of
@@ -116,7 +116,7 @@ def digest_on(function: Any, parting: Parting, before: fx.GraphModule, rank: int
 @pytest.mark.parametrize("case", ["llama", "tied", "linears", "normed", "uneven", "late", "twice"])
 def test_where_both_are_right_buckets_and_order_are_the_same(case: str) -> None:
     ours = world_of(case, reshard_after_forward=False)  # otherwise torch's merges both directions
-    torchs = World(ours.plan, ours.mesh, "torch", ours.say)
+    torchs = PlanOnMesh(ours.plan, ours.mesh, "torch", ours.say)
     torchs._steps.update(ours._steps)
     schedules = [schedule(world.passed(0)["joint"].reading) for world in (ours, torchs)]
 
@@ -124,7 +124,7 @@ def test_where_both_are_right_buckets_and_order_are_the_same(case: str) -> None:
     assert len(schedules[0]) < len(schedule(ours.reading(0)["joint"]))
 
 
-def schedule(reading: Reading) -> list[tuple[str, str, frozenset[str]]]:
+def schedule(reading: GraphAnalysis) -> list[tuple[str, str, frozenset[str]]]:
     """(launch or wait, kind, members) in order."""
     places = {
         place: (what, bucket.kind, frozenset(bucket.fqns))

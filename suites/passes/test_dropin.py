@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.manual import ManualPass
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.roles import Value
 from suites.passes.bucketing import world_of
 
@@ -160,12 +160,12 @@ def test_buckets_are_those_of_torch_s_pass(plan: list[str | list[str]]) -> None:
 def test_gradients_that_are_reduced_twice_lie_in_their_buckets_as_a_plan_lays_them_out(reduce_order: str) -> None:
     """Bytes of a bucket decide the order of sums: a checked plan must say what training with the drop-in computes."""
     plans = world_of("llama", mode="hybrid_shard", dp_replicate=2, reduce_order=reduce_order)
-    dropped_in = World(plans.plan, plans.mesh, "pytest_fxbucket.passes:manual_overlap_bucketing", plans.say)
+    dropped_in = PlanOnMesh(plans.plan, plans.mesh, "pytest_fxbucket.passes:manual_overlap_bucketing", plans.say)
     dropped_in._steps.update(plans._steps)
     assert laid_out(dropped_in) == laid_out(plans)
 
 
-def laid_out(world: World) -> list[tuple[str, str, str, tuple[str, ...]]]:
+def laid_out(world: PlanOnMesh) -> list[tuple[str, str, str, tuple[str, ...]]]:
     """Kind, direction, group and members of each launch."""
     return sorted((b.kind, b.direction, b.group, b.fqns) for b in world.passed(0)["joint"].reading.buckets)
 

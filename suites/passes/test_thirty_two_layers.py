@@ -10,18 +10,18 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
 PLAN = Path(__file__).resolve().parents[2] / "fixtures/plans/llama32.toml"
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> PlanOnMesh:
     plan = load_plans(PLAN)[0]
-    return World(plan, mesh_of(plan, run=True), "manual", lambda _: None)
+    return PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
 
 
-def test_at_most_one_node_in_twenty_that_is_no_collective_is_displaced(world: World) -> None:
+def test_at_most_one_node_in_twenty_that_is_no_collective_is_displaced(world: PlanOnMesh) -> None:
     before, after = world.step(0).graphs["joint"].graph, world.passed(0)["joint"].bucketed
     names = [[n.name for n in graph.nodes if not _communicates(n)] for graph in (before, after.graph)]
     moved, counted = displaced(*names)
@@ -31,7 +31,7 @@ def test_at_most_one_node_in_twenty_that_is_no_collective_is_displaced(world: Wo
     assert (after.report.displaced, after.report.compared) == (moved, counted)
 
 
-def test_no_more_is_gathered_at_once_than_the_entry_in_use_and_the_one_ahead(world: World) -> None:
+def test_no_more_is_gathered_at_once_than_the_entry_in_use_and_the_one_ahead(world: PlanOnMesh) -> None:
     before, after = world.reading(0)["joint"], world.passed(0)["joint"].reading
     report = world.passed(0)["joint"].bucketed.report
     assert report is not None

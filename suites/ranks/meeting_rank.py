@@ -6,10 +6,10 @@ import json
 import sys
 
 from pytest_fxbucket.ranks.torchrun.member import Member
-from pytest_fxbucket.ranks.torchrun.rendezvous import Meeting
+from pytest_fxbucket.ranks.torchrun.rendezvous import Rendezvous
 
 rank, world, port = map(int, sys.argv[1:])
-meeting = Meeting(Member(rank, world, 0, 1, rank, world, "127.0.0.1", port, False, "suite/0"))
+meeting = Rendezvous(Member(rank, world, 0, 1, rank, world, "127.0.0.1", port, False, "suite/0"))
 print("here", flush=True)
 for line in sys.stdin:
     topic = line.strip()

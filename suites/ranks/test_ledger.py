@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pytest_fxbucket.ranks import flight_recorder
-from pytest_fxbucket.ranks.flight_recorder import Ledgers, Whereabouts, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import Ledgers, RankPosition, ranks_text
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def ledgers(monkeypatch):
 
 
 def test_a_rank_that_did_nothing_is_nowhere(ledgers):
-    assert ledgers.read(2) == Whereabouts()
+    assert ledgers.read(2) == RankPosition()
     assert ledgers.read(2).text == ""
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pytest_fxbucket.ranks.pool import RankFailure
-from pytest_fxbucket.ranks.single_process.pool import TogetherPool
-from pytest_fxbucket.ranks.single_process.scheduler import Baton
+from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
+from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 
 JOBS = "suites.ranks.local_jobs:"
 ORDERED = "suites.ranks.ordered_jobs:"
@@ -17,7 +17,7 @@ ORDERED = "suites.ranks.ordered_jobs:"
 
 @pytest.fixture(scope="module")
 def local(pools):
-    pool = TogetherPool(pools, 4, "local")
+    pool = SingleProcessPool(pools, 4, "local")
     yield pool
     pool.close()
 
@@ -213,7 +213,7 @@ def test_a_result_that_cannot_be_pickled_is_its_ranks(local):
 
 
 def test_a_rank_may_not_wait_when_it_is_not_its_turn():
-    baton, errors = Baton(2, lambda old, new: None), []
+    baton, errors = TurnScheduler(2, lambda old, new: None), []
 
     def second():
         try:

@@ -18,7 +18,7 @@ from pytest_fxbucket.errors import RankError, UsageError
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.torchrun.member import Member, member_of
 from pytest_fxbucket.ranks.torchrun.progress import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
-from pytest_fxbucket.ranks.torchrun.rendezvous import Lost, Meeting, Round
+from pytest_fxbucket.ranks.torchrun.rendezvous import Lost, Rendezvous, Round
 from pytest_fxbucket.ranks.torchrun.store import Board
 
 WORLD = 3
@@ -48,25 +48,25 @@ def together():
 
 
 @pytest.fixture
-def meetings(port: int, together: Callable[..., list[Meeting]], request: pytest.FixtureRequest):
-    made = together(lambda rank: Meeting(member(rank, port, f"{request.node.name}/0")))
+def meetings(port: int, together: Callable[..., list[Rendezvous]], request: pytest.FixtureRequest):
+    made = together(lambda rank: Rendezvous(member(rank, port, f"{request.node.name}/0")))
     yield made
     for one in made:
         one.close()
 
 
-def test_all_read_the_same(meetings: list[Meeting], together: Callable[..., list[Round]]) -> None:
+def test_all_read_the_same(meetings: list[Rendezvous], together: Callable[..., list[Round]]) -> None:
     said = together(lambda rank: meetings[rank].exchange("1", {"rank": rank}, limit_s=LONG_S))
     assert said[0] == Round({rank: {"rank": rank} for rank in range(WORLD)}, {})
     assert said[1:] == said[:1] * 2
 
 
-def test_who_is_named_with_its_node(meetings: list[Meeting]) -> None:
+def test_who_is_named_with_its_node(meetings: list[Rendezvous]) -> None:
     assert [meetings[0].who(rank) for rank in range(WORLD)] == ["rank 0 (node 0)", "rank 1 (node 0)", "rank 2 (node 1)"]
 
 
 def test_a_value_larger_than_the_store_takes_travels_whole(
-    meetings: list[Meeting], together: Callable[..., list[Round]]
+    meetings: list[Rendezvous], together: Callable[..., list[Round]]
 ) -> None:
     size = (9 << 20) + 1
     said = together(lambda rank: meetings[rank].exchange("1", bytes([rank]) * size, limit_s=LONG_S))
@@ -74,7 +74,7 @@ def test_a_value_larger_than_the_store_takes_travels_whole(
 
 
 def test_who_is_late_is_named_to_all_and_learns_what_was_said(
-    meetings: list[Meeting], together: Callable[..., list[Round]]
+    meetings: list[Rendezvous], together: Callable[..., list[Round]]
 ) -> None:
     over = threading.Event()
 
@@ -91,7 +91,7 @@ def test_who_is_late_is_named_to_all_and_learns_what_was_said(
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_nobody_waits_for_one_who_is_further_on(
-    meetings: list[Meeting], together: Callable[..., list[Round]], ahead: int
+    meetings: list[Rendezvous], together: Callable[..., list[Round]], ahead: int
 ) -> None:
     """The one who went on is at a later topic, where it waits for the others."""
 
@@ -104,21 +104,21 @@ def test_nobody_waits_for_one_who_is_further_on(
     assert all(one[-1] == Round({0: 0, 1: 1, 2: 2}, {}) for one in said)
 
 
-def test_who_has_left_says_why(meetings: list[Meeting], together: Callable[..., list[Round | None]]) -> None:
+def test_who_has_left_says_why(meetings: list[Rendezvous], together: Callable[..., list[Round | None]]) -> None:
     def say(rank: int) -> Round | None:
         return meetings[rank].leave("is tired") if rank == 1 else meetings[rank].exchange("1", rank, limit_s=LONG_S)
 
     assert together(say)[0] == Round({0: 0, 2: 2}, {1: "is tired"})
 
 
-def test_who_works_learns_that_another_has_failed(meetings: list[Meeting]) -> None:
+def test_who_works_learns_that_another_has_failed(meetings: list[Rendezvous]) -> None:
     assert not meetings[0].is_alarmed("1")
     meetings[2].alarm("1")
     assert meetings[0].is_alarmed("1")
     assert not meetings[0].is_alarmed("2")
 
 
-def test_what_must_end_waits_no_more(meetings: list[Meeting]) -> None:
+def test_what_must_end_waits_no_more(meetings: list[Rendezvous]) -> None:
     with ThreadPoolExecutor(1) as threads:
         waits = threads.submit(meetings[0].exchange, "1", 0, limit_s=LONG_S)
         meetings[0].end("told to end")
@@ -128,7 +128,7 @@ def test_what_must_end_waits_no_more(meetings: list[Meeting]) -> None:
         meetings[0].exchange("2", 0, limit_s=LONG_S)
 
 
-def test_old_words_are_forgotten(port: int, meetings: list[Meeting], together: Callable[..., None]) -> None:
+def test_old_words_are_forgotten(port: int, meetings: list[Rendezvous], together: Callable[..., None]) -> None:
     def say(rank: int) -> None:
         for topic in range(50):
             meetings[rank].exchange(f"{topic:03d}", rank, limit_s=LONG_S)

@@ -14,7 +14,7 @@ import torch
 from pytest_fxbucket.pytest_plugin.distributed_test.job import Ending
 from pytest_fxbucket.pytest_plugin.torchrun import Outcome
 from pytest_fxbucket.ranks.failure import RankState
-from pytest_fxbucket.ranks.flight_recorder import Group, Launch, Whereabouts
+from pytest_fxbucket.ranks.flight_recorder import Group, Launch, RankPosition
 from pytest_fxbucket.ranks.torchrun import store
 
 
@@ -31,7 +31,7 @@ VALUES = [
     ["list", ["tuple"], {"dict": "ours"}],
     Ending("skipped", "no reason"),
     Outcome("failed", "text", True, ""),
-    RankState(2, "died", math.inf, where=Whereabouts("m", LAUNCH, "waits for", (Group((0, 1), 2, 3),), (LAUNCH, LAUNCH))),
+    RankState(2, "died", math.inf, where=RankPosition("m", LAUNCH, "waits for", (Group((0, 1), 2, 3),), (LAUNCH, LAUNCH))),
 ]
 
 

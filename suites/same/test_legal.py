@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -37,7 +37,7 @@ def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, ove
     )
     folder = plan.path.parent
     run = PlanRun(plan, RunSettings(folder, folder / "golden", folder / "artifacts", pass_name), llama.pools)
-    run.__dict__["_mesh_world"] = World(plan, shard_mesh(4), pass_name, print, _steps=llama.captured._steps)
+    run.__dict__["_mesh_world"] = PlanOnMesh(plan, shard_mesh(4), pass_name, print, _steps=llama.captured._steps)
     return run
 
 

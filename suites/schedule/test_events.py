@@ -7,7 +7,7 @@ from dataclasses import replace
 from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
 
 ENTRIES = {"a.w": "a", "a.b": "a", "b.w": "b"}
@@ -36,7 +36,7 @@ def launch(
 
 
 def events(buckets: list[Bucket], *computes: tuple[int, str], entries: dict[str, str] = ENTRIES) -> list[str]:
-    reading = Reading(tuple(buckets), tuple((at, "forward", fqn) for at, fqn in computes), (), 99)
+    reading = GraphAnalysis(tuple(buckets), tuple((at, "forward", fqn) for at, fqn in computes), (), 99)
     return [f"{event.what} {event.label}" for event in schedule_of(reading, entries, {"0": "dp"}).events]
 
 
@@ -80,7 +80,7 @@ def test_buckets_stand_in_the_order_of_the_plan_then_of_their_directions() -> No
     buckets = [
         launch(0, 1, "b.w"), launch(2, 3, "c.w"), launch(4, 5, "a.w", direction="backward"), launch(6, 7, "a.w"),
     ]  # fmt: skip
-    found = schedule_of(Reading(tuple(buckets), (), (), 9), ENTRIES, {"0": "dp"}).buckets
+    found = schedule_of(GraphAnalysis(tuple(buckets), (), (), 9), ENTRIES, {"0": "dp"}).buckets
     assert [(one.entry, one.direction) for one in found] == [
         ("a", "forward"), ("a", "backward"), ("b", "forward"), ("c.w", "forward"),
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_launch_that_stands_among_the_compute_of_forward_is_listed_there() -> 
     late, early = launch(8, 9, "a.w", direction="backward"), launch(0, 9, "a.w", direction="backward")
     computes = ((3, "forward", "b.w"), (10, "backward", "a.w"))
     for bucket, section, label in ((late, "backward", "all_gather a"), (early, "forward", "all_gather a of backward")):
-        first = schedule_of(Reading((bucket,), computes, (), 99), ENTRIES, {"0": "dp"}).events  # type: ignore[arg-type]
+        first = schedule_of(GraphAnalysis((bucket,), computes, (), 99), ENTRIES, {"0": "dp"}).events  # type: ignore[arg-type]
         found = next(event for event in first if event.what == "launch")
         assert (found.section, found.label) == (section, label)
 
@@ -101,7 +101,7 @@ def test_products_of_activations_are_compute_of_the_entry_that_they_come_from() 
     entries = {"layers.0.attn.wq.w": "layers.0", "layers.0.attn.wo.w": "layers.0", "layers.1.w": "layers.1"}
     buckets = (launch(5, 9, "layers.1.w"),)
     for at, before in ((4, "layers.0 (2 of 3)"), (6, "layers.0 (1 of 3)")):
-        reading = Reading(
+        reading = GraphAnalysis(
             buckets,
             ((1, "forward", "layers.0.attn.wq.w"), (8, "forward", "layers.0.attn.wo.w")),
             (),
@@ -121,7 +121,7 @@ def test_every_wait_of_a_launch_is_an_event() -> None:
 
 def test_a_broadcast_says_whose_bytes_it_sends() -> None:
     one = replace(launch(0, 1, "a.w"), kind="broadcast", source=2)
-    (named,) = schedule_of(Reading((one,), (), (), 9), ENTRIES, {"0": "dp"}).buckets
+    (named,) = schedule_of(GraphAnalysis((one,), (), (), 9), ENTRIES, {"0": "dp"}).buckets
     assert named.op == "from 2"
     (graph,) = read_back(golden_text("", [], {"joint": Schedule((), (named,))})).graphs.values()
     assert (graph.buckets[0].op, graph.buckets[0].dims) == ("from 2", "dp")

@@ -9,7 +9,7 @@ import torch
 from pytest_fxbucket.golden.changes import changes
 from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import schedule_of
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 
 F32, BF16, BYTE = torch.float32, torch.bfloat16, torch.uint8
 MIXED = Bucket(
@@ -31,7 +31,7 @@ MIXED = Bucket(
 
 
 def text(bucket: Bucket) -> str:
-    schedule = schedule_of(Reading((bucket,), (), (), 9), {"a.w": "a", "a.b": "a"}, {"0": "dp"})
+    schedule = schedule_of(GraphAnalysis((bucket,), (), (), 9), {"a.w": "a", "a.b": "a"}, {"0": "dp"})
     return golden_text("", [], {"joint": schedule})
 
 

@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.plan.load import load_plans
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
 
@@ -29,7 +29,7 @@ class Saved:
     """The bucketed graph of a plan, to be saved, loaded, and changed as another torch might have made it."""
 
     def __init__(self, plan: str) -> None:
-        world = World(load_plans(ROOT / plan)[0], shard_mesh(4), "manual", lambda _: None)
+        world = PlanOnMesh(load_plans(ROOT / plan)[0], shard_mesh(4), "manual", lambda _: None)
         self.step: StepGraph = world.step(0)
         self.entry_of = world.entry_of
         passed = world.passed(0)["joint"].bucketed

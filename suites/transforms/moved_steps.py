@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.checks.promises.iterations import Phased
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
 from pytest_fxbucket.transforms.next_iteration import next_iteration
@@ -43,7 +43,7 @@ def moved(step: StepGraph, entries: Sequence[object] = TWO) -> StepGraph:
     return next_iteration(step, {}, entries=entries)
 
 
-def reading_of(step: StepGraph, phase: Phase) -> Reading:
+def reading_of(step: StepGraph, phase: Phase) -> GraphAnalysis:
     return read_graph(step.graphs[phase].graph, step.inputs[phase], step.outputs[phase])
 
 

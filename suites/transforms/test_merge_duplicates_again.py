@@ -15,7 +15,7 @@ from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Transform
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.roles import Told
 from suites.graph.handmade import Handmade, aten
 from suites.transforms.duplicates import Changed
@@ -42,25 +42,25 @@ SIDE = 'backward launches its own instead of keeping it, as reshard_after_forwar
 ROUND = 'each round (microbatch) launches its own instead of keeping it; again = "microbatches" merges it'
 
 
-def world_of(reshard: bool, step: str, again: Any) -> World:
+def world_of(reshard: bool, step: str, again: Any) -> PlanOnMesh:
     (plan,) = parse_plans(PLAN.replace("RESHARD", str(reshard).lower()) + step, Path("plan.toml"))
     plan = replace(plan, transform=(Transform("merge_duplicates", {"again": again}),))
-    return World(plan, mesh_of(plan), "manual", lambda _: None)
+    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 
 
-def gathers(world: World) -> tuple[int, int]:
+def gathers(world: PlanOnMesh) -> tuple[int, int]:
     """All-gathers before and after the transformation."""
     steps = (world.step(0), world.way(0).step)
     before, after = (sum(map(is_all_gather, step.graphs["joint"].graph.nodes)) for step in steps)
     return before, after
 
 
-def told(world: World) -> Told:
+def told(world: PlanOnMesh) -> Told:
     (found,) = world.way(0).step.told
     return found
 
 
-def audited(world: World) -> list[str]:
+def audited(world: PlanOnMesh) -> list[str]:
     promise = promise_of(world.plan, world.step(0).parameters, world.resolution, world.members)
     return audit(promise, world.reading(0)["joint"], world.passed(0)["joint"].reading)
 

@@ -13,7 +13,7 @@ from pytest_fxbucket.checks.stages import disagreements
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan_on_mesh import World, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.transforms import transformation
 
 PLAN = """
@@ -39,9 +39,9 @@ def own_path() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def captured() -> World:
+def captured() -> PlanOnMesh:
     """Traced once for all."""
-    world = World(*_of(""), "manual", lambda _: None)
+    world = PlanOnMesh(*_of(""), "manual", lambda _: None)
     world.step(0)
     return world
 
@@ -51,33 +51,33 @@ def _of(tables: str) -> tuple[object, object]:  # type: ignore[return]  # a plan
     return plan, mesh_of(plan)
 
 
-def world_of(captured: World, *names: str, args: str = "") -> World:
+def world_of(captured: PlanOnMesh, *names: str, args: str = "") -> PlanOnMesh:
     tables = "".join(f'\n[[transform]]\nname = "{name}"\n{args}\n' for name in names)
-    return World(*_of(tables), "manual", lambda _: None, _steps=captured._steps)
+    return PlanOnMesh(*_of(tables), "manual", lambda _: None, _steps=captured._steps)
 
 
-def refused(captured: World, *names: str, args: str = "") -> str:
+def refused(captured: PlanOnMesh, *names: str, args: str = "") -> str:
     with pytest.raises(FxbucketError) as caught:
         world_of(captured, *names, args=args).way(0)
     return str(caught.value)
 
 
-def order(world: World) -> tuple[list[str], list[str]]:
+def order(world: PlanOnMesh) -> tuple[list[str], list[str]]:
     return [one.name for one in world.stages.before], [one.name for one in world.stages.after]
 
 
-def test_without_transformations_the_final_step_is_what_the_pass_made(captured: World) -> None:
+def test_without_transformations_the_final_step_is_what_the_pass_made(captured: PlanOnMesh) -> None:
     way = captured.way(0)
     assert (way.reference, way.step, way.final) == (captured.step(0), captured.step(0), way.passed)
 
 
-def test_one_that_changes_nothing_gives_the_same_graph_before_and_after_the_pass(captured: World) -> None:
+def test_one_that_changes_nothing_gives_the_same_graph_before_and_after_the_pass(captured: PlanOnMesh) -> None:
     digest = captured.final(0)["joint"].digest
     for names in (("own_transforms:same", "bucket"), ("bucket", "own_transforms:same")):
         assert world_of(captured, *names).final(0)["joint"].digest == digest
 
 
-def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captured: World) -> None:
+def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captured: PlanOnMesh) -> None:
     same, late = "own_transforms:same", "own_transforms:late"
     assert order(world_of(captured, same)) == ([same], [])
     assert order(world_of(captured, same, late, same)) == ([same], [late, same])
@@ -116,17 +116,17 @@ def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captur
         (["bucket", "bucket"], "1 and 2 are both the pass, bucket; list it once"),
     ],
 )
-def test_what_cannot_be_is_a_sentence_that_names_it(captured: World, names: list[str], sentence: str) -> None:
+def test_what_cannot_be_is_a_sentence_that_names_it(captured: PlanOnMesh, names: list[str], sentence: str) -> None:
     assert refused(captured, *names).startswith(f"plan.toml: [[transform]] {sentence}")
 
 
-def test_the_pass_takes_no_args(captured: World) -> None:
+def test_the_pass_takes_no_args(captured: PlanOnMesh) -> None:
     assert "[[transform]] 1: bucket takes no args; [bucket] and [overlap] say" in refused(
         captured, "bucket", args="args = { a = 1 }"
     )
 
 
-def test_an_unknown_argument_is_named(captured: World) -> None:
+def test_an_unknown_argument_is_named(captured: PlanOnMesh) -> None:
     said = refused(captured, "own_transforms:same", args="args = { often = 2 }")
     assert "own_transforms:same: got an unexpected keyword argument 'often'" in said
 
@@ -140,25 +140,25 @@ def test_an_unknown_argument_is_named(captured: World) -> None:
         ("swapping", "reads or makes"),
     ],
 )
-def test_the_first_that_breaks_an_invariant_is_named(captured: World, name: str, problem: str) -> None:
+def test_the_first_that_breaks_an_invariant_is_named(captured: PlanOnMesh, name: str, problem: str) -> None:
     said = refused(captured, "own_transforms:same", f"own_transforms:{name}", "own_transforms:same")
     assert said.startswith(f"plan.toml: [[transform]] 2: own_transforms:{name} broke the step: ")
     assert problem in said
 
 
-def test_ranks_that_disagree_behind_one_name_it(captured: World) -> None:
+def test_ranks_that_disagree_behind_one_name_it(captured: PlanOnMesh) -> None:
     lines = disagreements(world_of(captured, "own_transforms:same", "own_transforms:by_rank", "bucket"))
     assert lines, "the ranks launch in another order"
     assert all(line.startswith("behind own_transforms:by_rank: collective ") for line in lines)
     assert disagreements(world_of(captured, "own_transforms:same")) == []
 
 
-def test_what_it_says_is_kept(captured: World) -> None:
+def test_what_it_says_is_kept(captured: PlanOnMesh) -> None:
     (told,) = world_of(captured, "own_transforms:telling", args='args = { word = "so" }').final_step(0).told
     assert (told.done, told.left) == (("said so",), (("a launch", "it was not asked for"),))
 
 
-def test_state_that_it_adds_is_in_the_final_step_with_its_first_tensor(captured: World) -> None:
+def test_state_that_it_adds_is_in_the_final_step_with_its_first_tensor(captured: PlanOnMesh) -> None:
     step = world_of(captured, "own_transforms:counting").final_step(0)
     assert step.inputs["joint"][0].fqn == "calls"
     assert float(step.first_state["calls"]) == 0.0
@@ -177,7 +177,7 @@ def test_a_mark_that_would_say_nothing_is_refused(traits: dict[str, Any], senten
         transformation(**traits)
 
 
-def test_ranks_with_other_graphs_are_named(captured: World) -> None:
+def test_ranks_with_other_graphs_are_named(captured: PlanOnMesh) -> None:
     world = world_of(captured, "own_transforms:same")
     ways = {rank: world.way(rank) for rank in world.ranks()}
     (staged,) = ways[1].before

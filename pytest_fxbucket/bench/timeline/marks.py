@@ -14,8 +14,8 @@ from pytest_fxbucket.graph.movement import moves_data
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase
 
 
@@ -70,14 +70,14 @@ class Mark:
         return Span(rank, stream, kind or self.kind, self.label, self.direction, start_ns, end_ns, self.bucket)
 
 
-def marks_of(world: World, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:
+def marks_of(world: PlanOnMesh, rank: int, phase: Phase, variant: str) -> tuple[Mark, ...]:
     """Marks of a graph of rank ``rank``: unbucketed, or (any other ``variant``) as ``world``'s pass made it."""
     if variant == UNBUCKETED:
         return marks_in(world.reference_reading(rank)[phase], {})
     return marks_in(world.final(rank)[phase].reading, world.entry_of)
 
 
-def marks_in(reading: Reading, entry_of: Mapping[str, str]) -> tuple[Mark, ...]:
+def marks_in(reading: GraphAnalysis, entry_of: Mapping[str, str]) -> tuple[Mark, ...]:
     """Marks of the graph that was read; ``entry_of``: entry of each FQN, which names launches (else the FQN does)."""
     assert reading.order is not None
     return tuple(_Walk(reading, reading.order.nodes, labels_of(reading.buckets, entry_of)).marks())
@@ -97,7 +97,7 @@ def labels_of(buckets: Iterable[Bucket], entry_of: Mapping[str, str]) -> list[st
 class _Walk:
     """One walk over the nodes, which opens a mark wherever another thing begins."""
 
-    def __init__(self, reading: Reading, nodes: tuple[fx.Node, ...], labels: list[str]) -> None:
+    def __init__(self, reading: GraphAnalysis, nodes: tuple[fx.Node, ...], labels: list[str]) -> None:
         self.reading, self.nodes, self.labels = reading, nodes, labels
         self.launches = {bucket.launch: i for i, bucket in enumerate(reading.buckets)}
         self.waits = {where: i for i, bucket in enumerate(reading.buckets) for where in bucket.waits}

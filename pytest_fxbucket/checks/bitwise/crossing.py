@@ -14,25 +14,25 @@ from pytest_fxbucket.stepping import PhaseGraph
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_fxbucket.graph.buckets import Reading
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase
 
 _NAME = "next_iteration"
 
 
-def crosses(world: World) -> bool:
+def crosses(world: PlanOnMesh) -> bool:
     """Whether the plan's step has set-up, steady and clean-up graphs."""
     return set(world.final_step(0).graphs) == set(CROSSING)
 
 
-def moved_entries(world: World) -> dict[str, str]:
+def moved_entries(world: PlanOnMesh) -> dict[str, str]:
     """By parameter the entry that is to be reduced and updated in the next call: those asked for, and those that are."""
     asked = _asked(world)
     return asked | {fqn: world.entry_of.get(fqn, fqn) for fqn in _updated_late(world, 0) if fqn not in asked}
 
 
-def _asked(world: World) -> dict[str, str]:
+def _asked(world: PlanOnMesh) -> dict[str, str]:
     """By parameter the entry that the plan's next_iteration names; none of a transformation of one's own."""
     step = world.step(0)
     names = [parameter.fqn for parameter in step.parameters]
@@ -41,7 +41,7 @@ def _asked(world: World) -> dict[str, str]:
     return {fqn: entry.name for entry in found.entries for fqn in entry.parameters}
 
 
-def crossing_problems(world: World, rank: int) -> list[str]:
+def crossing_problems(world: PlanOnMesh, rank: int) -> list[str]:
     """What rank ``rank``'s graphs do not keep of what the plan asks for, a sentence each; none if nothing crosses."""
     if not crosses(world):
         return []
@@ -53,19 +53,19 @@ def crossing_problems(world: World, rank: int) -> list[str]:
     ]
 
 
-def _updated_late(world: World, rank: int) -> list[str]:
+def _updated_late(world: PlanOnMesh, rank: int) -> list[str]:
     """Parameters that clean-up updates: a transformation of one's own moves them without saying which."""
     return [value.fqn for value in world.final_step(rank).outputs["cleanup"] if value.role == "param"]
 
 
-def crossing_notes(world: World) -> list[str]:
+def crossing_notes(world: PlanOnMesh) -> list[str]:
     """What people should know of a plan that keeps all that it promises."""
     moved = moved_entries(world) if crosses(world) else {}
     entries = hidden_by_nothing(moved, _phased(world, 0)["steady"]) if moved else []
     return [f"{entry} moves, but is needed before anything is computed: nothing hides its reduction" for entry in entries]
 
 
-def crossing_graphs(world: World, rank: int) -> tuple[PhaseGraph, ...]:
+def crossing_graphs(world: PlanOnMesh, rank: int) -> tuple[PhaseGraph, ...]:
     """Set-up, steady and clean-up for rank ``rank``; none if nothing crosses."""
     if not crosses(world):
         return ()
@@ -76,23 +76,23 @@ def crossing_graphs(world: World, rank: int) -> tuple[PhaseGraph, ...]:
     )
 
 
-def run_names(world: World) -> Sequence[str]:
+def run_names(world: PlanOnMesh) -> Sequence[str]:
     """The first words of ranks' marks, in the order of :func:`run_readings`."""
     return (RUNS[0], *CROSSING) if crosses(world) else RUNS
 
 
-def run_readings(world: World, phase: Phase, rank: int) -> list[Reading]:
+def run_readings(world: PlanOnMesh, phase: Phase, rank: int) -> list[GraphAnalysis]:
     """Readings of the graphs that rank ``rank`` runs: what it compares with, then what it checks."""
     final = world.final(rank)
     return [world.reference_reading(rank)[phase], *(final[p].reading for p in (CROSSING if crosses(world) else (phase,)))]
 
 
-def run_digests(world: World, phase: Phase, rank: int) -> list[str]:
+def run_digests(world: PlanOnMesh, phase: Phase, rank: int) -> list[str]:
     """Digests of what rank ``rank`` checks."""
     return [world.final(rank)[p].digest for p in (CROSSING if crosses(world) else (phase,))]
 
 
-def _bucketed(world: World, rank: int) -> Phased:
+def _bucketed(world: PlanOnMesh, rank: int) -> Phased:
     """The one graph that was made three."""
     way = world.way(rank)
     if len(way.after) > 1:
@@ -102,6 +102,6 @@ def _bucketed(world: World, rank: int) -> Phased:
     return Phased(reading, step.inputs["joint"], step.outputs["joint"])
 
 
-def _phased(world: World, rank: int) -> dict[Phase, Phased]:
+def _phased(world: PlanOnMesh, rank: int) -> dict[Phase, Phased]:
     step, final = world.final_step(rank), world.final(rank)
     return {phase: Phased(final[phase].reading, step.inputs[phase], step.outputs[phase]) for phase in CROSSING}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise.job import Difference, Outcome
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.ranks.failure import RankFailure
 
 
@@ -115,7 +115,7 @@ def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[
 
 def buckets_at_hand(
     failure: RankFailure,
-    readings: Mapping[int, Sequence[Reading]],
+    readings: Mapping[int, Sequence[GraphAnalysis]],
     members_of: Mapping[str, tuple[int, ...]],
     entry_of: Mapping[str, str],
     runs: Sequence[str] = RUNS,

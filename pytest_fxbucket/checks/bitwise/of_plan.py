@@ -19,7 +19,7 @@ from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
-    from pytest_fxbucket.plan_on_mesh import World
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.step.roles import Phase
 
 _JOB = "pytest_fxbucket.checks.bitwise.job:run"
@@ -101,7 +101,7 @@ class Bitwise(OnRanks):
         return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{edges}{order}"
 
 
-def task_of(world: World, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:
+def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:
     """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
     crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
     stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
@@ -118,7 +118,7 @@ def task_of(world: World, phase: Phase, rank: int, backend: str, localise: int |
     )
 
 
-def steps_of(world: World) -> int:
+def steps_of(world: PlanOnMesh) -> int:
     """As the plan says; where work crosses iterations, or state is gone, as many as it takes to see it."""
     asked = world.plan.run.steps
     if crosses(world):

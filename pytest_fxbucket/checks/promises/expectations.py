@@ -14,7 +14,7 @@ from pytest_fxbucket.words import some
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.selectors import Resolution
     from pytest_fxbucket.step.roles import Direction, Parameter
@@ -24,7 +24,7 @@ DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Expectations:
     """What a plan promises of every graph."""
 
     entry_of: Mapping[str, str]
@@ -71,10 +71,10 @@ def promise_of(
     parameters: Sequence[Parameter],
     resolution: Resolution,
     ranks_of: Mapping[str, Sequence[int]] | None = None,
-) -> Promise:
+) -> Expectations:
     """What ``plan`` promises of a step with ``parameters``, in order of registration; ``ranks_of`` its process groups."""
     planned = {fqn: entry.name for entry in resolution.entries for fqn in entry.parameters}
-    return Promise(
+    return Expectations(
         entry_of=planned,
         registration=tuple(dict.fromkeys([*planned, *(parameter.fqn for parameter in parameters)])),
         own_dtype={parameter.fqn: parameter.dtype for parameter in parameters},
@@ -98,7 +98,7 @@ def promise_of(
     )
 
 
-def of_kind(reading: Reading, direction: Direction, kind: str) -> list[Bucket]:
+def of_kind(reading: GraphAnalysis, direction: Direction, kind: str) -> list[Bucket]:
     """Buckets of one direction and kind, in order of their launches."""
     return [bucket for bucket in reading.buckets if bucket.direction == direction and bucket.kind == kind]
 
@@ -116,7 +116,7 @@ def of_round(number: int) -> str:
     return f", round {number + 1}" if number else ""
 
 
-def stages_of(promise: Promise, buckets: Sequence[Bucket], when: Callable[[Bucket], int]) -> dict[str, list[Bucket]]:
+def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[Bucket], int]) -> dict[str, list[Bucket]]:
     """Planned buckets that are waited for, by entry (by size each alone), entries in order of ``when``.
 
     A launch of several entries counts for each.

@@ -17,7 +17,7 @@ from pytest_fxbucket.words import some, times
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.step.roles import Phase, Value
 
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Phased:
     """One graph of a step, read, with its inputs and outputs."""
 
-    reading: Reading
+    reading: GraphAnalysis
     inputs: Sequence[Value]
     outputs: Sequence[Value]
 
@@ -112,7 +112,7 @@ def _stale(entry_of: Mapping[str, str], entry: str, steady: Phased) -> Iterator[
             yield f"{reader.name} reads {fqn} as the call before found it, not as it left it"
 
 
-def _needed(entry_of: Mapping[str, str], entry: str, reading: Reading) -> int:
+def _needed(entry_of: Mapping[str, str], entry: str, reading: GraphAnalysis) -> int:
     """Where the first of ``entry``'s parameters is gathered, or read if it needs no gather."""
     gathers = (
         bucket.launch
@@ -123,7 +123,7 @@ def _needed(entry_of: Mapping[str, str], entry: str, reading: Reading) -> int:
     return min((*gathers, *reads), default=reading.last)
 
 
-def _forward(reading: Reading) -> list[tuple[int, str]]:
+def _forward(reading: GraphAnalysis) -> list[tuple[int, str]]:
     """Forward compute, in order."""
     return [(place, fqn) for place, direction, fqn in reading.computes if direction == "forward" and place not in reading.late]
 

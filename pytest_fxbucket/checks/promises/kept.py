@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Promise, dtype_name, of_kind
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, dtype_name, of_kind
 from pytest_fxbucket.checks.promises.launches import launch_problems
 from pytest_fxbucket.checks.promises.memory import memory_problems
 from pytest_fxbucket.checks.promises.overlap import overlap_problems
@@ -28,15 +28,15 @@ from pytest_fxbucket.words import some, times
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 
-__all__ = ["MOST_DISPLACED", "Promise", "audit"]
+__all__ = ["MOST_DISPLACED", "Expectations", "audit"]
 
 MOST_DISPLACED = 0.05
 """Share of the nodes that are no collectives that may stand in another order than before."""
 
 
-def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
+def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> list[str]:
     """Everything that ``passed`` does not keep, one sentence each; ``captured`` is the graph before the pass."""
     if captured.problems:
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
@@ -55,7 +55,7 @@ def audit(promise: Promise, captured: Reading, passed: Reading) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _others(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def _others(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind."""
     before, after = (Counter(_describe(b) for b in reading.buckets if not any(b.fqns)) for reading in (captured, passed))
     for what in sorted({*before, *after}):
@@ -67,7 +67,7 @@ def _describe(bucket: Bucket) -> str:
     return f"{bucket.kind}{' ' + bucket.op if bucket.op else ''} of {bucket.numel} elements in {dtype_name(bucket.dtype)}"
 
 
-def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def _numbers(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Are dtypes as asked, reductions the same, and is nothing squeezed through fewer bits? One sentence a bucket and fault."""
     before = _Before(captured)
     for bucket in passed.buckets:
@@ -80,7 +80,7 @@ def _numbers(promise: Promise, captured: Reading, passed: Reading) -> Iterator[s
             yield f"{bucket.direction} {bucket.kind} of {some(fqns)} {fault}"
 
 
-def _faults(promise: Promise, bucket: Bucket, member: Member, old: Bucket, old_member: Member) -> Iterator[str]:
+def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, old_member: Member) -> Iterator[str]:
     wanted = _dtype(promise, bucket, member.fqn) or old.dtype
     if member.dtype != wanted:
         yield f"is launched in {dtype_name(member.dtype)}, expected {dtype_name(wanted)}"
@@ -95,7 +95,7 @@ def _faults(promise: Promise, bucket: Bucket, member: Member, old: Bucket, old_m
         yield "runs on another process group than before the pass"
 
 
-def _sizes(captured: Reading, passed: Reading) -> Iterator[str]:
+def _sizes(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Does each launch carry as many bytes as its members had, and nothing to fill up but what aligns several dtypes?"""
     before = _Before(captured)
     for bucket in passed.buckets:
@@ -112,7 +112,7 @@ def _sizes(captured: Reading, passed: Reading) -> Iterator[str]:
 class _Before:
     """Members of the graph before the pass."""
 
-    def __init__(self, captured: Reading) -> None:
+    def __init__(self, captured: GraphAnalysis) -> None:
         self.found: dict[tuple[str, str, str], list[tuple[Bucket, Member]]] = {}
         for bucket in captured.buckets:
             for member in bucket.members:
@@ -125,7 +125,7 @@ class _Before:
         return next(iter(same or known), None)
 
 
-def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
+def _readers(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Does compute read the parameters, and make the gradients, that it did before the pass?"""
     for fqn, dtypes in sorted(set(passed.seen_as) - set(captured.seen_as)):
         yield f"compute reads the bits of {fqn}, {dtypes}, which it did not before the pass"
@@ -142,7 +142,7 @@ def _readers(captured: Reading, passed: Reading) -> Iterator[str]:
             )
 
 
-def _moved(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told.
 
     Updates that are to stand where they are ready must move.
@@ -155,7 +155,7 @@ def _moved(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str
         yield f"{moved} of {counted} compute nodes stand in another order than before the pass; {most}"
 
 
-def _dtype(promise: Promise, bucket: Bucket, fqn: str) -> torch.dtype | None:
+def _dtype(promise: Expectations, bucket: Bucket, fqn: str) -> torch.dtype | None:
     if not fqn:
         return None  # an activation, of which the plan says nothing
     own = promise.own_dtype.get(fqn)
@@ -169,7 +169,7 @@ def _through(bits: int) -> str:
     return names[0] if names and bits != EXACT else f"{bits} bits"
 
 
-def resharding_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """A sentence for what is kept though it should not be, and one for what is gathered again though it should be kept."""
     kept = _kept(promise, captured)
     asked = (
@@ -189,7 +189,7 @@ def resharding_problems(promise: Promise, captured: Reading, passed: Reading) ->
         yield f"{asked.format('false')}, but backward gathers {some(again)} again"
 
 
-def _kept(promise: Promise, captured: Reading) -> set[str]:
+def _kept(promise: Expectations, captured: GraphAnalysis) -> set[str]:
     """FQNs whose gathers backward reads, too."""
     asked = promise.reshard_after_forward
     if isinstance(asked, bool):

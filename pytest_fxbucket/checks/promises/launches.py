@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, KINDS, Promise, of_kind, of_round
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, KINDS, Expectations, of_kind, of_round
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.graph.preserved import alignment
 from pytest_fxbucket.words import some, times
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.step.roles import Direction
 
@@ -40,7 +40,7 @@ class Expected:
     """Whether it may be parted: with others it would form a circle of launches that need each other."""
 
 
-def expected(promise: Promise, captured: Reading, needs: Needs) -> list[Expected]:
+def expected(promise: Expectations, captured: GraphAnalysis, needs: Needs) -> list[Expected]:
     """Every launch that carries parameters or gradients alone."""
     place = {fqn: i for i, fqn in enumerate(promise.registration)}
     capped = [
@@ -115,7 +115,7 @@ class _Key(NamedTuple):
     node: str
 
 
-def _by_key(promise: Promise, buckets: Sequence[Bucket]) -> dict[_Key, list[Bucket]]:
+def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list[Bucket]]:
     """Launches that share a bucket but for its size, in order of launch; a launch of no parameter belongs to none."""
     found: dict[_Key, list[Bucket]] = {}
     for bucket in buckets:
@@ -124,7 +124,7 @@ def _by_key(promise: Promise, buckets: Sequence[Bucket]) -> dict[_Key, list[Buck
     return found
 
 
-def _key(promise: Promise, bucket: Bucket) -> _Key:
+def _key(promise: Expectations, bucket: Bucket) -> _Key:
     entries = {"" if promise.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
     entry = entries.pop() if len(entries) == 1 else None
     merged = promise.merged and entry is not None and not bucket.apart and promise.ranks(bucket) != 1
@@ -137,7 +137,7 @@ def _key(promise: Promise, bucket: Bucket) -> _Key:
     return _Key(name if entry is None else entry, alone, dtype, bucket.group, bucket.op, bucket.parts, bucket.round, node)
 
 
-def _capped(promise: Promise, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
+def _capped(promise: Expectations, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
     """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration."""
     if promise.by == "plan":
         turn = promise.entries.index(name) if name in promise.entries else 0
@@ -157,7 +157,7 @@ def _capped(promise: Promise, name: str, buckets: Sequence[Bucket], place: Mappi
     yield _laid_out(promise, part, place)
 
 
-def _laid_out(promise: Promise, buckets: Sequence[Bucket], place: Mapping[str, int]) -> list[Bucket]:
+def _laid_out(promise: Expectations, buckets: Sequence[Bucket], place: Mapping[str, int]) -> list[Bucket]:
     if promise.layout != "registration":
         return list(buckets)
     return sorted(buckets, key=lambda bucket: min(place[fqn] for fqn in bucket.fqns))
@@ -176,7 +176,7 @@ Member = tuple[str, str]
 _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "all-reduced"}
 
 
-def launch_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
     wanted = expected(promise, captured, Needs(captured.order))
     for direction in DIRECTIONS:
@@ -191,7 +191,7 @@ class _Launches:
     A member is known by its FQN, and by its process group where one parameter is launched on several.
     """
 
-    def __init__(self, promise: Promise, wanted: Sequence[Expected], there: Sequence[Bucket]) -> None:
+    def __init__(self, promise: Expectations, wanted: Sequence[Expected], there: Sequence[Bucket]) -> None:
         self.promise, self.wanted = promise, wanted
         groups: dict[str, set[str]] = {}
         for one in wanted:

@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Promise, by_round, of_kind, stages_of
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, by_round, of_kind, stages_of
 from pytest_fxbucket.graph.buckets import gathered_lives, live_bytes
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.step.roles import Direction
 
 
-def memory_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def memory_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """A sentence for each direction in which more is alive at some compute than the plan allows: the first such compute."""
     before, after = _live_at_computes(captured), _live_at_computes(passed)
     for direction in DIRECTIONS:
@@ -39,7 +39,7 @@ def memory_problems(promise: Promise, captured: Reading, passed: Reading) -> Ite
                 break
 
 
-def _live_at_computes(reading: Reading) -> dict[tuple[Direction, str, int], tuple[int, int]]:
+def _live_at_computes(reading: GraphAnalysis) -> dict[tuple[Direction, str, int], tuple[int, int]]:
     """(position, bytes alive) by (direction, FQN, nth) of every compute."""
     places = [where for where, _, _ in reading.computes]
     seen: Counter[tuple[str, str]] = Counter()
@@ -53,7 +53,7 @@ def _live_at_computes(reading: Reading) -> dict[tuple[Direction, str, int], tupl
 class _Allowance:
     """Bytes that a direction's rounds (microbatches) may hold at a position, those of them that are under way there."""
 
-    def __init__(self, promise: Promise, captured: Reading, passed: Reading, direction: Direction) -> None:
+    def __init__(self, promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, direction: Direction) -> None:
         rounds = by_round(of_kind(passed, direction, "all_gather"))
         self.rounds = [_Round(promise, buckets, direction) for buckets in rounds.values()]
         self.gathered: dict[str, list[int]] = {}
@@ -80,7 +80,7 @@ class _Allowance:
 class _Round:
     """Bytes of the entry in use at a position, of the ``prefetch`` entries after it, and of those placed by hand."""
 
-    def __init__(self, promise: Promise, buckets: Sequence[Bucket], direction: Direction) -> None:
+    def __init__(self, promise: Expectations, buckets: Sequence[Bucket], direction: Direction) -> None:
         stages = stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
         self.begins = [min(bucket.wait or 0 for bucket in stage) for stage in stages.values()]
         self.stages = list(stages.values())

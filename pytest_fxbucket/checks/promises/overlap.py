@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Promise, by_round, of_kind, of_round, stages_of
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, by_round, of_kind, of_round, stages_of
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.compute import in_rounds
 from pytest_fxbucket.graph.compute import of_round as places_of
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Bucket, Reading
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.step.roles import Direction
 
 Stages = dict[str, list["Bucket"]]
@@ -33,7 +33,7 @@ Marks = dict[str, Mark]
 """By entry, in order."""
 
 
-def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def overlap_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """What ``passed`` does not keep of the promised schedule, one sentence each; ``captured`` is the graph before the pass.
 
     A launch that cannot stand earlier, since it needs what another wait brings, and a wait that cannot stand later, since
@@ -54,7 +54,7 @@ def overlap_problems(promise: Promise, captured: Reading, passed: Reading) -> It
 
 
 def _prefetching(
-    promise: Promise, before: tuple[Stages, Marks], now: tuple[Stages, Marks], direction: Direction, number: int
+    promise: Expectations, before: tuple[Stages, Marks], now: tuple[Stages, Marks], direction: Direction, number: int
 ) -> Iterator[str]:
     """Of the gathers of one direction and round, ``before`` the pass and ``now``."""
     (old, were), (stages, marks) = before, now
@@ -77,7 +77,7 @@ def _prefetching(
                 yield f"{what} is launched before {marks[early].words}: earlier than prefetch = {promise.prefetch}"
 
 
-def _marks(promise: Promise, reading: Reading, stages: Stages, direction: Direction, number: int) -> Marks:
+def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direction: Direction, number: int) -> Marks:
     """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
     waits = {name: Mark(f"the wait for {name}", _first_wait(stage)) for name, stage in stages.items()}
     if direction == "forward" or not waits or promise.by == "size":
@@ -93,12 +93,12 @@ def _marks(promise: Promise, reading: Reading, stages: Stages, direction: Direct
     return {entry: Mark(f"the start of {entry}'s compute", place) for place, entry in in_order} | waits
 
 
-def _entries_in(promise: Promise, buckets: Sequence[Bucket]) -> list[str]:
+def _entries_in(promise: Expectations, buckets: Sequence[Bucket]) -> list[str]:
     return [promise.entry_of[fqn] for bucket in buckets for fqn in bucket.fqns if fqn in promise.entry_of]
 
 
 def _over_other_direction(
-    promise: Promise, hidden: _Hidden, before: Stages, stages: Stages, direction: Direction, number: int
+    promise: Expectations, hidden: _Hidden, before: Stages, stages: Stages, direction: Direction, number: int
 ) -> Iterator[str]:
     """A round begins where it began: what it launches first stays behind the other direction's compute."""
     began = min((bucket.launch for stage in before.values() for bucket in stage), default=0)
@@ -111,7 +111,7 @@ def _over_other_direction(
             yield f"{_gather(name, direction, number)} is launched in {over[0][0]}, before the compute of {some(list(names))}"
 
 
-def _free(promise: Promise, stages: Stages, name: str, direction: Direction) -> list[Bucket]:
+def _free(promise: Expectations, stages: Stages, name: str, direction: Direction) -> list[Bucket]:
     """Launches of the stage ``name``, unless the user placed them."""
     return [] if name in promise.launch_at.get(direction, {}) else stages[name]
 
@@ -120,7 +120,7 @@ def _gather(name: str, direction: Direction, number: int) -> str:
     return f"entry {name}, {direction} all_gather{of_round(number)}"
 
 
-def _stages(promise: Promise, buckets: Sequence[Bucket]) -> Stages:
+def _stages(promise: Expectations, buckets: Sequence[Bucket]) -> Stages:
     return stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
 
 
@@ -128,7 +128,7 @@ def _first_wait(stage: Sequence[Bucket]) -> int:
     return min(bucket.wait for bucket in stage if bucket.wait is not None)
 
 
-def _exposed(promise: Promise, captured: Reading, passed: Reading, hidden: _Hidden) -> Iterator[str]:
+def _exposed(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, hidden: _Hidden) -> Iterator[str]:
     """A gather may not be waited for before compute that ran before its members' first wait until now."""
     waits = {(b.direction, b.round, m.fqn): b.wait for b in captured.buckets if b.kind == "all_gather" for m in b.members}
     for bucket in passed.buckets:
@@ -147,7 +147,7 @@ def _exposed(promise: Promise, captured: Reading, passed: Reading, hidden: _Hidd
 class _Hidden:
     """Computes by (direction, FQN, nth), where each stood before the pass and where it stands now."""
 
-    def __init__(self, captured: Reading, passed: Reading) -> None:
+    def __init__(self, captured: GraphAnalysis, passed: GraphAnalysis) -> None:
         now = {key: where for where, key in _numbered(passed) if where < passed.last}
         self.before = sorted((where, key, now[key]) for where, key in _numbered(captured) if key in now)
         self.places = [where for where, _, _ in self.before]
@@ -162,7 +162,7 @@ class _Hidden:
         return sorted(key for _, key, place in self.before[:count] if place >= now)
 
 
-def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
+def _numbered(reading: GraphAnalysis) -> Iterator[tuple[int, tuple[str, str, int]]]:
     """(position, (direction, FQN, nth)) of every compute."""
     seen: Counter[tuple[str, str]] = Counter()
     for where, direction, fqn in reading.computes:
@@ -170,7 +170,7 @@ def _numbered(reading: Reading) -> Iterator[tuple[int, tuple[str, str, int]]]:
         seen[direction, fqn] += 1
 
 
-def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Reductions that follow each other, as in hybrid sharding, are levels: each level's stages are deferred by themselves."""
     at = {bucket.launch: bucket for bucket in captured.buckets}
     bound = {(b.kind, b.level, fqn) for b in captured.buckets if _is_bound(promise, at, b) for fqn in b.fqns}
@@ -194,7 +194,7 @@ def _deferring(promise: Promise, captured: Reading, passed: Reading) -> Iterator
                     yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
 
 
-def _is_bound(promise: Promise, at: Mapping[int, Bucket], bucket: Bucket) -> bool:
+def _is_bound(promise: Expectations, at: Mapping[int, Bucket], bucket: Bucket) -> bool:
     """Whether a launch (by position in ``at``) needs what ``bucket`` brings, other than a further reduction of the same entry.
 
     That one can be late too.
@@ -207,11 +207,11 @@ def _is_bound(promise: Promise, at: Mapping[int, Bucket], bucket: Bucket) -> boo
     return _is_bound(promise, at, following)
 
 
-def _entries(promise: Promise, bucket: Bucket) -> set[str]:
+def _entries(promise: Expectations, bucket: Bucket) -> set[str]:
     return {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
 
 
-def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
+def placing_problems(promise: Expectations, passed: GraphAnalysis) -> Iterator[str]:
     """Launches of ``launch_at``, and waits of ``wait_before``, that do not stand right before the compute they name."""
     for direction in DIRECTIONS:
         here = [bucket for bucket in passed.buckets if bucket.direction == direction]
@@ -230,11 +230,11 @@ def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
             yield from _misplaced(promise, passed, starts, (direction, other), waits, what)
 
 
-def _is_of(promise: Promise, fqns: tuple[str, ...], entry: str) -> bool:
+def _is_of(promise: Expectations, fqns: tuple[str, ...], entry: str) -> bool:
     return any(promise.entry_of.get(fqn) == entry for fqn in fqns)
 
 
-def starts_of(promise: Promise, reading: Reading, direction: Direction, entry: str, number: int | None) -> list[int]:
+def starts_of(promise: Expectations, reading: GraphAnalysis, direction: Direction, entry: str, number: int | None) -> list[int]:
     """Where ``entry`` computes in ``direction``, ascending, in the round ``number``; None: the last."""
     own = [where for where, of, fqn in reading.computes if of == direction and promise.entry_of.get(fqn) == entry]
     opposite = "backward" if direction == "forward" else "forward"
@@ -242,7 +242,7 @@ def starts_of(promise: Promise, reading: Reading, direction: Direction, entry: s
 
 
 def _misplaced(
-    promise: Promise, passed: Reading, starts: list[int], at: tuple[Direction, str], places: list[int], what: str
+    promise: Expectations, passed: GraphAnalysis, starts: list[int], at: tuple[Direction, str], places: list[int], what: str
 ) -> Iterator[str]:
     """A sentence for each of ``places`` that is behind the first of ``starts``, or has other compute before that.
 

@@ -6,17 +6,17 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promises.expectations import Promise
+from pytest_fxbucket.checks.promises.expectations import Expectations
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.updates import readiness
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Reading
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.graph.update_provenance import Update
 
 
-def update_problems(promise: Promise, captured: Reading, passed: Reading) -> Iterator[str]:
+def update_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """What ``passed`` does not keep of the optimizer, one sentence each; ``captured`` is the graph before the pass."""
     yield from _early_writes(captured, passed)
     if not passed.problems:
@@ -27,7 +27,7 @@ def update_problems(promise: Promise, captured: Reading, passed: Reading) -> Ite
         yield from _among_reductions(promise, passed)
 
 
-def _made_of(captured: Reading, passed: Reading) -> Iterator[str]:
+def _made_of(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Is each parameter, and each state, made of the gradients and inputs that it was made of?"""
     before = {(update.role, update.fqn): update for update in captured.updates}
     after = {(update.role, update.fqn): update for update in passed.updates}
@@ -55,7 +55,7 @@ def _more(one: Update, other: Update) -> list[str]:
     return gradients + norms + sorted(one.inputs - other.inputs)
 
 
-def _early_writes(captured: Reading, passed: Reading) -> Iterator[str]:
+def _early_writes(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Does everybody who reads a parameter or a state that is written in place read the value that it read?"""
     before = {(read.fqn, read.reader): read.writers for read in captured.overwritten}
     for read in passed.overwritten:
@@ -68,7 +68,7 @@ def _early_writes(captured: Reading, passed: Reading) -> Iterator[str]:
             yield f"{read.fqn} is read by {read.reader} before {was[len(read.writers)]} has written it"
 
 
-def _late(promise: Promise, passed: Reading) -> Iterator[str]:
+def _late(promise: Expectations, passed: GraphAnalysis) -> Iterator[str]:
     """A sentence for each entry of which an update could stand earlier, with the first thing that stands before it."""
     if passed.order is None:
         return
@@ -88,7 +88,7 @@ def _late(promise: Promise, passed: Reading) -> Iterator[str]:
                 )
 
 
-def _among_reductions(promise: Promise, reading: Reading) -> Iterator[str]:
+def _among_reductions(promise: Expectations, reading: GraphAnalysis) -> Iterator[str]:
     """A sentence for the first update that stands before the wait for another entry's reduction."""
     if reading.order is None or not reading.updating:
         return
@@ -101,7 +101,7 @@ def _among_reductions(promise: Promise, reading: Reading) -> Iterator[str]:
             return
 
 
-def _waits(promise: Promise, reading: Reading) -> dict[int, str]:
+def _waits(promise: Expectations, reading: GraphAnalysis) -> dict[int, str]:
     """Waits for planned reductions, with the entry; by size, with what tells the bucket."""
     return {
         where: _entry(promise, bucket.fqns)
@@ -111,7 +111,7 @@ def _waits(promise: Promise, reading: Reading) -> dict[int, str]:
     }
 
 
-def _others(promise: Promise, reading: Reading) -> list[tuple[int, str, str]]:
+def _others(promise: Expectations, reading: GraphAnalysis) -> list[tuple[int, str, str]]:
     """(position, entry, what) of all launches, waits and computes that are not the optimizer's, in order."""
     found = []
     for bucket in reading.buckets:
@@ -125,7 +125,7 @@ def _others(promise: Promise, reading: Reading) -> list[tuple[int, str, str]]:
     return sorted(one for one in found if one[0] not in reading.updating)
 
 
-def _entry(promise: Promise, fqns: Sequence[str]) -> str:
+def _entry(promise: Expectations, fqns: Sequence[str]) -> str:
     if promise.by == "size":
         return some(list(fqns))
     return " & ".join(dict.fromkeys(promise.entry_of.get(fqn, fqn) for fqn in fqns if fqn))

@@ -122,7 +122,7 @@ def _refuse_another(source: bytes, shown: str, edits: list[Edit]) -> None:
 _REFUSED = "fxbucket_refused"
 
 
-class Expectations:
+class ExpectationHooks:
     """Takes edits from reports and writes each source file once, after the last test; after an interrupt nothing."""
 
     def __init__(self, fx: FxSession, controller: Controller) -> None:

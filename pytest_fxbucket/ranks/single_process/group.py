@@ -27,7 +27,7 @@ from pytest_fxbucket.ranks.single_process.exchange import (
     slices,
     spoil,
 )
-from pytest_fxbucket.ranks.single_process.scheduler import Baton
+from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 
 _Tensors = list[torch.Tensor]
 
@@ -36,7 +36,7 @@ class LocalWork(c10d.Work):
     """A collective under way. Its outputs are filled by this rank's own wait, and hold no numbers before."""
 
     def __init__(
-        self, baton: Baton, rank: int, token: int, exchange: Exchange, finish: Callable[[], None], result: _Tensors
+        self, baton: TurnScheduler, rank: int, token: int, exchange: Exchange, finish: Callable[[], None], result: _Tensors
     ) -> None:
         super().__init__()
         self._baton, self._rank, self._token = baton, rank, token
@@ -44,7 +44,7 @@ class LocalWork(c10d.Work):
         self._finished = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """True when the outputs are filled; raises Stuck when they never can be. There is no time to run out."""
+        """True when the outputs are filled; raises Deadlock when they never can be. There is no time to run out."""
         flight_recorder.waits(self._token)
         self._baton.wait_until(self._rank, lambda: self._exchange.is_whole)
         self._finish_once()
@@ -88,7 +88,7 @@ class LocalWork(c10d.Work):
 class LocalGroup(c10d.ProcessGroup):
     """One rank's end of a group of `table`, as its number `member`. Launches and waits are entered in the rank's ledger."""
 
-    def __init__(self, name: str, table: Table, member: int, baton: Baton) -> None:
+    def __init__(self, name: str, table: Table, member: int, baton: TurnScheduler) -> None:
         super().__init__(member, len(table.ranks))  # type: ignore[call-arg]  # only this one can be subclassed
         self._name, self._table, self._baton = name, table, baton
         self._global_rank = table.ranks[member]

@@ -24,7 +24,7 @@ from pytest_fxbucket.ranks.output import Outlets
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.single_process.exchange import Tables
 from pytest_fxbucket.ranks.single_process.group import LocalGroup
-from pytest_fxbucket.ranks.single_process.scheduler import Baton, LocalStore
+from pytest_fxbucket.ranks.single_process.scheduler import LocalStore, TurnScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class _Stage:
 
     def __init__(self, world: int, outlets: Outlets) -> None:
         self.world = world
-        self.baton = Baton(world, self._switch)
+        self.baton = TurnScheduler(world, self._switch)
         self.tables = Tables()
         self.store = LocalStore(self.baton)
         self._outlets = outlets

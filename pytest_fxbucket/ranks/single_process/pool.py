@@ -13,7 +13,7 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.desync import partings
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
-from pytest_fxbucket.ranks.flight_recorder import Whereabouts, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 from pytest_fxbucket.ranks.launch import threads_per_rank
 from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.pool import Keeper, RankPool, task_text, tell_output, unpack_results
@@ -29,7 +29,7 @@ _WAITS_ITS_TURN = "-"
 _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
 
 
-class TogetherPool(RankPool):
+class SingleProcessPool(RankPool):
     """A pool of `world` ranks in one process that stays warm."""
 
     def __init__(self, pools: Keeper, world: int, backend: str) -> None:
@@ -87,8 +87,8 @@ class TogetherPool(RankPool):
         failure.has_processes = False
         return failure
 
-    def _where(self, rank: int) -> Whereabouts:
-        return self._crew.ledgers.read(rank) if self._crew is not None else Whereabouts()
+    def _where(self, rank: int) -> RankPosition:
+        return self._crew.ledgers.read(rank) if self._crew is not None else RankPosition()
 
     def _states_of_process(self, process: RankState, outputs: Sequence[str]) -> list[RankState]:
         """What became of each rank when their process died, or went on for too long: it is the doing of the rank it played."""
@@ -108,7 +108,7 @@ class TogetherPool(RankPool):
             states.append(RankState(rank, outcome, where=where, process=_WAITS_ITS_TURN, stack=stack_of, output=printed))
         return states
 
-    def _is_through(self, rank: int, acting: int, where: Whereabouts) -> bool:
+    def _is_through(self, rank: int, acting: int, where: RankPosition) -> bool:
         """Whether `rank`, whose turn it is not, has ended: only a wait lets the next rank go on."""
         return rank < acting if self.backend == "fake" else bool(where.groups) and where.does != "waits for"
 
@@ -124,7 +124,7 @@ def _packed(payloads: Sequence[object], task: str) -> tuple[bytes, ...]:
     return tuple(packed)
 
 
-def _state(rank: int, answer: Answer, where: Whereabouts) -> RankState:
+def _state(rank: int, answer: Answer, where: RankPosition) -> RankState:
     return RankState(
         rank,
         answer.outcome,

@@ -13,11 +13,11 @@ from pytest_fxbucket.compat import c10d
 _Ready = Callable[[], bool]
 
 
-class Stuck(BaseException):
+class Deadlock(BaseException):
     """Raised in a rank that waits for what cannot come: every rank that has not ended waits."""
 
 
-class Baton:
+class TurnScheduler:
     """`on_switch(old, new)` is called between two ranks' turns; `stacks` has those of ranks that were stuck."""
 
     def __init__(self, world: int, on_switch: Callable[[int, int], None]) -> None:
@@ -42,11 +42,11 @@ class Baton:
             thread.join()
 
     def wait_until(self, rank: int, ready: _Ready) -> None:
-        """Let the others go on until `ready()`; called by `rank`, whose turn it is. Raises Stuck when no rank can go on."""
+        """Let the others go on until `ready()`; called by `rank`, whose turn it is. Raises Deadlock when no rank can go on."""
         while not ready():
             if self._is_stuck:
                 self.stacks[rank] = _stack()
-                raise Stuck
+                raise Deadlock
             self._stand_back(rank, ready)
 
     def pause(self, rank: int) -> None:
@@ -100,9 +100,9 @@ def _stack() -> str:
 
 
 class LocalStore(c10d.Store):
-    """Keys and values in this process's memory; waiting raises Stuck when no rank can go on. There is no time to run out."""
+    """Keys and values in this process's memory; waiting raises Deadlock when no rank can go on. There is no time to run out."""
 
-    def __init__(self, baton: Baton) -> None:
+    def __init__(self, baton: TurnScheduler) -> None:
         super().__init__()
         self._baton = baton
         self._values: dict[str, bytes] = {}

@@ -20,7 +20,7 @@ from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, RankPool, task_text, 
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.torchrun import store
 from pytest_fxbucket.ranks.torchrun.progress import Agenda
-from pytest_fxbucket.ranks.torchrun.rendezvous import GONE, Meeting, Round
+from pytest_fxbucket.ranks.torchrun.rendezvous import GONE, Rendezvous, Round
 from pytest_fxbucket.ranks.wire import line_of
 
 # A job's ranks may end at its very limit, and are looked at for their stacks after that.
@@ -49,7 +49,7 @@ class _Done:
     is_effect: bool = False
 
 
-class SeatPools(Pools):
+class TorchrunPools(Pools):
     """As Pools, for a process that holds one rank of each world over gloo.
 
     Worlds in one process (`local`, `fake`) are this process's own: all come to the same without a word.
@@ -57,10 +57,10 @@ class SeatPools(Pools):
 
     has_gpus = False
 
-    def __init__(self, meeting: Meeting, agenda: Agenda, warm: Sequence[str] = ()) -> None:
+    def __init__(self, meeting: Rendezvous, agenda: Agenda, warm: Sequence[str] = ()) -> None:
         super().__init__(warm=warm)
         self.meeting, self.agenda = meeting, agenda
-        self._seats: dict[tuple[int, str], SeatPool] = {}
+        self._seats: dict[tuple[int, str], TorchrunPool] = {}
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of the first `world` of torchrun's ranks. Raises RankError for more than there are, or another back end."""
@@ -77,13 +77,13 @@ class SeatPools(Pools):
                 "--nproc-per-node, or let fewer run (run.world in a plan)"
             )
         self.start()
-        return self._seats.setdefault((world, backend), SeatPool(self, world, backend))
+        return self._seats.setdefault((world, backend), TorchrunPool(self, world, backend))
 
 
-class SeatPool(RankPool):
+class TorchrunPool(RankPool):
     """One rank of a world whose other ranks are other processes' (`rank >= world`: none, and this one listens only)."""
 
-    def __init__(self, pools: SeatPools, world: int, backend: str) -> None:
+    def __init__(self, pools: TorchrunPools, world: int, backend: str) -> None:
         self._seat_pools, self._meeting = pools, pools.meeting
         member = pools.meeting.member
         threads = threads_per_rank(min(world, member.local_world), os.environ)

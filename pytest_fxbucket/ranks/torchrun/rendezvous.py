@@ -69,7 +69,7 @@ class _Beats:
         return time.monotonic() - at
 
 
-class Meeting:
+class Rendezvous:
     """The meeting of all `member.world` processes, from the first word on. Raises RankError if they do not come together."""
 
     def __init__(self, member: Member) -> None:

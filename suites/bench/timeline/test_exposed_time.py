@@ -7,7 +7,7 @@ import pytest
 from pytest_fxbucket.bench.measure import bucket_rows
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.spans import Exposed, exposed, middle_step
-from pytest_fxbucket.graph.buckets import Bucket, Member, Reading
+from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 
 
 def waited(rank: int, launch_ns: int, wait_ns: int, end_ns: int, bucket: int = 0) -> tuple[Span, ...]:
@@ -64,7 +64,7 @@ def bucket(fqn: str, size: int) -> Bucket:
 
 
 def test_rows_are_launches_in_order_named_by_entry_or_unbucketed_by_parameter() -> None:
-    reading = Reading((bucket("layers.0.w", 8), bucket("layers.0.b", 4)), (), (), 9)
+    reading = GraphAnalysis((bucket("layers.0.w", 8), bucket("layers.0.b", 4)), (), (), 9)
     steps = [[waited(0, 0, 10, 20, bucket=1)]]
     entries = {"layers.0.w": "layers.0", "layers.0.b": "layers.0"}
     rows = bucket_rows(reading, entries, "bucketed", steps)

@@ -7,19 +7,19 @@ from itertools import pairwise
 import pytest
 
 from pytest_fxbucket.bench.timeline.marks import ELSEWHERE, Mark, marks_in, marks_of
-from pytest_fxbucket.graph.buckets import Reading
+from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.plan_on_mesh import World
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from suites.checks.small_llama import SmallLlama
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> PlanOnMesh:
     return SmallLlama.make(tmp_path_factory.mktemp("llama"), pools).run("manual").world
 
 
-def test_launches_and_waits_are_those_of_the_reading(world: World) -> None:
+def test_launches_and_waits_are_those_of_the_reading(world: PlanOnMesh) -> None:
     for variant, reading in (("unbucketed", world.reading(0)["joint"]), ("bucketed", world.passed(0)["joint"].reading)):
         marks = marks_of(world, 0, "joint", variant)
         launched = [mark for mark in marks if mark.kind == "launch"]
@@ -28,7 +28,7 @@ def test_launches_and_waits_are_those_of_the_reading(world: World) -> None:
         assert [mark.bucket for mark in marks if mark.kind == "wait"] == [i for _, i in waits]
 
 
-def test_bucketed_launches_have_the_entrys_name_and_the_others_the_parameters(world: World) -> None:
+def test_bucketed_launches_have_the_entrys_name_and_the_others_the_parameters(world: PlanOnMesh) -> None:
     labels = {m.label for m in marks_of(world, 0, "joint", "bucketed") if m.kind == "launch" and m.direction == "forward"}
     assert labels == {
         "all_gather tok_embeddings", "all_gather layers.0", "all_gather layers.1", "all_gather norm+output",
@@ -38,7 +38,7 @@ def test_bucketed_launches_have_the_entrys_name_and_the_others_the_parameters(wo
     assert "reduce_scatter output.weight" in unbucketed
 
 
-def test_compute_has_its_modules_name_in_the_direction_in_which_it_runs(world: World) -> None:
+def test_compute_has_its_modules_name_in_the_direction_in_which_it_runs(world: PlanOnMesh) -> None:
     marks = marks_of(world, 0, "joint", "bucketed")
     for direction in ("forward", "backward"):
         labels = [mark.label for mark in marks if mark.kind == "compute" and mark.direction == direction]
@@ -47,7 +47,7 @@ def test_compute_has_its_modules_name_in_the_direction_in_which_it_runs(world: W
     assert sum(before != after for before, after in pairwise(directions)) == 1
 
 
-def test_what_packs_stands_before_the_launch_and_what_unpacks_behind_the_wait(world: World) -> None:
+def test_what_packs_stands_before_the_launch_and_what_unpacks_behind_the_wait(world: PlanOnMesh) -> None:
     marks = marks_of(world, 0, "joint", "bucketed")
     before = [(mark.label, after.label) for mark, after in pairwise(marks) if mark.label.startswith("copy-in")]
     assert before
@@ -57,7 +57,7 @@ def test_what_packs_stands_before_the_launch_and_what_unpacks_behind_the_wait(wo
     assert {kind for _, kind in behind} == {"wait"}
 
 
-def test_no_two_marks_in_a_row_say_the_same(world: World) -> None:
+def test_no_two_marks_in_a_row_say_the_same(world: PlanOnMesh) -> None:
     for variant in ("unbucketed", "bucketed"):
         marks = marks_of(world, 0, "joint", variant)
         assert all(before[1:] != after[1:] for before, after in pairwise(map(_told, marks)))
@@ -71,7 +71,7 @@ def test_a_wait_for_what_another_graph_launched_is_a_wait() -> None:
     given.meta["val"] = torch.empty(4, device="meta")
     wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (given,))
     graph.output((wait,))
-    reading = Reading((), (), (), 2, order=order_of(graph))
+    reading = GraphAnalysis((), (), (), 2, order=order_of(graph))
     assert marks_in(reading, {}) == (Mark(wait.name, "wait", ELSEWHERE, "forward"),)
 
 
