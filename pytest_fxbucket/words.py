@@ -17,9 +17,12 @@ def human_bytes(size: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def counted(number: int, what: str) -> str:
-    """``1 node``, ``2 nodes``."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def counted(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``, ``3 launches``, ``4 entries``."""
+    if count == 1:
+        return f"1 {noun}"
+    plural = noun[:-1] + "ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count:,} {plural}"
 
 
 def times(count: int) -> str:
@@ -27,10 +30,9 @@ def times(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
-def some(fqns: Sequence[str]) -> str:
-    """The first three FQNs, and how many more."""
-    shown = ", ".join(fqns[:3])
-    return shown if len(fqns) <= 3 else f"{shown} and {len(fqns) - 3} more"
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def show(value: object) -> str:

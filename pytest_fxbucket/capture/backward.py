@@ -13,7 +13,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from pytest_fxbucket.compat.modules import TorchFunctionMode, is_compiled
 from pytest_fxbucket.compat.tracing import caches_unversioned
-from pytest_fxbucket.plan.names import some
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import nn

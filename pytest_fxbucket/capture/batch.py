@@ -11,7 +11,7 @@ import torch
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.key_forms import Path
-from pytest_fxbucket.plan.names import some
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import nn

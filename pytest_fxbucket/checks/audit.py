@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
-from pytest_fxbucket.checks.context import capped, counted, looked_at, said_once
+from pytest_fxbucket.checks.context import capped, looked_at, said_once
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
@@ -37,10 +38,10 @@ def run(context: Context) -> Verdict:
         for ranks, _ in world.distinct()
     )
     if lines:
-        return failed("audit", counted(len(lines), "promise", "not kept"), capped(lines))
+        return failed("audit", f"{counted(len(lines), 'promise')} not kept", capped(lines))
     entries = len(world.resolution.entries)
     idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).told if not one.done)
     notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
-    what = counted(entries, "entry", "as planned") if context.plan.bucket.by == "plan" else "buckets by size"
+    what = f"{counted(entries, 'entry')} as planned" if context.plan.bucket.by == "plan" else "buckets by size"
     summary = f"{what} on {looked_at(world)}"
     return passed("audit", f"{summary} ({notes})" if notes else summary)

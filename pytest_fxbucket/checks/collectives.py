@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.context import capped, counted, looked_at, said_once
+from pytest_fxbucket.checks.context import capped, looked_at, said_once
 from pytest_fxbucket.checks.stages import disagreements
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
@@ -20,5 +21,5 @@ def run(context: Context) -> Verdict:
     lines += disagreements(world)
     launches = sum(not call.is_wait for one in first.values() for call in one.calls)
     if lines:
-        return failed("collectives", counted(len(lines), "problem", "that would hang or race"), capped(lines))
+        return failed("collectives", f"{counted(len(lines), 'problem')} that would hang or race", capped(lines))
     return passed("collectives", f"{launches} launches agree on {looked_at(world)}")

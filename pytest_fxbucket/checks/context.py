@@ -14,6 +14,7 @@ from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks.backend import ON_GPUS, Choice, choose, this_machine
 from pytest_fxbucket.ranks.messages import MAX_RANKS
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
@@ -89,7 +90,7 @@ class Context:
             more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
             return skipped(check, f"not run, since its ranks would hang, as collectives finds: {lines[0]}{more}")
         return failed(
-            check, counted(len(lines), "problem", "for which its ranks would hang, so they were not run"), capped(lines)
+            check, f"{counted(len(lines), 'problem')} for which its ranks would hang, so they were not run", capped(lines)
         )
 
     def backend(self) -> Choice:
@@ -135,9 +136,3 @@ def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[s
 def capped(lines: list[str]) -> list[str]:
     """At most as many lines as a person reads; the count says the rest."""
     return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
-
-
-def counted(count: int, noun: str, rest: str) -> str:
-    """``1 entry as planned``, ``2 entries as planned``."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{count} {noun if count == 1 else plural} {rest}"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.checks.registry import CHECKS
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.plan.load import BrokenRow, load_rows
-from pytest_fxbucket.plan.names import some
-from pytest_fxbucket.words import nearest
+from pytest_fxbucket.words import nearest, some
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import Parameter

@@ -46,12 +46,6 @@ def labels(buckets: Sequence[BucketReport], registered: Sequence[str]) -> dict[s
     return found
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 launch``, ``2 launches``."""
-    ending = "es" if noun.endswith("ch") else "s"
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
-
-
 @dataclass(frozen=True, slots=True)
 class Fed:
     """The updates of an entry, or of a module where no entry names its parameters."""

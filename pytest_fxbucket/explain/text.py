@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.explain.report import counted
 from pytest_fxbucket.passes.report import sentence
-from pytest_fxbucket.words import human_bytes
+from pytest_fxbucket.words import counted, human_bytes
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import Graph, Told

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.explain.report import counted
 from pytest_fxbucket.explain.text import Row, below, fold, some, wrapped
 from pytest_fxbucket.passes.report import remedy, sentence
 from pytest_fxbucket.plan.names import new_entry
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import Graph, Parameter, Told

@@ -7,8 +7,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GraphError, NoModuleError
-from pytest_fxbucket.plan.names import some
-from pytest_fxbucket.words import nearest
+from pytest_fxbucket.words import nearest, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable

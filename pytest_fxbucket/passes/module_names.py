@@ -23,8 +23,8 @@ from pytest_fxbucket.graph.modules import (
     wrong_stack,
 )
 from pytest_fxbucket.plan.entries import Entry
-from pytest_fxbucket.plan.names import some
 from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import fx

@@ -19,14 +19,13 @@ from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.updates import Ready, readiness, updates_between
 from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.merge import Merged
-
-_MOST = 3
 
 
 def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: Mapping[int, str]) -> list[int]:
@@ -67,7 +66,7 @@ def why_late(order: Order, updating: Set[int], waits: Mapping[int, str]) -> tupl
     for one in readiness(order, updating, waits).values():
         if one.joins >= 0:
             first.setdefault(one.entries, one)
-    return tuple(LeftAlone(f"updates of {_some(sorted(one.entries))}", _why(order, one)) for one in first.values())
+    return tuple(LeftAlone(f"updates of {some(sorted(one.entries))}", _why(order, one)) for one in first.values())
 
 
 def updates_behind(graph: fx.Graph, updating: Set[fx.Node], buckets: Sequence[Merged]) -> list[tuple[str, ...]]:
@@ -117,8 +116,3 @@ def _why(order: Order, one: Ready) -> str:
             'last of their reductions; [optimizer] groups = "entry" gives each entry its own'
         )
     return f"they need the reductions of all of these, of which {node.name} makes one value, as clipping by a global norm does"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + more

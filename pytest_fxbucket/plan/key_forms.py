@@ -9,10 +9,9 @@ from typing import Any, Literal, cast
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.names import some
 from pytest_fxbucket.plan.rules import Metadata, Rule, part, passes, seconds, whole, wrong
 from pytest_fxbucket.plan.selectors import ROOT
-from pytest_fxbucket.words import nearest, one_or_other, show
+from pytest_fxbucket.words import nearest, one_or_other, show, some
 
 DIRECTIONS = ("forward", "backward")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from pytest_fxbucket.words import one_or_other, show
+from pytest_fxbucket.words import one_or_other, show, some
 
 
 class Names:
@@ -78,12 +78,6 @@ class Names:
         while name:
             self._held.setdefault(name, {})[spelled] = canonical
             name = name.rpartition(".")[0]
-
-
-def some(fqns: Sequence[str], most: int = 3) -> str:
-    """List the first few names and say how many more there are."""
-    more = f" and {len(fqns) - most} more" if len(fqns) > most else ""
-    return ", ".join(fqns[:most]) + more
 
 
 def unplanned_parameters(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:

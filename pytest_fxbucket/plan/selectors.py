@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
-from pytest_fxbucket.plan.names import Names, no_match, some, unplanned_parameters
+from pytest_fxbucket.plan.names import Names, no_match, unplanned_parameters
+from pytest_fxbucket.words import some
 
 __all__ = ["Entry", "Resolution", "ResolvedEntry", "parse_entries", "resolve"]
 

@@ -14,6 +14,7 @@ from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.same.step import Found, Side, Walked, compared, crosswise
 from pytest_fxbucket.same.table import LIST, Const, Key, Table, Where
 from pytest_fxbucket.step.mesh import fake_mesh
+from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
     from torch import fx
@@ -44,7 +45,9 @@ class Same:
         if lines:
             shown = list(lines)[:_SHOWN]
             more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-            return failed("same", _count(len(lines)), [*shown, *more])
+            return failed(
+                "same", f"{counted(len(lines), 'place')} where the step is not shown to be the same program", [*shown, *more]
+            )
         return self._green(found)
 
     def _green(self, found: Mapping[int, Mapping[Phase, Found]]) -> Verdict:
@@ -65,13 +68,13 @@ class Same:
         world = self.world
         for why in dict.fromkeys(left.values()):
             names = [name for name, reason in left.items() if reason == why]
-            yield f"left to bitwise: {_some(names)}, since {why}"
+            yield f"left to bitwise: {some(names)}, since {why}"
         if world.rounding:
             yield f"compared with the step behind {world.rounding[-1]}"
         if crosses(world):
             yield f"left to bitwise: what {world.way(0).after[-1].name} moves to the next iteration"
         if added := [name for one in found for name in one.added]:
-            yield f"not compared: {_some(list(dict.fromkeys(added)))}, which only one of the graphs has"
+            yield f"not compared: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
         yield from dict.fromkeys(world.odd)
 
     def _sets(self) -> list[list[int]]:
@@ -133,14 +136,6 @@ class Same:
 
 def _side(graph: fx.Graph, root: object, step: StepGraph, phase: Phase) -> Side:
     return Side(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})  # type: ignore[arg-type]
-
-
-def _count(count: int) -> str:
-    return f"{count} place{'' if count == 1 else 's'} where the step is not shown to be the same program"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 _DEPTH = 3

@@ -24,6 +24,7 @@ from torch import nn
 from pytest_fxbucket.capture.override.call_text import Call, call_of, looks, looks_so, rebuilt, shown, written
 from pytest_fxbucket.capture.pictures import state_of
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import fx
@@ -95,11 +96,6 @@ def modules_called_by(graph: fx.Graph) -> tuple[str, ...]:
 def names_of(module: nn.Module) -> list[str]:
     """Parameters, then buffers of ``module``, within it; of tied ones the first name."""
     return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
 
 
 def call_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> list[torch.Tensor]:
@@ -220,8 +216,8 @@ def _run(key: str, made: Call, twins: Tensors) -> list[torch.Tensor]:
     module = module_at(key)
     if list(made.held) != names_of(module):
         raise CaptureError(
-            f"module {fqn_of(key)} has other parameters and buffers than when the step was traced: {some(names_of(module))}, "
-            f"and it had {some(made.held)}"
+            f"module {fqn_of(key)} has other parameters and buffers than when the step was traced: {some(names_of(module)) or 'none'}, "
+            f"and it had {some(made.held) or 'none'}"
         )
     args, kwargs = rebuilt(made.given, twins[len(made.held) :])
     held = {f"module.{name}": twin for name, twin in zip(made.held, twins, strict=False)}

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pytest_fxbucket.capture.override.calls import fresh_key, know, some
+from pytest_fxbucket.capture.override.calls import fresh_key, know
 from pytest_fxbucket.capture.parallel.forwards import modules_called
 from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from torch import nn
@@ -191,7 +192,7 @@ def _of_class(cls: type, model: nn.Module, where: str, error: type[Exception]) -
 
 def _instead(name: str, known: Sequence[str], there_are: str, quoted: Callable[[str], str]) -> str:
     near = get_close_matches(name, known, n=1)
-    return f"; did you mean {quoted(near[0])}?" if near else f"; {there_are} {some(known)}"
+    return f"; did you mean {quoted(near[0])}?" if near else f"; {there_are} {some(known) or 'none'}"
 
 
 def _refuse_beside(named: _Named, forwards: Forwards) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from pytest_fxbucket.words import some
+
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise.job import Difference, Outcome
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
@@ -31,18 +33,18 @@ def unusable_data(outcomes: Sequence[Outcome], stated: Collection[str] = ()) -> 
     zero = set.intersection(*(set(outcome.zero) for outcome in outcomes))
     if unasked := zero.difference(stated):
         found.append(
-            f"the gradient of {_some(sorted(unasked))} is zero on every rank in every step, so nothing about it was checked; "
+            f"the gradient of {some(sorted(unasked))} is zero on every rank in every step, so nothing about it was checked; "
             "give the batch or the loss values that reach it, or name it in [run] zero_gradients if nothing can"
         )
     if reached := sorted(set(stated) - zero):
-        found.append(f"[run] zero_gradients names {_some(reached)}, but its gradient is not zero; take it out")
+        found.append(f"[run] zero_gradients names {some(reached)}, but its gradient is not zero; take it out")
     infinite = sorted({fqn for outcome in outcomes for fqn in outcome.not_finite})
     if infinite:
-        found.append(f"the values of {_some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
+        found.append(f"the values of {some(infinite)} are not finite, so equal bits mean nothing; scale batch or loss")
     still = set.intersection(*(set(outcome.still) for outcome in outcomes)).difference(stated)
     if still:
         found.append(
-            f"the optimizer leaves {_some(sorted(still))} as it was on every rank in every step, so nothing about its update "
+            f"the optimizer leaves {some(sorted(still))} as it was on every rank in every step, so nothing about its update "
             "was checked; give it a learning rate that moves it"
         )
     if len(outcomes) > 1:
@@ -107,7 +109,7 @@ def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[
                 found.setdefault((ranks[0], other), []).append(fqn)
                 break
     return [
-        f"ranks {a} and {b} hold copies of {_some(fqns)}, which differ after the last step: "
+        f"ranks {a} and {b} hold copies of {some(fqns)}, which differ after the last step: "
         "their gradients were not reduced alike"
         for (a, b), fqns in found.items()
     ]
@@ -183,7 +185,3 @@ def difference_line(difference: Difference, bucket_of: Mapping[str, str]) -> str
         f"step {difference.step}, rank {difference.rank}: {difference.what}{name}{bucket}: "
         f"{difference.elements} of {difference.numel} elements differ{ulps}"
     )
-
-
-def _some(fqns: Sequence[str]) -> str:
-    return ", ".join(fqns[:3]) + (f" and {len(fqns) - 3} more" if len(fqns) > 3 else "")

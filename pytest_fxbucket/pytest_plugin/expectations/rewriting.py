@@ -14,6 +14,7 @@ from pytest_fxbucket.files import digest, locked, not_written, settle, sweep, wr
 from pytest_fxbucket.golden.accept import is_one_parametrized, two_texts
 from pytest_fxbucket.pytest_plugin.expectations.fixtures import EXPECT
 from pytest_fxbucket.pytest_plugin.expectations.inline import Edit
+from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pytest_plugin.controller import Controller
@@ -44,7 +45,7 @@ class EditQueue:
         """Write nothing and say so, if anything was to be written."""
         count = len({(edit["file"], edit["start"]) for edits in self._edits.values() for edit in edits if _changes(edit)})
         self._edits.clear()
-        return Rewritten(errors=(f"{counted(count)} accepted, but {reason}",)) if count else Rewritten()
+        return Rewritten(errors=(f"{counted(count, 'expectation')} accepted, but {reason}",)) if count else Rewritten()
 
     def flush(self) -> Rewritten:
         """Write each file, whole or not at all, in order of their paths, and forget the edits.
@@ -89,11 +90,6 @@ class EditQueue:
     def _shown(self, name: str) -> str:
         path = Path(name)
         return path.relative_to(self.rootdir).as_posix() if path.is_relative_to(self.rootdir) else name
-
-
-def counted(count: int) -> str:
-    """``1 expectation``, ``2 expectations``."""
-    return f"{count} expectation{'s' * (count != 1)}"
 
 
 def _changes(edit: Edit) -> bool:
@@ -153,7 +149,7 @@ class ExpectationHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was rewritten, and what was not."""
         options = self._fx.options
-        lines = [f"rewritten: {options.shown(path)} ({counted(count)})" for path, count in self._done.files]
+        lines = [f"rewritten: {options.shown(path)} ({counted(count, 'expectation')})" for path, count in self._done.files]
         lines += [f"NOT rewritten: {error}" for error in self._done.errors]
         if lines:
             terminalreporter.section("fxbucket: inline expectations")
