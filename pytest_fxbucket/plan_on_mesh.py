@@ -25,7 +25,7 @@ from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
 from pytest_fxbucket.plan.consistency import entries_of
-from pytest_fxbucket.plan.selectors import Resolution
+from pytest_fxbucket.plan.selectors import Resolution, entry_by_parameter
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.process.state import fresh_state
 from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
@@ -158,7 +158,7 @@ class PlanOnMesh:
     @property
     def entry_of(self) -> dict[str, str]:
         """FQN of each planned parameter to its entry."""
-        return {fqn: entry.name for entry in self.resolution.entries for fqn in entry.parameters}
+        return entry_by_parameter(self.resolution.entries)
 
     def reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that the pass is given, read."""

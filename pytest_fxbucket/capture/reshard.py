@@ -12,6 +12,7 @@ from pytest_fxbucket.graph.movement import joins, moves_data
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.key_forms import Asked, kept_entries
+from pytest_fxbucket.plan.selectors import entry_by_parameter
 
 if TYPE_CHECKING:
     from torch import fx, nn
@@ -120,7 +121,7 @@ def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
         kept_entries(plan.parallel.reshard_after_forward, [entry.name for entry in entries], None)
     except PlanError as error:
         raise PlanError(f"{plan.path}: {error}") from None
-    return Resharding(plan.parallel.reshard_after_forward, {fqn: entry.name for entry in entries for fqn in entry.parameters})
+    return Resharding(plan.parallel.reshard_after_forward, entry_by_parameter(entries))
 
 
 def last_read(graph: fx.Graph, parameters: Mapping[fx.Node, str]) -> str:

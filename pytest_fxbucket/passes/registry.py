@@ -19,6 +19,7 @@ from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
 from pytest_fxbucket.plan.consistency import agree_with_entries
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.selectors import entry_by_parameter
 from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.user_frame import user_frame
 
@@ -116,7 +117,7 @@ def _targets(graph: fx.Graph, job: Job) -> Targets:
         entry_of = {parameter.fqn: "" for parameter in job.step.parameters}
         return by_parameter(graph, job.reading, inputs, entry_of, outputs=outputs)
     if job.step.has_roles:
-        entry_of = {fqn: entry.name for entry in job.entries for fqn in entry.parameters}
+        entry_of = entry_by_parameter(job.entries)
         return by_parameter(graph, job.reading, inputs, entry_of, [entry.name for entry in job.entries], outputs)
     plans = [(entry.name, entry.selectors) for entry in plan.bucket.plan]
     targets = by_module(graph, plans, where=f"{plan.path}: [bucket]", unplanned=plan.bucket.unplanned)

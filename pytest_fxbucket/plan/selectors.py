@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_fxbucket.errors import PlanError
@@ -34,6 +34,11 @@ class Resolution:
     entries: tuple[ResolvedEntry, ...]
     unplanned: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def entry_by_parameter(entries: Iterable[ResolvedEntry]) -> dict[str, str]:
+    """FQN of each parameter of ``entries`` to its entry's name."""
+    return {fqn: entry.name for entry in entries for fqn in entry.parameters}
 
 
 def resolve(

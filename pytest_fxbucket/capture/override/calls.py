@@ -216,8 +216,8 @@ def _run(key: str, made: Call, twins: Tensors) -> list[torch.Tensor]:
     module = module_at(key)
     if list(made.held) != names_of(module):
         raise CaptureError(
-            f"module {fqn_of(key)} has other parameters and buffers than when the step was traced: {some(names_of(module)) or 'none'}, "
-            f"and it had {some(made.held) or 'none'}"
+            f"module {fqn_of(key)} has other parameters and buffers than when the step was traced: "
+            f"{some(names_of(module)) or 'none'}, and it had {some(made.held) or 'none'}"
         )
     args, kwargs = rebuilt(made.given, twins[len(made.held) :])
     held = {f"module.{name}": twin for name, twin in zip(made.held, twins, strict=False)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.checks.bitwise.judge import RUNS
 from pytest_fxbucket.checks.promises.iterations import Phased, hidden_by_nothing, iteration_problems
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.selectors import resolve
+from pytest_fxbucket.plan.selectors import entry_by_parameter, resolve
 from pytest_fxbucket.step.iterations import CROSSING
 from pytest_fxbucket.stepping import PhaseGraph
 
@@ -38,7 +38,7 @@ def _asked(world: PlanOnMesh) -> dict[str, str]:
     names = [parameter.fqn for parameter in step.parameters]
     listed = [entry for one in world.plan.transform if one.name == _NAME for entry in parse_entries(one.args["entries"], _NAME)]
     found = resolve(listed, names, step.modules, aliases=step.aliases, unplanned="allow", where=_NAME)
-    return {fqn: entry.name for entry in found.entries for fqn in entry.parameters}
+    return entry_by_parameter(found.entries)
 
 
 def crossing_problems(world: PlanOnMesh, rank: int) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.key_forms import Asked
+from pytest_fxbucket.plan.selectors import entry_by_parameter
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def promise_of(
     ranks_of: Mapping[str, Sequence[int]] | None = None,
 ) -> Expectations:
     """What ``plan`` promises of a step with ``parameters``, in order of registration; ``ranks_of`` its process groups."""
-    planned = {fqn: entry.name for entry in resolution.entries for fqn in entry.parameters}
+    planned = entry_by_parameter(resolution.entries)
     return Expectations(
         entry_of=planned,
         registration=tuple(dict.fromkeys([*planned, *(parameter.fqn for parameter in parameters)])),

@@ -7,6 +7,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.plan.selectors import entry_by_parameter
 
 if TYPE_CHECKING:
     from torch import fx
@@ -140,7 +141,7 @@ def _entry_of(
 
     where = "fxbucket_golden(..., plan=...)"
     resolution = resolve(parse_entries(entries, where), fqns, modules, aliases=aliases, unplanned="allow", where=where)
-    return {fqn: entry.name for entry in resolution.entries for fqn in entry.parameters}
+    return entry_by_parameter(resolution.entries)
 
 
 def _joined(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[Any, Schedule]) -> str:

@@ -14,6 +14,7 @@ from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.graph.update_provenance import is_result, readers_of
 from pytest_fxbucket.graph.updates import UPDATED
+from pytest_fxbucket.plan.selectors import entry_by_parameter
 
 if TYPE_CHECKING:
     from torch import fx
@@ -31,7 +32,7 @@ def moved_reductions(everything: Sequence[Reduction], step: StepGraph, moved: Se
     Raises :class:`PassError` for an entry without any, for one that is reduced more than once in a step, and for a launch that
     carries anything else besides.
     """
-    entry_of = {fqn: entry.name for entry in moved for fqn in entry.parameters}
+    entry_of = entry_by_parameter(moved)
     found = [one for one in everything if not entry_of.keys().isdisjoint(one.fqns)]
     reduced = {fqn for one in found for fqn in one.fqns}
     for entry in moved:

@@ -12,7 +12,7 @@ from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph.update_provenance import reductions_of
 from pytest_fxbucket.passes.keep_order import AFTER, without_kept_order
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.selectors import ResolvedEntry, resolve
+from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter, resolve
 from pytest_fxbucket.step.roles import Told
 from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
@@ -48,7 +48,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
     _refuse_kept_order(graph)
     everything = reductions_of(graph, step.inputs["joint"], step.outputs["joint"])
     reductions = moved_reductions(everything, step, moved)
-    entry_of = {fqn: entry.name for entry in moved for fqn in entry.parameters}
+    entry_of = entry_by_parameter(moved)
     block = block_of(graph, step.inputs["joint"], step.outputs["joint"], reductions, entry_of)
     refuse_illegal(block, everything)
     cut = Cut(block)
