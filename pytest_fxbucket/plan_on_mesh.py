@@ -23,7 +23,7 @@ from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.passes.registry import Bucketed, Job, run_pass
+from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.selectors import Resolution, entry_by_parameter
 from pytest_fxbucket.process import collector
@@ -243,7 +243,8 @@ class PlanOnMesh:
         self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
         with self.seconds.of("pass", rank):
             made = {
-                phase: run_pass(self.pass_name, Job(step, phase, readings[phase], self.plan, entries)) for phase in step.graphs
+                phase: run_pass(self.pass_name, PassJob(step, phase, readings[phase], self.plan, entries))
+                for phase in step.graphs
             }
         for phase, one in made.items():
             if one.report is None:

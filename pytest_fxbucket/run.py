@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.ranks.backend import Choice
+    from pytest_fxbucket.ranks.backend import BackendChoice
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import StepGraph
@@ -170,7 +170,7 @@ class PlanRun:
             raise BenchmarkError(f"{self.name}: {hanging.summary}")
         return self._timing.step_time(options or self.plan.checks.benchmark or Benchmark())
 
-    def times_on(self) -> Choice:
+    def times_on(self) -> BackendChoice:
         """What the ranks run on whose steps are timed; none where nothing can be timed."""
         return self._timing.choice(self.plan)
 
@@ -178,7 +178,7 @@ class PlanRun:
         """Measure as the plan says, and give how many ranks were. Raises BenchmarkError where they cannot be."""
         return self.step_time().record.ranks
 
-    def _backend(self) -> Choice:
+    def _backend(self) -> BackendChoice:
         return self._context("benchmark").backend()
 
     @cached_property

@@ -156,7 +156,7 @@ class Took:
     """What this call gave of the step before: new parameters, state and gradients of what moved."""
 
 
-class Run(Protocol):
+class StepRun(Protocol):
     """Takes steps, and keeps their state, in input order."""
 
     task: Stepping
@@ -257,7 +257,7 @@ def _by_key(results: Results) -> dict[Key, Any]:
     return {(value.role, value.fqn): made for value, made in results}
 
 
-def decay(runs: Sequence[Run]) -> None:
+def decay(runs: Sequence[StepRun]) -> None:
     """Shrink the learning rates of ``runs`` by :func:`factors`."""
     by = factors(runs[0].task)
     for one in runs:

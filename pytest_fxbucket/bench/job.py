@@ -90,7 +90,7 @@ class Timed:
 def run(rank: int, world: int, task: TimingTask) -> Timed:
     """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
-        steps = {name: Step(name, rank, task.phases) for name in task.variants}
+        steps = {name: TimedStep(name, rank, task.phases) for name in task.variants}
         timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=come_first())
         take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
@@ -125,7 +125,7 @@ class Timeable(Protocol):
         """Everything after."""
 
 
-class Step:
+class TimedStep:
     """One variant of the step with state of its own, which its steps update as training would."""
 
     def __init__(self, name: str, rank: int, phases: Sequence[TimingPhase]) -> None:
@@ -252,7 +252,7 @@ class TurnsTaken:
 def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
     """Run steps whenever rank 0 is told to, until it is told that it is over."""
     with collector.paused(), contextlib.ExitStack() as stack:
-        step = Step(task.variant, rank, task.phases)
+        step = TimedStep(task.variant, rank, task.phases)
         gc.collect()
         gc.freeze()
         has_priority = come_first()

@@ -15,7 +15,7 @@ from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.stepping import fields_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.record import Bucket, GraphFacts
+    from pytest_fxbucket.bench.record import BucketTime, GraphFacts
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.plan.schema import Benchmark
@@ -109,7 +109,7 @@ def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]
         readings = list(world.reference_reading(0).values())
     else:
         readings = [passed.reading for passed in world.final(0).values()]
-    rows: list[Bucket] = []
+    rows: list[BucketTime] = []
     for number, reading in enumerate(readings):
         rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
@@ -121,14 +121,14 @@ def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]
     }
 
 
-def bucket_rows(reading: GraphAnalysis, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[Bucket]:
+def bucket_rows(reading: GraphAnalysis, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[BucketTime]:
     """What a record keeps of each launch of a graph, in order of launch.
 
     ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one.
     """
     labels = labels_of(reading.buckets, {} if variant == UNBUCKETED else entry_of)
     found = exposed(ranks)
-    rows: list[Bucket] = []
+    rows: list[BucketTime] = []
     for number, (label, bucket) in enumerate(zip(labels, reading.buckets, strict=True)):
         exposed_s, in_flight_s = found.get(number, (0.0, 0.0))
         rows.append(

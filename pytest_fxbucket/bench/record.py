@@ -33,7 +33,7 @@ class Machine(TypedDict):
     gpus: list[str]
 
 
-class Bucket(TypedDict):
+class BucketTime(TypedDict):
     """One launch of a graph."""
 
     label: str
@@ -52,7 +52,7 @@ class GraphFacts(TypedDict):
     bytes: int
     peak_bytes: list[int]
     """Of each rank."""
-    buckets: list[Bucket]
+    buckets: list[BucketTime]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT, rename={"pass_name": "pass"}):
@@ -118,7 +118,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
         sets = zip(self.samples[variant], self.samples["unbucketed"], strict=True)
         return [ours / theirs for pair in sets for ours, theirs in zip(*pair, strict=True)]
 
-    def buckets(self, variant: str) -> Sequence[Bucket]:
+    def buckets(self, variant: str) -> Sequence[BucketTime]:
         """Launches of `variant` in order; none where its graph was not kept."""
         graph = self.graphs.get(variant)
         return graph["buckets"] if graph else ()

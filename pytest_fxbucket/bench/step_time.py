@@ -22,7 +22,7 @@ from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
 from pytest_fxbucket.checks.verdict import Verdict, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
-from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, Choice
+from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, BackendChoice
 from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Timing:
     """Its path from rootdir, with the matrix id."""
     world: Callable[[], PlanOnMesh]
     """The plan at the size that is run."""
-    backend: Callable[[], Choice]
+    backend: Callable[[], BackendChoice]
     """What its ranks run on."""
     settings: RunSettings
     pools: Pools
@@ -92,11 +92,13 @@ class Timing:
             raise found
         return found
 
-    def choice(self, plan: Plan) -> Choice:
+    def choice(self, plan: Plan) -> BackendChoice:
         """What the ranks run on; none where nothing can be timed."""
         asked = self.settings.backend or plan.run.backend
         if asked in IN_ONE_PROCESS:
-            return Choice(None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time")
+            return BackendChoice(
+                None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time"
+            )
         refuse_too_many_ranks(plan, MAX_RANKS, self.name)
         return self.backend()
 

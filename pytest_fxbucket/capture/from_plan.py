@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.capture.joint import Joint, LossFn
     from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
-    from pytest_fxbucket.capture.optimizers.update import Update
+    from pytest_fxbucket.capture.optimizers.update import TracedUpdate
     from pytest_fxbucket.capture.parallel.parts import Parts
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
     from pytest_fxbucket.plan.schema import Model, Plan
@@ -107,7 +107,7 @@ Key = tuple[str, str]
 """Role and name of an input or output."""
 
 
-def join(joint: Joint, update: Update) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
+def join(joint: Joint, update: TracedUpdate) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
     """The whole step: its graph, inputs (parameters, buffers, state, learning rates, batch) and outputs (loss, gradients,
     new parameters, new state).
 
@@ -137,7 +137,7 @@ def _placeholders(graph_module: fx.GraphModule, values: Sequence[Value]) -> list
     return list(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
 
 
-def _new(update: Update) -> list[tuple[fx.Node, Value]]:
+def _new(update: TracedUpdate) -> list[tuple[fx.Node, Value]]:
     """Inputs of ``update`` that are inputs of the whole step, and of nothing before it."""
     return [pair for pair in _placeholders(update.graph_module, update.inputs) if pair[1].role in ("state", "hyper")]
 
@@ -173,7 +173,7 @@ class _Root:
         copy.target = name
 
 
-def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> Update:
+def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> TracedUpdate:
     """The update that follows ``joint``, clipped to ``clip_norm`` if that is not 0. Raises what :func:`trace_update` does."""
     values = [value for value in joint.inputs if value.role == "param"]
     clip = parts.clip(clip_norm, joint.parameters) if clip_norm else None

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from torch import fx, nn
 
 
-class Step(Protocol):
+class TracedFunction(Protocol):
     """What was traced."""
 
     def run_alone(self) -> None:
         """Run the model by itself, not traced."""
 
 
-StepT = TypeVar("StepT", bound=Step)
+StepT = TypeVar("StepT", bound=TracedFunction)
 
 
 def trace_settled(model: nn.Module, trace: Callable[[], tuple[StepT, fx.GraphModule]]) -> tuple[StepT, fx.GraphModule]:

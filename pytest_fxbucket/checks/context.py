@@ -12,7 +12,7 @@ from pytest_fxbucket.checks.stages import disagreements
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
-from pytest_fxbucket.ranks.backend import ON_GPUS, Choice, choose, this_machine
+from pytest_fxbucket.ranks.backend import ON_GPUS, BackendChoice, choose, this_machine
 from pytest_fxbucket.ranks.messages import MAX_RANKS
 from pytest_fxbucket.words import counted
 
@@ -29,7 +29,7 @@ _MOST_LINES = 30
 class Times(Protocol):
     """Who measures the plan's step time, once for all who ask."""
 
-    def times_on(self) -> Choice:
+    def times_on(self) -> BackendChoice:
         """What the ranks run on whose steps are timed; none where nothing can be timed."""
 
     def ranks_timed(self) -> int:
@@ -68,7 +68,7 @@ class Context:
         """Folders that are first on the path in the ranks."""
         return [self.plan.path.parent, self.settings.rootdir]
 
-    def choice(self, check: str) -> Choice | Verdict:
+    def choice(self, check: str) -> BackendChoice | Verdict:
         """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
         if (self.settings.backend or self.plan.run.backend) != "fake":
             refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
@@ -93,24 +93,24 @@ class Context:
             check, f"{counted(len(lines), 'problem')} for which its ranks would hang, so they were not run", capped(lines)
         )
 
-    def backend(self) -> Choice:
+    def backend(self) -> BackendChoice:
         """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""
         asked = self.settings.backend or self.plan.run.backend
         if asked == "fake":
-            return Choice(None, "back end fake holds no values to compare")
+            return BackendChoice(None, "back end fake holds no values to compare")
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
-            return Choice("gloo")
+            return BackendChoice("gloo")
         machine = this_machine()
         choice = choose(asked, self.plan.run_world, machine)
         if choice.lacking and self.settings.require_gpus:
             raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
         if choice.backend not in ON_GPUS:
             # That a machine without GPUs does not use them is no news.
-            return choice if machine.gpus or choice.backend is None else Choice(choice.backend)
+            return choice if machine.gpus or choice.backend is None else BackendChoice(choice.backend)
         problem = next(filter(None, (cannot_run_on("cuda", one) for one in self.run_world.step(0).graphs.values())), "")
         if problem and (asked != "auto" or self.settings.require_gpus):
             raise CaptureError(f'{self.name}: {problem}; let the model call what all devices have, or use run.backend = "gloo"')
-        return Choice("gloo", problem) if problem else choice
+        return BackendChoice("gloo", problem) if problem else choice
 
 
 def looked_at(world: PlanOnMesh) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.ranks.backend import Choice
+    from pytest_fxbucket.ranks.backend import BackendChoice
     from pytest_fxbucket.step.roles import Parameter, Phase, Value
 
 
@@ -25,7 +25,7 @@ class OnRanks:
     """A check of one plan that runs its step on ranks."""
 
     context: Context
-    choice: Choice
+    choice: BackendChoice
     """What its ranks run on, and how it came to that."""
 
     @property

@@ -95,7 +95,7 @@ def _why(status: int, stderr: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePlace:
     """A folder to start in and an environment, in which modules come from one tree."""
 
     cwd: Path
@@ -106,12 +106,12 @@ class Place:
     """Of the commit."""
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> TreePlace:
         """The working tree as it is."""
         return cls(Path.cwd(), environment_of())
 
     @classmethod
-    def at_commit(cls, repository: Repository, tree: Path) -> Place:
+    def at_commit(cls, repository: Repository, tree: Path) -> TreePlace:
         """The worktree ``tree`` of a commit, in the folder there that is the current one here, if there is such."""
         here = Path.cwd().resolve()
         cwd = tree / here.relative_to(repository.top) if here.is_relative_to(repository.top) else tree

@@ -19,7 +19,7 @@ _MOST_NAMES = 6  # a longer "+" entry reads worse than unplanned = "root"
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class BlockNames:
     """The names of a model that :func:`pytest_fxbucket.plan.resolve` asks for."""
 
     parameters: list[str]
@@ -27,7 +27,7 @@ class Names:
     aliases: dict[str, str]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Names:
+    def of(cls, model: nn.Module) -> BlockNames:
         """Read the names from a model; a tied parameter's first name is its canonical one."""
         canonical = {id(parameter): name for name, parameter in model.named_parameters()}
         every = list(model.named_parameters(remove_duplicate=False))
@@ -45,7 +45,7 @@ class Draft:
 
 def draft(model: nn.Module) -> Draft:
     """Plan every parameter of a model once; raises PlanError if it has none."""
-    names = Names.of(model)
+    names = BlockNames.of(model)
     if not names.parameters:
         raise PlanError("the model has no parameters, so there is nothing to plan")
     blocks = _untied(_blocks(model), names)
@@ -64,7 +64,7 @@ def draft(model: nn.Module) -> Draft:
     return Draft(tuple(sorted(entries, key=lambda entry: _first_of(entry, names))), "error")
 
 
-def _apart(covers: dict[str, str], planned: set[str], names: Names, model: nn.Module) -> list[list[str]]:
+def _apart(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
     """Names in ``covers`` (by the parameters that they hold) that share an entry: neighbours; embeddings alone."""
     groups: list[list[str]] = []
     last: tuple[int, bool] | None = None
@@ -81,7 +81,7 @@ def _apart(covers: dict[str, str], planned: set[str], names: Names, model: nn.Mo
     return _tied_to_last(groups, covers, names)
 
 
-def _tied_to_last(groups: list[list[str]], covers: dict[str, str], names: Names) -> list[list[str]]:
+def _tied_to_last(groups: list[list[str]], covers: dict[str, str], names: BlockNames) -> list[list[str]]:
     """``groups`` with those of tied parameters, as of an embedding and its head, joined to the last."""
     tied = {covers[fqn] for fqn in names.aliases.values() if fqn in covers}
     ends = [group for group in groups[:-1] if tied.intersection(group)]
@@ -94,12 +94,12 @@ def _is_embedding(name: str, model: nn.Module) -> bool:
     return isinstance(dict(model.named_modules()).get(name), nn.Embedding)
 
 
-def _first_of(entry: str, names: Names) -> int:
+def _first_of(entry: str, names: BlockNames) -> int:
     """Where the first parameter of ``entry`` is registered."""
     return min(map(names.parameters.index, _resolve((entry,), names, "allow")))
 
 
-def _resolve(entries: tuple[str, ...], names: Names, unplanned: str) -> set[str]:
+def _resolve(entries: tuple[str, ...], names: BlockNames, unplanned: str) -> set[str]:
     """Give the parameters that entries name, those of the root left out."""
     parsed = parse_entries(list(entries), "[bucket] plan")
     found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=unplanned)
@@ -138,7 +138,7 @@ def _ranges(prefix: str, names: list[str]) -> list[str]:
     return found
 
 
-def _untied(blocks: tuple[str, ...], names: Names) -> tuple[str, ...]:
+def _untied(blocks: tuple[str, ...], names: BlockNames) -> tuple[str, ...]:
     """Join blocks that share a tied parameter, so that each parameter keeps one entry."""
     entries = parse_entries(list(blocks), "[bucket] plan")
     groups: list[tuple[list[Entry], set[str]]] = []
@@ -154,7 +154,7 @@ def _untied(blocks: tuple[str, ...], names: Names) -> tuple[str, ...]:
     return tuple("+".join(entry.name for entry in group) for group, _ in groups)
 
 
-def _together(left: list[str], planned: set[str], names: Names) -> dict[str, str]:
+def _together(left: list[str], planned: set[str], names: BlockNames) -> dict[str, str]:
     """Name each parameter by the largest module that holds nothing planned."""
     taken = planned | {alias for alias, fqn in names.aliases.items() if fqn in planned}
     covers: dict[str, str] = {}

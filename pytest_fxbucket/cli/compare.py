@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pytest_fxbucket.cli.apart import typed
 from pytest_fxbucket.cli.asked import add_for_sides, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.benchmarked import Named, named_plans
-from pytest_fxbucket.cli.compared import Compared
-from pytest_fxbucket.cli.trees import Asked, CommitSide, Tree, plan_compared
+from pytest_fxbucket.cli.compared import SidesCompared
+from pytest_fxbucket.cli.trees import Asked, CommitSide, CommitTree, plan_compared
 from pytest_fxbucket.commit import Repository, stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import Progress
@@ -72,10 +72,10 @@ def _compared(options: Namespace) -> int:
     plans = named_plans(options.plans)
     repository = Repository.of(plans[0].file, "REF")
     commits = repository.commit(options.ref), repository.commit(options.ref2) if options.ref2 is not None else None
-    found: list[Compared] = []
+    found: list[SidesCompared] = []
     problems: list[str] = []
     with ExitStack() as stack:
-        trees = [Tree.of(repository, commit, stack) for commit in commits]
+        trees = [CommitTree.of(repository, commit, stack) for commit in commits]
         sides = [CommitSide(*one) for one in zip(trees, passes, pythons, strict=True)]
         for plan in plans:
             lacking = next((tree.label for tree in trees if plan.is_found and tree.lacks(plan)), None)
@@ -99,7 +99,7 @@ def _compared(options: Namespace) -> int:
     return _UNTOLD if problems or not found else _NOT_SLOWER
 
 
-def _one(plan: Named, sides: Sequence[CommitSide], asked: Asked) -> Compared:
+def _one(plan: Named, sides: Sequence[CommitSide], asked: Asked) -> SidesCompared:
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     with progress.watching(typed(plan.file, plan.row)):
         return plan_compared(plan, sides, asked, progress.say)

@@ -17,7 +17,7 @@ SideFacts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class SidesCompared:
     """Of one plan both sides, their samples, and how the second's step time is to the first's."""
 
     plan: str

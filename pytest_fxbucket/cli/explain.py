@@ -15,7 +15,7 @@ from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.report import Told
+    from pytest_fxbucket.explain.report import Explanation
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _all(told: Told, shown: str) -> tuple[dict[str, Any], list[str]]:
+def _all(told: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
     from pytest_fxbucket.explain.report import graph_as_data
     from pytest_fxbucket.explain.text import explained
 
@@ -73,7 +73,7 @@ def _all(told: Told, shown: str) -> tuple[dict[str, Any], list[str]]:
     return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(told, shown))
 
 
-def _why(told: Told, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
+def _why(told: Explanation, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
     from pytest_fxbucket.explain.why import answered, plain, why
 
     found = [why(told, parameter) for parameter in find_parameters(asked, told.parameters)]

@@ -18,7 +18,7 @@ RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PlanSource:
     """``[model]`` of a first plan, and modules that it overrides; what is None was not found beside the factory."""
 
     factory: str
@@ -34,12 +34,12 @@ class Source:
         return self.factory.partition(":")[0] + ":batch"
 
 
-def plan_text(source: Source, bucket: Draft) -> str:
+def plan_text(source: PlanSource, bucket: Draft) -> str:
     """The plan file."""
     return "\n".join(_lines(source, bucket)) + "\n"
 
 
-def _lines(source: Source, bucket: Draft) -> Iterator[str]:
+def _lines(source: PlanSource, bucket: Draft) -> Iterator[str]:
     yield "[model]"
     yield f"factory = {to_toml(source.factory)}"
     if source.args:
@@ -105,11 +105,11 @@ _MODULE = re.compile(r"tracing module (\S+) failed")
 class Tried:
     """A first plan, and what is still wrong with it; empty: nothing."""
 
-    source: Source
+    source: PlanSource
     problem: str = ""
 
 
-def tried(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
+def tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
     """``source`` with what it needs to pass, if that is ``inputs`` or overrides of some of ``modules``."""
     first = _overriding(source, bucket, out, modules, say)
     if first.problem:
@@ -120,7 +120,7 @@ def tried(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type],
     return first
 
 
-def _overriding(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
+def _overriding(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type], say: Callable[[str], None]) -> Tried:
     """Modules that look at values are overridden, one after the other, until the step can be traced, or nothing helps."""
     now = source
     for _ in range(_MOST_OVERRIDES):
@@ -134,7 +134,7 @@ def _overriding(source: Source, bucket: Draft, out: Path, modules: Mapping[str, 
     return Tried(source, problem) if now is source else Tried(now, problem)
 
 
-def _problem(source: Source, bucket: Draft, out: Path, say: Callable[[str], None]) -> tuple[str, str]:
+def _problem(source: PlanSource, bucket: Draft, out: Path, say: Callable[[str], None]) -> tuple[str, str]:
     """What is wrong with the plan, and the module that looks at values; nothing if it passes."""
     from pytest_fxbucket.compat.tracing import untraceable
     from pytest_fxbucket.ranks.pools import Pools

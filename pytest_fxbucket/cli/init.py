@@ -9,8 +9,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.blocks import Draft, Names, draft
-from pytest_fxbucket.cli.first_plan import Source, Tried, from_toml, plan_text, tried
+from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
+from pytest_fxbucket.cli.first_plan import PlanSource, Tried, from_toml, plan_text, tried
 from pytest_fxbucket.cli.tree import tree
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     found = {
         name: f"{module}:{name}" if callable(getattr(sys.modules[module], name, None)) else None for name in ("batch", "loss")
     }
-    source = Source(options.factory, args, found["batch"], found["loss"])
+    source = PlanSource(options.factory, args, found["batch"], found["loss"])
     bucket = draft(model)
     modules = {fqn: type(module) for fqn, module in model.named_modules()}
     parse_plans(plan_text(source, bucket), out)  # what init writes must load
@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     return 1 if missing or result.problem else 0
 
 
-def _tried(source: Source, bucket: Draft, out: Path, modules: Mapping[str, type]) -> Tried:
+def _tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type]) -> Tried:
     progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     with redirect_stdout(sys.stderr), progress.watching(str(out)):
         return tried(source, bucket, out, modules, progress.say)
@@ -107,7 +107,7 @@ def _write(out: Path, text: str) -> None:
 
 
 def _ties(model: nn.Module) -> Iterator[str]:
-    aliases = Names.of(model).aliases
+    aliases = BlockNames.of(model).aliases
     for alias, fqn in list(aliases.items())[:3]:
         yield f"{alias} is tied to {fqn}: one parameter, in one entry, counted once in each total."
     if len(aliases) > 3:
@@ -129,7 +129,7 @@ def _summary(out: Path, result: Tried, bucket: Draft) -> Iterator[str]:
         yield f"It does not pass yet: {result.problem.rstrip('.')}."
 
 
-def _batch_to_write(source: Source, model: nn.Module, out: Path) -> Iterator[str]:
+def _batch_to_write(source: PlanSource, model: nn.Module, out: Path) -> Iterator[str]:
     """That there is no batch, and one to begin with."""
     import inspect
 

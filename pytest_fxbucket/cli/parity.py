@@ -19,7 +19,7 @@ from pytest_fxbucket.ranks.backend import CHOICES
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
-    from pytest_fxbucket.eager.telling import Told
+    from pytest_fxbucket.eager.telling import StepTold
     from pytest_fxbucket.plan.schema import Plan
 
 _STOPPED = 130
@@ -103,7 +103,7 @@ class _Log:
         """Whether all losses were numbers."""
         return self.not_finite is None
 
-    def took(self, told: list[Told]) -> None:
+    def took(self, told: list[StepTold]) -> None:
         """Print a step that all ranks have told."""
         self.steps += 1
         self.first = self.first or next((one.first for one in told if one.first), "")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from pytest_fxbucket.cli.apart import Place, environment_of, shown_apart, typed
+from pytest_fxbucket.cli.apart import TreePlace, environment_of, shown_apart, typed
 from pytest_fxbucket.cli.show import folders_of, golden_file, tell
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import FxbucketError, GoldenError
@@ -83,13 +83,13 @@ class AtCommit:
     def schedule(self) -> str:
         """The body of the plan's golden. Raises FxbucketError."""
         with worktree_of(self.repository, self.commit) as tree:
-            place = Place.at_commit(self.repository, tree)
+            place = TreePlace.at_commit(self.repository, tree)
             try:
                 return self._shown_in(place)
             except FxbucketError as error:
                 raise FxbucketError(f"at {self.commit}: {place.cleared(str(error))}") from None
 
-    def _shown_in(self, place: Place) -> str:
+    def _shown_in(self, place: TreePlace) -> str:
         words = [typed(place.shown(self.path), self.row), "--pass", self.pass_name]
         shown, files = shown_apart(words, place.cwd, place.environment)
         place.refuse_others(files)

@@ -11,9 +11,9 @@ from pytest_fxbucket.bench.provenance import commit_of
 from pytest_fxbucket.bench.side_by_side import NEW, OLD, Length, SideProcess, Start
 from pytest_fxbucket.bench.side_by_side import run as run_sides
 from pytest_fxbucket.bench.stats import ratio_of
-from pytest_fxbucket.cli.apart import Place, typed
+from pytest_fxbucket.cli.apart import TreePlace, typed
 from pytest_fxbucket.cli.benchmarked import Named
-from pytest_fxbucket.cli.compared import Compared
+from pytest_fxbucket.cli.compared import SidesCompared
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.key_forms import Benchmark
@@ -39,23 +39,25 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class CommitTree:
     """The files of one side: of a commit, or the working tree."""
 
     label: str
     commit: Commit | None
-    place: Place
+    place: TreePlace
     repository: Repository
 
     @classmethod
-    def of(cls, repository: Repository, commit: Commit | None, stack: ExitStack) -> Tree:
+    def of(cls, repository: Repository, commit: Commit | None, stack: ExitStack) -> CommitTree:
         """The files of ``commit``, which are there until ``stack`` is unwound; None: the working tree as it is."""
         if commit is not None:
             tree = stack.enter_context(worktree_of(repository, commit))
-            return cls(str(commit), commit, Place.at_commit(repository, tree), repository)
+            return cls(str(commit), commit, TreePlace.at_commit(repository, tree), repository)
         sha, is_dirty = commit_of(repository.top / "file")
         at = f" at {sha[:7]}" if sha else ""
-        return cls(f"the working tree{at}{', with uncommitted changes' if is_dirty else ''}", None, Place.here(), repository)
+        return cls(
+            f"the working tree{at}{', with uncommitted changes' if is_dirty else ''}", None, TreePlace.here(), repository
+        )
 
     def lacks(self, plan: Named) -> bool:
         """Whether the commit has no such file."""
@@ -74,7 +76,7 @@ class Tree:
 class CommitSide:
     """A tree, a pass and an interpreter."""
 
-    tree: Tree
+    tree: CommitTree
     pass_name: str
     python: str
 
@@ -96,7 +98,7 @@ class CommitSide:
         return {"commit": commit.sha if commit is not None else None, "pass": self.pass_name, **answer["facts"]}
 
 
-def plan_compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> Compared:
+def plan_compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> SidesCompared:
     """Run both sides of ``plan``. Raises BenchmarkError of one sentence that names the plan."""
     try:
         return _compared(plan, sides, asked, say)
@@ -107,7 +109,7 @@ def plan_compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: C
         raise BenchmarkError(f"{typed(plan.file, plan.row)}: {said}") from None
 
 
-def _compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> Compared:
+def _compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> SidesCompared:
     starts = [side.start(plan, asked) for side in sides]
     with ExitStack() as stack:
         say("both sides trace the step")
@@ -122,4 +124,4 @@ def _compared(plan: Named, sides: Sequence[CommitSide], asked: Asked, say: Calla
         series = run_sides((old, new), Length(benchmark.budget_s), is_enough, say)
     estimate = ratio_of(series.samples[NEW], series.samples[OLD], confidence=asked.confidence)
     labels = sides[0].tree.label, sides[1].tree.label
-    return Compared(typed(plan.file, plan.row), labels, facts, series, estimate, benchmark.threshold)
+    return SidesCompared(typed(plan.file, plan.row), labels, facts, series, estimate, benchmark.threshold)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_fxbucket.capture.batch import microbatches, split_of
 from pytest_fxbucket.capture.batches import batch_of
 from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.checks.bitwise.job import Difference, Task, compare, final_run, graphs_of
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask, Difference, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
@@ -27,14 +27,14 @@ from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.key_forms import Ring as Asked
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.sums import Ring
+from pytest_fxbucket.ranks.process_groups.sums import RingOrder
 from pytest_fxbucket.stepping import Took, decay, factors, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
 
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.stepping import Run
+    from pytest_fxbucket.stepping import StepRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class EagerTask:
     """What one rank is to run."""
 
     plan: Plan
-    graph: Task
+    graph: BitwiseTask
     localise_step: int | None = None
     """Step to follow module by module; None: compare results only."""
     removed: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     graph, asked = task.graph, task.plan.run
     if asked.reduce == "ring":
         ring = asked.ring or Asked()
-        sums.add_by(Ring(ring.channels, ring.chunk_bytes, world // ring.nodes))
+        sums.add_by(RingOrder(ring.channels, ring.chunk_bytes, world // ring.nodes))
     graphs, digests = graphs_of(rank, graph, {})
     found = Seen(digests)
     start, batches = state_and_batches(rank, graph)
@@ -119,12 +119,12 @@ def _first(found: Seen) -> str:
     return difference_line(found.differences[0], {}) if found.differences else ""
 
 
-def _graph_step(ours: Run, batch: Sequence[Tensor], step: int, graph: Task) -> Took:
+def _graph_step(ours: StepRun, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> Took:
     torch.manual_seed(graph.seed + step)
     return ours.step([tensor.clone() for tensor in batch], step + 1, graph.steps)
 
 
-def _followed(ours: Run, theirs: _Reference, batch: Sequence[Tensor], step: int, graph: Task) -> Parting:
+def _followed(ours: StepRun, theirs: _Reference, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> Parting:
     ours.watch = seen
     took = _graph_step(ours, batch, step, graph)
     known = {digest for _, _, digests in ours.seen for digest in digests.values()}
@@ -137,7 +137,7 @@ class _Reference:
     """The eager step on this rank."""
 
     step: EagerStep
-    task: Task
+    task: BitwiseTask
     leaves: Sequence[Any]
     """Of a batch; the tensors are those of the step at hand."""
     spec: Any
@@ -227,7 +227,7 @@ def _its_own() -> Iterator[None]:
         raise _RaisedError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error
 
 
-def _by_key(ours: Run, took: Took) -> Left:
+def _by_key(ours: StepRun, took: Took) -> Left:
     """What the graph left, by role and name: inputs as they are now, and outputs that are no new values of those."""
     left = {(v.role, v.fqn): tensor for v, tensor in zip(ours.task.inputs, took.given, strict=True)}
     left |= {(v.role, v.fqn): made for v, made in zip(ours.task.outputs, took.results, strict=True)}

@@ -25,7 +25,7 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_fxbucket.checks.bitwise.job import Task
+    from pytest_fxbucket.checks.bitwise.job import BitwiseTask
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.step.roles import Direction
 
@@ -161,7 +161,7 @@ def _first(reading: GraphAnalysis, bucket: Bucket, units: Mapping[str, Sequence[
     return None
 
 
-def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: Task) -> torch.Tensor:
+def own_rows(tensor: torch.Tensor, fqn: str, rank: int, task: BitwiseTask) -> torch.Tensor:
     """``tensor``, the parameter ``fqn``, its gradient or its state, without rows that pad it: as torch.chunk deals them."""
     of = {parameter.fqn: parameter for parameter in task.parameters}
     owner = of.get(fqn) or of.get(fqn.rpartition(".")[0])

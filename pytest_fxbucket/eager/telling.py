@@ -20,7 +20,7 @@ _MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StepTold:
     """One step of one rank."""
 
     rank: int
@@ -46,7 +46,7 @@ class Teller:
         """Say what one step gave: both losses, and the first difference so far."""
         if self._fd >= 0:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            line = json.dumps(asdict(Told(self._rank, step, float(graph), float(eager), first[:_MOST], peak)))
+            line = json.dumps(asdict(StepTold(self._rank, step, float(graph), float(eager), first[:_MOST], peak)))
             os.write(self._fd, f"{line}\n".encode())
 
     def close(self) -> None:
@@ -61,9 +61,9 @@ class Listener:
     It is called on a thread of its own, with what they told in rank order.
     """
 
-    def __init__(self, path: Path, world: int, on_step: Callable[[list[Told]], None]) -> None:
+    def __init__(self, path: Path, world: int, on_step: Callable[[list[StepTold]], None]) -> None:
         self._world, self._on_step = world, on_step
-        self._steps: dict[int, dict[int, Told]] = {}
+        self._steps: dict[int, dict[int, StepTold]] = {}
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR)  # which waits for no writer, and sees no end between two
         self._thread = Thread(target=self._listen, daemon=True)
@@ -82,7 +82,7 @@ class Listener:
             for line in lines:
                 if not line.strip():
                     return
-                told = Told(**json.loads(line))
+                told = StepTold(**json.loads(line))
                 ranks = self._steps.setdefault(told.step, {})
                 ranks[told.rank] = told
                 if len(ranks) == self._world:

@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.load import BrokenRow, load_rows
 from pytest_fxbucket.words import nearest, some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.report import Parameter
+    from pytest_fxbucket.explain.report import ExplainedParameter
     from pytest_fxbucket.plan.schema import Plan
 
 _NAMED = re.compile(r"(?P<path>.+?)(?:::(?P<item>[^\[\]]+))?(?:\[(?P<row>[^\[\]]+)\])?")
@@ -67,7 +67,7 @@ def root_of(plan: Path) -> Path:
     return next((folder for folder in folders if any((folder / name).is_file() for name in _CONFIGURED)), Path.cwd())
 
 
-def find_parameters(text: str, known: Sequence[Parameter]) -> list[Parameter]:
+def find_parameters(text: str, known: Sequence[ExplainedParameter]) -> list[ExplainedParameter]:
     """The parameters that ``text`` names: an FQN, the end of one alone, or a glob. Raises UsageError if it names none."""
     by_name = {name: parameter for parameter in known for name in (parameter.fqn, *parameter.aliases)}
     if text in by_name:

@@ -181,7 +181,7 @@ def _left_alone(bucket: Bucket) -> LeftAlone:
 
 
 @dataclass(frozen=True)
-class Graph:
+class GraphReport:
     """One graph of the step after the pass."""
 
     phase: str
@@ -199,7 +199,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ExplainedParameter:
     """A parameter, or another input of the step that somebody may take for one."""
 
     fqn: str
@@ -209,22 +209,22 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Told:
+class Explanation:
     """All there is to tell of one plan."""
 
     plan: Plan
     pass_name: str
-    graphs: tuple[Graph, ...]
+    graphs: tuple[GraphReport, ...]
     entry_of: Mapping[str, str]
     """Entry of each planned parameter, by FQN; empty by size and of a graph without roles."""
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[ExplainedParameter, ...]
     transformations: tuple[Transformed, ...]
     """What the plan's transformations say they did, in their order."""
     by_report: bool
     """Whether the pass said this itself; otherwise it was read off the graph that came out, which does not say why."""
 
 
-def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
+def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
     world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
     step, passed = world.step(0), world.passed(0)
@@ -236,10 +236,10 @@ def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Told:
         )
     graphs = tuple(_graph(world, phase, one) for phase, one in passed.items())
     transformed = world.final_step(0).told
-    return Told(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
+    return Explanation(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
 
 
-def _graph(world: PlanOnMesh, phase: str, passed: Passed) -> Graph:
+def _graph(world: PlanOnMesh, phase: str, passed: Passed) -> GraphReport:
     before = next(module for name, module in world.step(0).graphs.items() if name == phase)
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
@@ -252,23 +252,23 @@ def _graph(world: PlanOnMesh, phase: str, passed: Passed) -> Graph:
     gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
     read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
     kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
-    return Graph(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names), kept)
+    return GraphReport(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names), kept)
 
 
-def _parameters(world: PlanOnMesh, graphs: tuple[Graph, ...]) -> tuple[Parameter, ...]:
+def _parameters(world: PlanOnMesh, graphs: tuple[GraphReport, ...]) -> tuple[ExplainedParameter, ...]:
     """Parameters in order of registration, then buffers; of a graph without roles what the report names."""
     step = world.step(0)
     if not step.has_roles:
         reports = [graph.report for graph in graphs]
         named = [fqn for report in reports for bucket in report.buckets for fqn in bucket.members]
         named += [fqn for report in reports for left in report.left_alone for fqn in left.fqns]
-        return tuple(Parameter(fqn) for fqn in dict.fromkeys(named))
-    known = [Parameter(p.fqn, p.aliases, p.trainable) for p in step.parameters]
+        return tuple(ExplainedParameter(fqn) for fqn in dict.fromkeys(named))
+    known = [ExplainedParameter(p.fqn, p.aliases, p.trainable) for p in step.parameters]
     buffers = [value.fqn for values in step.inputs.values() for value in values if value.role == "buffer"]
-    return (*known, *(Parameter(fqn, role="buffer") for fqn in dict.fromkeys(buffers)))
+    return (*known, *(ExplainedParameter(fqn, role="buffer") for fqn in dict.fromkeys(buffers)))
 
 
-def graph_as_data(graph: Graph) -> dict[str, Any]:
+def graph_as_data(graph: GraphReport) -> dict[str, Any]:
     """The report, with process groups by mesh dimension, and where in a rank's part of a launch each member begins."""
     data = graph.report.to_dict(graph.dims)
     for plain, bucket in zip(data["buckets"], graph.report.buckets, strict=True):

@@ -13,7 +13,7 @@ from pytest_fxbucket.passes.report import sentence
 from pytest_fxbucket.words import counted, human_bytes
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.report import Graph, Told
+    from pytest_fxbucket.explain.report import Explanation, GraphReport
     from pytest_fxbucket.passes.report import BucketReport
     from pytest_fxbucket.step.roles import Told as Transformed
 
@@ -22,7 +22,7 @@ _MARK = re.compile("\0(-?\\d+):(-?\\d+)\0")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TextRow:
     """What is said of one entry, or of several equal ones."""
 
     entry: str
@@ -32,14 +32,14 @@ class Row:
     count: int = 1
 
 
-def fold(rows: Sequence[Row]) -> list[Row]:
+def fold(rows: Sequence[TextRow]) -> list[TextRow]:
     """``rows``, those of equal layers with neighbouring numbers as one, where its first was.
 
     ``layers.3`` becomes ``layers.[3-7]`` in the entry and in the cells, ``layers.2`` beside it ``layers.[2-6]``: in each row
     they stood as far apart.
     """
     alike: dict[tuple[str, ...], list[tuple[int, int]]] = {}
-    singles: list[tuple[int, Row]] = []
+    singles: list[tuple[int, TextRow]] = []
     for place, row in enumerate(rows):
         found = _stem(row.entry)
         if found is None:
@@ -53,13 +53,13 @@ def fold(rows: Sequence[Row]) -> list[Row]:
     for (_, *texts), places in alike.items():
         for run in _runs(sorted(places)):
             entry, *cells = (_filled(text, run[0][0], run[-1][0]) for text in texts)
-            folded.append((min(place for _, place in run), Row(entry, tuple(cells), len(run))))
+            folded.append((min(place for _, place in run), TextRow(entry, tuple(cells), len(run))))
     return [row for _, row in sorted(folded, key=lambda pair: pair[0])]
 
 
 def fold_names(names: Sequence[str]) -> list[str]:
     """``names`` with neighbouring layers as one."""
-    return [row.entry for row in fold([Row(name, ()) for name in names])]
+    return [row.entry for row in fold([TextRow(name, ()) for name in names])]
 
 
 def _stem(entry: str) -> tuple[str, int] | None:
@@ -106,7 +106,7 @@ _ENTRY = 40
 _MOST_NAMES, _MOST_LEFT = 3, 6
 
 
-def explained(told: Told, name: str) -> Iterator[str]:
+def explained(told: Explanation, name: str) -> Iterator[str]:
     """The lines on the plan ``name``."""
     by = "" if told.by_report else "; it gives no report, so this is read off its graph, which does not say why"
     yield f"{name}: pass {told.pass_name}, {counted(told.plan.world_size, 'rank')}{by}"
@@ -137,7 +137,7 @@ def some(names: Sequence[str], most: int = _MOST_NAMES) -> str:
     return ", ".join(folded[:most]) + more
 
 
-def graph_lines(graph: Graph) -> Iterator[str]:
+def graph_lines(graph: GraphReport) -> Iterator[str]:
     """The lines on one graph."""
     report = graph.report
     totals = report.totals
@@ -172,7 +172,7 @@ def transformation_lines(one: Transformed) -> Iterator[str]:
         yield from wrapped(f"left: {what}: {why}", "  ", "  ")
 
 
-def _table(buckets: Sequence[BucketReport], graph: Graph) -> Iterator[str]:
+def _table(buckets: Sequence[BucketReport], graph: GraphReport) -> Iterator[str]:
     head = ("entry", "launches", "members", "bytes", "dtype", "group", "overlaps with")
     rows = [(row.entry, *row.cells) for row in fold([_row(bucket, graph) for bucket in buckets])]
     rows = [(_cut(row[0]), *row[1:]) for row in rows]
@@ -188,7 +188,7 @@ def _table(buckets: Sequence[BucketReport], graph: Graph) -> Iterator[str]:
         yield from [start + lines[0].lstrip(), *lines[1:]] if fits else [start.rstrip(), *lines]
 
 
-def _row(bucket: BucketReport, graph: Graph) -> Row:
+def _row(bucket: BucketReport, graph: GraphReport) -> TextRow:
     overlap = "nothing: exposed"
     if bucket.overlap_nodes:
         of = f" of {some(bucket.overlaps)}" if bucket.overlaps else ""
@@ -203,17 +203,17 @@ def _row(bucket: BucketReport, graph: Graph) -> Row:
         graph.dims.get(bucket.group, "unknown group"),
         overlap,
     )
-    return Row(graph.labels[bucket.launch], cells)
+    return TextRow(graph.labels[bucket.launch], cells)
 
 
-def _members(graph: Graph) -> Iterator[str]:
+def _members(graph: GraphReport) -> Iterator[str]:
     """Each list of members once, with the kinds that have it."""
     kinds: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for bucket in graph.report.buckets:
         kinds.setdefault((graph.labels[bucket.launch], bucket.members), []).append(f"{bucket.direction} {bucket.kind}")
     lists = Counter(label for label, _ in kinds)
     rows = [
-        Row(label, (", ".join(below(label, members)), f" ({', '.join(dict.fromkeys(said))})" if lists[label] > 1 else ""))
+        TextRow(label, (", ".join(below(label, members)), f" ({', '.join(dict.fromkeys(said))})" if lists[label] > 1 else ""))
         for (label, members), said in kinds.items()
     ]
     if rows:
@@ -229,10 +229,10 @@ def below(label: str, members: Sequence[str]) -> Iterator[str]:
     return (fqn if whole else "." + fqn.removeprefix(stem) for fqn in members)
 
 
-def _apart(graph: Graph) -> Iterator[str]:
+def _apart(graph: GraphReport) -> Iterator[str]:
     """Each reason once, with the buckets that it parted."""
     rows = [
-        Row(graph.labels[bucket.launch], (f"{bucket.direction} {bucket.kind}", sentence(split, bucket.kind, graph.dims)))
+        TextRow(graph.labels[bucket.launch], (f"{bucket.direction} {bucket.kind}", sentence(split, bucket.kind, graph.dims)))
         for bucket in graph.report.buckets
         for split in bucket.splits
     ]
@@ -247,20 +247,20 @@ def _apart(graph: Graph) -> Iterator[str]:
             yield from wrapped(f"{kind} of {', '.join(entries)}", "    ", "  ")
 
 
-def _updates(graph: Graph) -> Iterator[str]:
+def _updates(graph: GraphReport) -> Iterator[str]:
     """Which reductions feed the updates of each entry."""
     rows = []
     for one in graph.fed:
         states = f" and {counted(one.states, 'state')}" if one.states else ""
         reductions = some(one.reductions) or "no reduction"
-        rows.append(Row(one.entry, (f"{counted(len(one.parameters), 'parameter')}{states} of {reductions}",)))
+        rows.append(TextRow(one.entry, (f"{counted(len(one.parameters), 'parameter')}{states} of {reductions}",)))
     if rows:
         yield from ("", "updates, and the reductions that they are made of")
     for row in fold(rows):
         yield from wrapped(f"{row.entry}: {row.cells[0]}", "  ", "  ")
 
 
-def _rest(graph: Graph) -> Iterator[str]:
+def _rest(graph: GraphReport) -> Iterator[str]:
     report = graph.report
     reasons: dict[str, list[str]] = {}
     for left in report.left_alone:

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.explain.text import Row, below, fold, some, wrapped
+from pytest_fxbucket.explain.text import TextRow, below, fold, some, wrapped
 from pytest_fxbucket.passes.report import remedy, sentence
 from pytest_fxbucket.plan.names import new_entry
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.explain.report import Graph, Parameter, Told
+    from pytest_fxbucket.explain.report import ExplainedParameter, Explanation, GraphReport
     from pytest_fxbucket.passes.report import BucketReport
     from pytest_fxbucket.passes.targets import LeftAlone
 
@@ -29,7 +29,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketPlace:
     """One launch that carries the parameter, or its gradient."""
 
     graph: str
@@ -61,10 +61,10 @@ class Why:
     """None if no entry names it, or if buckets are made by size."""
     note: str
     """What is to be said besides; often nothing."""
-    places: tuple[Place, ...]
+    places: tuple[BucketPlace, ...]
 
 
-def why(told: Told, parameter: Parameter) -> Why:
+def why(told: Explanation, parameter: ExplainedParameter) -> Why:
     """Where ``parameter`` went in each graph, direction and kind, and why."""
     fqn = parameter.fqn
     places = tuple(place for graph in told.graphs for place in _places(told, graph, fqn))
@@ -72,21 +72,21 @@ def why(told: Told, parameter: Parameter) -> Why:
     return Why(fqn, entry, _note(parameter, entry, places), places)
 
 
-def _buckets(told: Told, fqn: str) -> Iterator[tuple[Graph, BucketReport]]:
+def _buckets(told: Explanation, fqn: str) -> Iterator[tuple[GraphReport, BucketReport]]:
     return ((graph, bucket) for graph in told.graphs for bucket in graph.report.buckets if fqn in bucket.members)
 
 
-def _places(told: Told, graph: Graph, fqn: str) -> Iterator[Place]:
+def _places(told: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
     for bucket in graph.report.buckets:
         if fqn in bucket.members:
             yield _in_bucket(told, graph, bucket, fqn)
     for left in graph.report.left_alone:
         if left.kind and fqn in left.fqns:
             reason = Reason("left_alone", left.reason, _change(told, left, fqn))
-            yield Place(graph.phase, left.direction, left.kind, None, None, None, None, None, left.fqns, (), (reason,))
+            yield BucketPlace(graph.phase, left.direction, left.kind, None, None, None, None, None, left.fqns, (), (reason,))
 
 
-def _in_bucket(told: Told, graph: Graph, bucket: BucketReport, fqn: str) -> Place:
+def _in_bucket(told: Explanation, graph: GraphReport, bucket: BucketReport, fqn: str) -> BucketPlace:
     family = (bucket.entry, bucket.direction, bucket.kind)
     others = tuple(
         (graph.labels[other.launch], other.members)
@@ -98,7 +98,7 @@ def _in_bucket(told: Told, graph: Graph, bucket: BucketReport, fqn: str) -> Plac
     member = read[bucket.members.index(fqn)] if len(read) == len(bucket.members) else None
     known = told.by_report or not others
     unknown = Reason("unknown", f"pass {told.pass_name} gives no reason", "ask the pass manual: leave out --pass")
-    return Place(
+    return BucketPlace(
         graph=graph.phase,
         direction=bucket.direction,
         kind=bucket.kind,
@@ -118,7 +118,7 @@ def _in_bucket(told: Told, graph: Graph, bucket: BucketReport, fqn: str) -> Plac
     )
 
 
-def _change(told: Told, left: LeftAlone, fqn: str) -> str:
+def _change(told: Explanation, left: LeftAlone, fqn: str) -> str:
     if fqn in told.entry_of or not told.entry_of:
         return "nothing in the plan can change that: it follows from the graph"
     entries = list(dict.fromkeys(told.entry_of.values()))
@@ -127,7 +127,7 @@ def _change(told: Told, left: LeftAlone, fqn: str) -> str:
     return f'add an entry such as "{holder}", or set bucket.unplanned = "root"; nearest entries: {", ".join(near)}'
 
 
-def _note(parameter: Parameter, entry: str | None, places: tuple[Place, ...]) -> str:
+def _note(parameter: ExplainedParameter, entry: str | None, places: tuple[BucketPlace, ...]) -> str:
     if parameter.role != "param":
         return f"it is a {parameter.role}, no parameter: every rank has all of it, so nothing gathers or reduces it"
     kinds = {place.kind for place in places}
@@ -169,7 +169,7 @@ _MOST = 6
 
 def answered(found: Sequence[Why]) -> Iterator[str]:
     """The lines on some parameters, those of equal layers together."""
-    for row in fold([Row(one.fqn, tuple(_lines(one))) for one in found]):
+    for row in fold([TextRow(one.fqn, tuple(_lines(one))) for one in found]):
         for line in (row.entry + row.cells[0], *row.cells[1:]):
             text = line.lstrip()
             yield from wrapped(text, " " * (len(line) - len(text)), "  ")
@@ -198,12 +198,12 @@ def _directions(one: Why) -> Iterator[str]:
                 return
 
 
-def _left_alone(place: Place, graph: str) -> Iterator[str]:
+def _left_alone(place: BucketPlace, graph: str) -> Iterator[str]:
     yield f"  {place.direction} {place.kind}{graph}: left alone"
     yield from _reasons(place)
 
 
-def _bucket(place: Place, fqn: str, graph: str) -> Iterator[str]:
+def _bucket(place: BucketPlace, fqn: str, graph: str) -> Iterator[str]:
     at = ""
     if place.first_byte is not None and place.bytes is not None:
         at = f", bytes {place.first_byte:,} to {place.first_byte + place.bytes:,} of {place.of_bytes or 0:,} on a rank"
@@ -221,7 +221,7 @@ def _bucket(place: Place, fqn: str, graph: str) -> Iterator[str]:
     yield from _reasons(place)
 
 
-def _reasons(place: Place) -> Iterator[str]:
+def _reasons(place: BucketPlace) -> Iterator[str]:
     for reason in place.reasons:
         if reason.reason != "direction":
             yield f"    because {reason.why}"

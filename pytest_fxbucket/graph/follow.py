@@ -21,7 +21,7 @@ from pytest_fxbucket.graph.collectives import Launch
 from pytest_fxbucket.graph.contents import ByteRange, Memory, NotFollowedError, Runs, precision_of
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
 from pytest_fxbucket.graph.ops import operator_name, written_arguments
-from pytest_fxbucket.graph.sending import Sent, Source, Sources
+from pytest_fxbucket.graph.sending import Sent, Source, SourceTable
 from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Use:
 class Followed:
     """Everything that the walk found."""
 
-    table: Sources = field(default_factory=Sources)
+    table: SourceTable = field(default_factory=SourceTable)
     sent: dict[fx.Node, Sent] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -25,7 +25,7 @@ def lost(before: GraphAnalysis, after: GraphAnalysis) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedMember:
     """A member of a launch, as far as a pass may not change it."""
 
     kind: str
@@ -36,14 +36,14 @@ class Carried:
     fqn: str
 
 
-def carried(reading: GraphAnalysis) -> Iterator[Carried]:
+def carried(reading: GraphAnalysis) -> Iterator[CarriedMember]:
     """Every member of every launch."""
     for bucket in reading.buckets:
         for member in bucket.members:
             dtype = str(member.dtype).removeprefix("torch.")
             size = f"{member.numel} elements of {dtype}"
             what = f"{member.fqn} ({size})" if member.fqn else size
-            yield Carried(bucket.kind, bucket.op, untwinned(bucket.group), what, member.fqn)
+            yield CarriedMember(bucket.kind, bucket.op, untwinned(bucket.group), what, member.fqn)
 
 
 def other_bytes(before: GraphAnalysis, after: GraphAnalysis) -> Iterator[str]:

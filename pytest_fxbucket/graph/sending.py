@@ -65,7 +65,7 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Sources:
+class SourceTable:
     """Every source by its number; UNDEFINED and ZERO are none."""
 
     found: list[Source | None] = field(default_factory=lambda: [None, None])

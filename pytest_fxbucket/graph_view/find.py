@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from pytest_fxbucket.graph_view.tree import Run, Tree
+    from pytest_fxbucket.graph_view.tree import ModuleRun, Tree
 
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _DOT = re.compile(r"\.(?![^\[]*\])")
@@ -93,7 +93,7 @@ DIRECTIONS = ("forward", "backward")
 
 def chosen(
     tree: Tree, number: int, direction: str | None = None, kind: str | None = None, *, own: bool = False
-) -> list[tuple[Run, int]]:
+) -> list[tuple[ModuleRun, int]]:
     """Nodes that ran in the module ``number``, as runs and places in them, in graph order; ``own``: in no other module.
 
     Raises :class:`GraphError` for an unknown direction or kind.

@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.modules import (
     wraps,
     wrong_stack,
 )
-from pytest_fxbucket.graph_view.tree import ROOT, UNKNOWN, Given, Run, Tree
+from pytest_fxbucket.graph_view.tree import ROOT, UNKNOWN, Given, ModuleRun, Tree
 
 if TYPE_CHECKING:
     from torch import fx
@@ -165,7 +165,7 @@ class _Naming:
                 within.add(number)
                 runs_of[number].append(run)
                 number = parent[number]
-        self.tree.runs.append(Run(tuple(innermost), nodes))
+        self.tree.runs.append(ModuleRun(tuple(innermost), nodes))
 
 
 def _class_name(cls: object) -> str:

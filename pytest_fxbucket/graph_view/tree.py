@@ -183,7 +183,7 @@ Mark = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Run:
+class ModuleRun:
     """All nodes that ran in the same modules: whose stacks are equal."""
 
     innermost: tuple[int, ...]
@@ -210,7 +210,7 @@ class Tree:
     """Of all nodes, where it is known."""
     mesh: Mesh | None = None
     """Of the step that the graph is of, where it is known."""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ModuleRun] = field(default_factory=list)
     parent: list[int] = field(default_factory=lambda: [ROOT])
     name: list[str] = field(default_factory=lambda: [""])
     cls: list[str] = field(default_factory=lambda: [UNKNOWN])
@@ -269,13 +269,13 @@ class Tree:
             left.extend(reversed(self.children[found[-1]].values()))
         return found
 
-    def marked(self, run: Run) -> list[Mark]:
+    def marked(self, run: ModuleRun) -> list[Mark]:
         """Direction and kind of each node of ``run``."""
         if run.marks is None:
             run.marks = [self._mark(node) for node in run.nodes]
         return run.marks
 
-    def placed(self, run: Run) -> list[int]:
+    def placed(self, run: ModuleRun) -> list[int]:
         """Index in the graph of each node of ``run``."""
         if run.places is None:
             run.places = [self._index[node] for node in run.nodes]
@@ -333,7 +333,9 @@ class Tree:
             )
         index = {node: place for place, node in enumerate(graph.nodes)}
         runs = [
-            Run(run.innermost, sorted((counterpart[node] for node in run.nodes or run.names or ()), key=index.__getitem__))
+            ModuleRun(
+                run.innermost, sorted((counterpart[node] for node in run.nodes or run.names or ()), key=index.__getitem__)
+            )
             for run in self.runs
         ]
         found = replace(self, graph=graph, runs=runs)
@@ -350,7 +352,7 @@ class Tree:
 
     def __getstate__(self) -> dict[str, Any]:
         runs = [
-            Run(run.innermost, [], self.marked(run), self.placed(run), run.names or [node.name for node in run.nodes])
+            ModuleRun(run.innermost, [], self.marked(run), self.placed(run), run.names or [node.name for node in run.nodes])
             for run in self.runs
         ]
         parameters = [replace(held, node=None) for held in self.parameters]

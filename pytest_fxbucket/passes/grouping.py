@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_fxbucket.passes.arrange import without_circles
-from pytest_fxbucket.passes.report import Reason, Split, called
+from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Group = tuple["Target", ...]
 """Members of one bucket in byte order."""
-Part = tuple[Group, tuple[Split, ...]]
+Part = tuple[Group, tuple[SplitReason, ...]]
 """A bucket in the making, and what parted it from others so far."""
 Family = tuple[str, str, str]
 """Entry, direction and kind: what would be one bucket if nothing parted it."""
@@ -48,7 +48,7 @@ class Grouping:
 
     groups: tuple[Group, ...]
     """In order of their first launch, each in byte order."""
-    splits: tuple[tuple[Split, ...], ...]
+    splits: tuple[tuple[SplitReason, ...], ...]
     """What parted each group from others of the same entry, direction and kind, and from those of the other direction."""
 
 
@@ -97,19 +97,19 @@ def _parts(order: Order, targets: Sequence[Target], rules: Rules, entries: Seque
 def _apart(targets: Sequence[Target]) -> list[Part]:
     """Each launch alone, as merging is off."""
     families = Counter(_family(target) for target in targets)
-    return [((target,), (Split("disabled"),) if families[_family(target)] > 1 else ()) for target in targets]
+    return [((target,), (SplitReason("disabled"),) if families[_family(target)] > 1 else ()) for target in targets]
 
 
 def _family(target: Target) -> Family:
     return target.entry, target.direction, target.kind
 
 
-def _directions(targets: Sequence[Target]) -> dict[Family, tuple[Split, ...]]:
+def _directions(targets: Sequence[Target]) -> dict[Family, tuple[SplitReason, ...]]:
     """Of each family that its entry has in the other direction too: that it is apart from that."""
     families = dict.fromkeys(_family(target) for target in targets)
     other = {"forward": "backward", "backward": "forward"}
     return {
-        (entry, direction, kind): (Split("direction", direction, (other[direction],)),)
+        (entry, direction, kind): (SplitReason("direction", direction, (other[direction],)),)
         for entry, direction, kind in families
         if (entry, other[direction], kind) in families
     }
@@ -147,18 +147,18 @@ def _have(keys: Sequence[_Key]) -> dict[str, list[str]]:
     return have
 
 
-def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[Split]:
+def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[SplitReason]:
     """In what ``key`` is another than others of its family; ``have`` is empty if there are none."""
     if not have:
         return
     if key.alone and key.dtype == "several dtypes":
-        yield Split("several_dtypes")
+        yield SplitReason("several_dtypes")
     elif key.alone or have["alone"]:
-        yield Split("bucketed")
+        yield SplitReason("bucketed")
     for field in _DIFFERENCES:
         mine = str(getattr(key, field))
         if len(have[field]) > 1:
-            yield Split(field, mine, tuple(other for other in have[field] if other != mine))
+            yield SplitReason(field, mine, tuple(other for other in have[field] if other != mine))
 
 
 def _capped(group: Group, rules: Rules, entries: Sequence[str]) -> Iterator[Part]:
@@ -175,12 +175,12 @@ def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
     """Neighbours fill a part until the next one does not fit; ``caps_mb`` of each part in turn, the last for the rest."""
     part: list[Target] = []
     parts, size = 0, 0
-    full: tuple[Split, ...] = ()
+    full: tuple[SplitReason, ...] = ()
     for target in group:
         cap_mb = caps_mb[min(parts, len(caps_mb) - 1)]
         cap = cap_mb * MB
         if part and cap and size + target.bytes > cap:
-            full = (Split("cap", called(target), (), size, target.bytes, cap_mb),)
+            full = (SplitReason("cap", called(target), (), size, target.bytes, cap_mb),)
             yield tuple(part), _above(part, size, cap_mb) or full
             part, size, parts = [], 0, parts + 1
         part.append(target)
@@ -189,10 +189,10 @@ def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
     yield tuple(part), (_above(part, size, cap_mb) or full) if parts else ()
 
 
-def _above(part: Sequence[Target], size: int, cap_mb: float) -> tuple[Split, ...]:
+def _above(part: Sequence[Target], size: int, cap_mb: float) -> tuple[SplitReason, ...]:
     """Said of a member that no bucket could hold."""
     if len(part) == 1 and cap_mb and size > cap_mb * MB:
-        return (Split("above_cap", called(part[0]), (), size, 0, cap_mb),)
+        return (SplitReason("above_cap", called(part[0]), (), size, 0, cap_mb),)
     return ()
 
 
@@ -200,13 +200,13 @@ def _laid_out(group: Group, rules: Rules) -> Group:
     return tuple(sorted(group, key=lambda target: target.place)) if rules.layout == "registration" else group
 
 
-def _circle(others: Sequence[Group]) -> tuple[Split, ...]:
+def _circle(others: Sequence[Group]) -> tuple[SplitReason, ...]:
     """Said of a part of a bucket that lay on a circle with ``others``."""
     names = (f"the {group[0].kind} of {group[0].entry or called(group[0])}" for group in others)
-    return (Split("circle", "", tuple(sorted(dict.fromkeys(names)))),) if others else ()
+    return (SplitReason("circle", "", tuple(sorted(dict.fromkeys(names)))),) if others else ()
 
 
-Leveled = list[tuple[Group, tuple[Split, ...]]]
+Leveled = list[tuple[Group, tuple[SplitReason, ...]]]
 """Parts of one bucket, and why it was parted; nothing if it was not."""
 
 
@@ -228,7 +228,7 @@ def leveled(order: Order, groups: Sequence[Group]) -> list[Leveled]:
             known |= bit
         needed.append(known)
 
-    def why(number: int, level: int, member: Target) -> Split:
+    def why(number: int, level: int, member: Target) -> SplitReason:
         """A member one level below that ``member`` needs: every node with the bit has one behind it, so no step is in vain."""
         bit, index = bits[number, level - 1], order.index[member.launch]
         while True:
@@ -254,8 +254,8 @@ def _parted(group: Group, levels: Sequence[int]) -> list[Group]:
     return [tuple(parts[level]) for level in sorted(parts)]
 
 
-def _dependence(member: Target, needed: Target) -> Split:
+def _dependence(member: Target, needed: Target) -> SplitReason:
     names = called(member), called(needed)
     if names[0] == names[1]:
         names = f"{names[0]} ({member.launch.name})", f"{names[1]} ({needed.launch.name})"
-    return Split("dependence", names[0], names[1:])
+    return SplitReason("dependence", names[0], names[1:])

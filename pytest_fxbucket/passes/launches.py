@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """All waits of its result, usually one: each one's readers get the unpacked result."""
 
 
-class Launch(NamedTuple):
+class MergeableLaunch(NamedTuple):
     """A launch that may share a bucket."""
 
     node: fx.Node
@@ -52,7 +52,7 @@ class Launch(NamedTuple):
     """What goes with the launch besides its waits: parts of a coalesced result, a buffer of its own."""
 
 
-def read(node: fx.Node, order: Order) -> Launch | str:
+def read(node: fx.Node, order: Order) -> MergeableLaunch | str:
     """``node`` as a launch that may share a bucket, or a sentence on why it may not.
 
     Raises :class:`PassError` if what it sends carries no fake value.
@@ -86,7 +86,7 @@ def read(node: fx.Node, order: Order) -> Launch | str:
     values = [_value(part.input) for part in parts]
     dtypes = {value.dtype for value in values}
     size = sum(hinted_numel(value) * value.dtype.itemsize for value in values)
-    return Launch(
+    return MergeableLaunch(
         node=node,
         parts=parts,
         kind=said.kind,

@@ -33,7 +33,7 @@ from pytest_fxbucket.passes.targets import LeftAlone
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.report import Split
+    from pytest_fxbucket.passes.report import SplitReason
     from pytest_fxbucket.passes.targets import Targets
 
 
@@ -137,7 +137,7 @@ class Done:
     """What the pass did."""
 
     buckets: tuple[Merged, ...]
-    splits: tuple[tuple[Split, ...], ...]
+    splits: tuple[tuple[SplitReason, ...], ...]
     """Of each bucket what parted it from others."""
     left: tuple[LeftAlone, ...]
     """What could not be moved."""
@@ -168,7 +168,7 @@ def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport,
     return tuple(_report(*one) for one in sorted(found, key=lambda one: one[0].launch))
 
 
-def _report(bucket: Merged, splits: tuple[Split, ...], behind: Overlapped, updates: tuple[str, ...]) -> BucketReport:
+def _report(bucket: Merged, splits: tuple[SplitReason, ...], behind: Overlapped, updates: tuple[str, ...]) -> BucketReport:
     first = bucket.first
     dtypes = dict.fromkeys(
         str(part.input.meta["val"].dtype).removeprefix("torch.") for member in bucket.members for part in member.parts

@@ -51,7 +51,7 @@ class Bucketed:
 
 
 @dataclass(frozen=True)
-class Job:
+class PassJob:
     """One graph of a step, and what a pass is to do with it."""
 
     step: StepGraph
@@ -62,7 +62,7 @@ class Job:
     entries: Sequence[ResolvedEntry]
 
 
-def run_pass(name: str, job: Job) -> Bucketed:
+def run_pass(name: str, job: PassJob) -> Bucketed:
     """Run the pass ``name`` (manual, torch, module:callable) on a copy of the job's graph, with its rank's groups in place.
 
     Raises :class:`PassError` or :class:`PlanError` if it cannot be done, whatever the pass itself raised.
@@ -93,7 +93,7 @@ def run_pass(name: str, job: Job) -> Bucketed:
     return Bucketed(result.graph, result, None, modules)
 
 
-def _refuse_other_ends(name: str, graph: fx.Graph, job: Job) -> None:
+def _refuse_other_ends(name: str, graph: fx.Graph, job: PassJob) -> None:
     """A pass may change how values are computed, never how many go in and out."""
     returned = graph.output_node().args[0]
     ends = {
@@ -105,11 +105,11 @@ def _refuse_other_ends(name: str, graph: fx.Graph, job: Job) -> None:
             raise PassError(f"pass {name} returned a graph with {have} {what}, expected {expected} as before it")
 
 
-def _run_manual(graph: fx.Graph, job: Job) -> PassReport:
+def _run_manual(graph: fx.Graph, job: PassJob) -> PassReport:
     return manual_pass(job.plan).run(graph, _targets(graph, job))
 
 
-def _targets(graph: fx.Graph, job: Job) -> Targets:
+def _targets(graph: fx.Graph, job: PassJob) -> Targets:
     plan, inputs, outputs = job.plan, job.step.inputs[job.phase], job.step.outputs[job.phase]
     if plan.bucket.by == "size" and not job.step.has_roles:
         return by_size(graph)
@@ -145,7 +145,7 @@ def manual_pass(plan: Plan) -> ManualPass:
     )
 
 
-def _plans_by_module(job: Job) -> list[str | list[str]]:
+def _plans_by_module(job: PassJob) -> list[str | list[str]]:
     if job.step.has_roles:
         return module_plans(job.entries, job.step.parameters)
     plans = job.plan.bucket.plan

@@ -33,7 +33,7 @@ class BucketReport:
     launches_before: int = 1
     """Launches that it took the place of."""
     launches_after: int = 1
-    splits: tuple[Split, ...] = ()
+    splits: tuple[SplitReason, ...] = ()
     """What parted it from others of the same entry, direction and kind, and from those of the other direction."""
     overlap_nodes: int = 0
     """Nodes that compute between its launch and its first wait; 0: it is exposed."""
@@ -150,7 +150,7 @@ _MB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitReason:
     """One reason that parted a bucket from another one."""
 
     reason: Reason
@@ -209,7 +209,7 @@ _REMEDIES: Mapping[Reason, str] = {
 _OF_REDUCTIONS: Mapping[Reason, str] = {"direction": _MODEL, "dtype": "set parallel.reduce_dtype: a sum has one dtype"}
 
 
-def sentence(split: Split, kind: str, dims: Mapping[str, str] = {}) -> str:
+def sentence(split: SplitReason, kind: str, dims: Mapping[str, str] = {}) -> str:
     """``split`` for people, of a bucket of ``kind``; ``dims`` maps the names of process groups to mesh dimensions."""
     twice = split.reason == "direction" and kind != "all_gather"
     return (_REDUCED_TWICE if twice else _SENTENCES[split.reason]).format(
@@ -222,7 +222,7 @@ def sentence(split: Split, kind: str, dims: Mapping[str, str] = {}) -> str:
     )
 
 
-def remedy(split: Split, kind: str) -> str:
+def remedy(split: SplitReason, kind: str) -> str:
     """What to change in the plan or the model so that ``split`` does not part a bucket of ``kind``."""
     text = _REMEDIES[split.reason] if kind == "all_gather" else _OF_REDUCTIONS.get(split.reason, _REMEDIES[split.reason])
     return text.format(needed=math.ceil((split.bytes + split.more) / _MB * 1000) / 1000)

@@ -210,7 +210,7 @@ def _sort(
     return Targets(tuple(planned), tuple(left), len(names), order, entries, launching=launching)
 
 
-def _target(launch: launches.Launch, name: _Name) -> Target:
+def _target(launch: launches.MergeableLaunch, name: _Name) -> Target:
     return Target(
         launch=launch.node,
         parts=launch.parts,

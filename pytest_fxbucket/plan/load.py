@@ -161,7 +161,7 @@ Tables = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MatrixRow:
     """One row: its id, the prefix of errors about it, and its whole tables, or what is wrong with it."""
 
     name: str
@@ -170,7 +170,7 @@ class Row:
     tables: Tables | PlanError
 
 
-def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[Row]:
+def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[MatrixRow]:
     """Yield each row, in the file's order.
 
     Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
@@ -190,9 +190,9 @@ def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[Row]:
             if matrix_id in seen:
                 raise PlanError(f"{inside} is there twice; each id must be its own")
             seen.add(name := matrix_id)
-            yield Row(name, inside, _tables(base, row, inside))
+            yield MatrixRow(name, inside, _tables(base, row, inside))
         except PlanError as error:
-            yield Row(name, inside, error)
+            yield MatrixRow(name, inside, error)
 
 
 def _tables(base: Mapping[str, object], row: Mapping[str, object], where: str) -> Tables:

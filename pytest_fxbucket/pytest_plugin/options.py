@@ -20,7 +20,7 @@ from pytest_fxbucket.ranks.backend import CHOICES
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One option: `--fxbucket-<name>` and its ini twin `fxbucket_<name>`.
 
     Without `metavar` a switch, which takes no value, if the ini is a bool; else the ini stands alone.
@@ -44,25 +44,25 @@ class Row:
 
 
 TABLE = (
-    Row("plans", "bucket plans to run: files, folders (every *.toml below), globs", "PATH[,PATH..]", "linelist", ()),
-    Row("pass", "the pass to check: manual, torch, or module:callable", "PASS", ini_default="manual"),
-    Row("accept", "write goldens: new, changed or all; the ini says what the bare flag means", "MODE", ini_default="all"),
-    Row("prune", "remove goldens that no plan and no test owns", ini_type="bool", ini_default=False),
-    Row("backend", f"process group backend instead of the plan's: {', '.join(CHOICES)}", "BACKEND"),
-    Row(
+    OptionRow("plans", "bucket plans to run: files, folders (every *.toml below), globs", "PATH[,PATH..]", "linelist", ()),
+    OptionRow("pass", "the pass to check: manual, torch, or module:callable", "PASS", ini_default="manual"),
+    OptionRow("accept", "write goldens: new, changed or all; the ini says what the bare flag means", "MODE", ini_default="all"),
+    OptionRow("prune", "remove goldens that no plan and no test owns", ini_type="bool", ini_default=False),
+    OptionRow("backend", f"process group backend instead of the plan's: {', '.join(CHOICES)}", "BACKEND"),
+    OptionRow(
         "require-gpus",
         "too few GPUs for backend nccl or gloo:cuda, or for auto to be nccl, fail instead of being skipped or passed over",
         ini_type="bool",
         ini_default=False,
     ),
-    Row(
+    OptionRow(
         "compare",
         "compare step time with a stored run: latest, a file of pytest-benchmark, or a commit, branch or tag; a file wins over "
         "a branch of its name",
         "REF|FILE|latest",
     ),
-    Row("report", "write pages of step time, and a trace of one step for Perfetto, to this folder", "DIR"),
-    Row("golden", "folder of the goldens, below rootdir", ini_default="golden"),
+    OptionRow("report", "write pages of step time, and a trace of one step for Perfetto, to this folder", "DIR"),
+    OptionRow("golden", "folder of the goldens, below rootdir", ini_default="golden"),
 )
 
 

@@ -236,7 +236,7 @@ class Torchrun:
     def _stop(self, why: str) -> NoReturn:
         pytest.exit(why, returncode=pytest.ExitCode.INTERRUPTED)
 
-    def _report(self, mine: Outcome) -> tuple[dict[int, Outcome], list[str]]:
+    def _report(self, mine: AgreedOutcome) -> tuple[dict[int, AgreedOutcome], list[str]]:
         """How this phase ended in each process, and a sentence for each that does not say."""
         from pytest_fxbucket.errors import RankError
         from pytest_fxbucket.ranks.torchrun.rendezvous import PATIENCE_S
@@ -246,7 +246,7 @@ class Torchrun:
         except RankError as error:
             self.meeting.end(str(error))
             return {self._member.rank: mine}, [str(error)]
-        return cast("dict[int, Outcome]", said.entries), self._texts(said.missing)
+        return cast("dict[int, AgreedOutcome]", said.entries), self._texts(said.missing)
 
     def _texts(self, missing: Mapping[int, str]) -> list[str]:
         return [f"{self.meeting.who(rank)} {why}" for rank, why in sorted(missing.items())]
@@ -289,13 +289,13 @@ def _refuse_xdist(config: pytest.Config) -> None:
         )
 
 
-def _outcome(report: pytest.TestReport, is_effect: bool, stop: str) -> Outcome:
+def _outcome(report: pytest.TestReport, is_effect: bool, stop: str) -> AgreedOutcome:
     if hasattr(report, "wasxfail"):
-        return Outcome("xpassed" if report.passed else "xfailed", stop=stop)
+        return AgreedOutcome("xpassed" if report.passed else "xfailed", stop=stop)
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-        return Outcome("skipped", reason.removeprefix("Skipped: "), stop=stop)
-    return Outcome(report.outcome, report.longreprtext if report.failed else "", is_effect, stop)
+        return AgreedOutcome("skipped", reason.removeprefix("Skipped: "), stop=stop)
+    return AgreedOutcome(report.outcome, report.longreprtext if report.failed else "", is_effect, stop)
 
 
 def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
@@ -316,7 +316,7 @@ def _ordered(items: list[pytest.Item], ids: list[str]) -> list[pytest.Item]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AgreedOutcome:
     """How one phase of a test ended in one process. `kind`: passed, failed, skipped, xfailed, xpassed."""
 
     kind: str
@@ -327,9 +327,9 @@ class Outcome:
     stop: str = ""
     """Why this process will run no more tests, if so."""
 
-    def cut(self) -> Outcome:
+    def cut(self) -> AgreedOutcome:
         """The same with no more text than is worth sending, which says what it leaves out."""
-        return Outcome(self.kind, cut(self.text), self.is_effect, cut(self.stop))
+        return AgreedOutcome(self.kind, cut(self.text), self.is_effect, cut(self.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class Agreed:
     """A line for each other process that failed in another way."""
 
 
-def agree(outcomes: Mapping[int, Outcome], absent: Sequence[str], who: Callable[[int], str]) -> Agreed:
+def agree(outcomes: Mapping[int, AgreedOutcome], absent: Sequence[str], who: Callable[[int], str]) -> Agreed:
     """The outcome of one phase. A failure anywhere is everybody's; who failed on its own comes before who was left alone.
 
     `absent`: a sentence for each process that said nothing, which is a failure too.
@@ -364,7 +364,7 @@ def agree(outcomes: Mapping[int, Outcome], absent: Sequence[str], who: Callable[
     return Agreed(False)
 
 
-def _ended(one: Outcome) -> str:
+def _ended(one: AgreedOutcome) -> str:
     return f"{one.kind} ({one.text})" if one.text else one.kind
 
 

@@ -33,7 +33,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """The back end to run on, None if the one that was asked for cannot run here.
 
     `lacking` is one clause that says what kept it, or kept `auto`, from GPUs; "" if nothing did.
@@ -43,13 +43,13 @@ class Choice:
     lacking: str = ""
 
 
-def choose(asked: str, world: int, machine: Machine) -> Choice:
+def choose(asked: str, world: int, machine: Machine) -> BackendChoice:
     """What `asked`, one of CHOICES, means for `world` ranks on `machine`: auto is nccl where that can be, else gloo."""
     if asked != "auto":
         lacking = _lacking(asked, world, machine)
-        return Choice(None if lacking else asked, lacking)
+        return BackendChoice(None if lacking else asked, lacking)
     lacking = _lacking("nccl", world, machine)
-    return Choice("gloo" if lacking else "nccl", lacking)
+    return BackendChoice("gloo" if lacking else "nccl", lacking)
 
 
 def gpus_needed(backend: str, world: int) -> int:

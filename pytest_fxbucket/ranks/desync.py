@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_fxbucket.ranks.flight_recorder import Group, Launch, RankPosition, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch, ranks_text
 
 # A group of a rank: its members, and which of the rank's groups with these members it is.
 _Key = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Desync:
     """The first collective of one group that not all members launched alike. `rank`: one of those that differ from most.
 
     `is_missing`: some members did not launch it at all, as when they failed before; the others agree.
@@ -24,7 +24,7 @@ class Parting:
     is_missing: bool
 
 
-def agree(groups: Mapping[int, Sequence[Group]]) -> bool:
+def agree(groups: Mapping[int, Sequence[RecordedGroup]]) -> bool:
     """Whether the ranks (rank -> its groups) launched the same on every group that they share."""
     seen: dict[_Key, tuple[int, int]] = {}
     for rank, own in groups.items():
@@ -38,13 +38,13 @@ def agree(groups: Mapping[int, Sequence[Group]]) -> bool:
     )
 
 
-def partings(places: Mapping[int, RankPosition]) -> list[Parting]:
+def partings(places: Mapping[int, RankPosition]) -> list[Desync]:
     """Where the ranks part, a group after the other; ranks that left no ledger are not in `places`."""
     keys = sorted({key for where in places.values() for key in _keys(where.groups)})
     return [parting for key in keys for parting in _on_group(key, places)]
 
 
-def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Parting]:
+def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Desync]:
     launched = {rank: _launches(places[rank], key) for rank in key[0] if rank in places}
     counts = {rank: _count(places[rank], key) for rank in launched}
     # The ring keeps the last launches only: what some rank forgot cannot be compared.
@@ -56,7 +56,7 @@ def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Parting
             return
 
 
-def _parting(said: Mapping[int, Launch | None], index: int, members: tuple[int, ...]) -> Parting:
+def _parting(said: Mapping[int, RecordedLaunch | None], index: int, members: tuple[int, ...]) -> Desync:
     missing = tuple(rank for rank, launch in said.items() if launch is None)
     there = {rank: launch.what for rank, launch in said.items() if launch is not None}
     where = f"collective {index + 1} of the job on {ranks_text(members)}"
@@ -65,21 +65,21 @@ def _parting(said: Mapping[int, Launch | None], index: int, members: tuple[int, 
     whats = sorted(told, key=lambda what: (told[what], min(rank for rank, one in there.items() if one == what)))
     parts = [f"{_of(there, what)} launched {what}" for what in whats]
     if len(whats) == 1:
-        return Parting(missing[0], f"{ranks_text(missing)} never launched {where}; {parts[0]}", is_missing=True)
+        return Desync(missing[0], f"{ranks_text(missing)} never launched {where}; {parts[0]}", is_missing=True)
     first = min(rank for rank, one in there.items() if one == whats[0])
     parts += [f"{ranks_text(missing)} launched none"] * bool(missing)
-    return Parting(first, f"the ranks part at {where}: {', '.join(parts)}", is_missing=False)
+    return Desync(first, f"the ranks part at {where}: {', '.join(parts)}", is_missing=False)
 
 
 def _of(there: Mapping[int, str], what: str) -> str:
     return ranks_text(tuple(rank for rank, one in there.items() if one == what))
 
 
-def _compared(launch: Launch | None) -> str:
+def _compared(launch: RecordedLaunch | None) -> str:
     return "" if launch is None else launch.agreed
 
 
-def _keys(groups: Sequence[Group]) -> dict[_Key, int]:
+def _keys(groups: Sequence[RecordedGroup]) -> dict[_Key, int]:
     seen: Counter[tuple[int, ...]] = Counter()
     keys = {}
     for index, group in enumerate(groups):
@@ -88,7 +88,7 @@ def _keys(groups: Sequence[Group]) -> dict[_Key, int]:
     return keys
 
 
-def _launched_by(groups: Sequence[Group], key: _Key) -> bool:
+def _launched_by(groups: Sequence[RecordedGroup], key: _Key) -> bool:
     index = _keys(groups).get(key)
     return index is not None and groups[index].count > 0
 
@@ -98,6 +98,6 @@ def _count(where: RankPosition, key: _Key) -> int:
     return 0 if index is None else where.groups[index].count
 
 
-def _launches(where: RankPosition, key: _Key) -> dict[int, Launch]:
+def _launches(where: RankPosition, key: _Key) -> dict[int, RecordedLaunch]:
     index = _keys(where.groups).get(key)
     return {launch.index: launch for launch in where.launches if launch.group == index}

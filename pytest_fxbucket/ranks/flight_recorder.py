@@ -34,7 +34,7 @@ _DOES = {_LAUNCHED: "launched", _WAITS: "waits for", _PAST: "is past"}
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RecordedLaunch:
     """One collective that a rank launched; `index` counts on its group from 0, `number` since the last mark from 1."""
 
     group: int
@@ -57,7 +57,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RecordedGroup:
     """One process group of a rank: its members, how many collectives the rank launched on it, and a checksum over them."""
 
     members: tuple[int, ...]
@@ -70,10 +70,10 @@ class RankPosition:
     """What one rank's ledger says. `does`: launched, waits for, is past; of `at`, the collective at hand, if there is any."""
 
     mark: str = ""
-    at: Launch | None = None
+    at: RecordedLaunch | None = None
     does: str = ""
-    groups: tuple[Group, ...] = ()
-    launches: tuple[Launch, ...] = ()
+    groups: tuple[RecordedGroup, ...] = ()
+    launches: tuple[RecordedLaunch, ...] = ()
     """The last 256, in order."""
 
     @property
@@ -104,14 +104,14 @@ class Ledgers:
             tuple(self._launch(start, index) for index in range(max(0, launched - _RING), launched)),
         )
 
-    def groups(self, rank: int) -> tuple[Group, ...]:
+    def groups(self, rank: int) -> tuple[RecordedGroup, ...]:
         """The process groups of `rank`: the quick look that tells whether all ranks launched the same."""
         start = rank * _LEDGER_BYTES
         (count,) = _COUNT.unpack_from(self._map, start + _GROUPS_AT)
         found = []
         for index in range(min(count, _MOST_GROUPS)):
             launches, checksum, _, members = _GROUP.unpack_from(self._map, start + _HEAD_BYTES + index * _GROUP_BYTES)
-            found.append(Group(_members(members), launches, checksum))
+            found.append(RecordedGroup(_members(members), launches, checksum))
         return tuple(found)
 
     def acting(self) -> int | None:
@@ -133,10 +133,10 @@ class Ledgers:
             self._map.close()
             os.close(self.fd)
 
-    def _launch(self, start: int, position: int) -> Launch:
+    def _launch(self, start: int, position: int) -> RecordedLaunch:
         at = start + _RING_AT + position % _RING * _LAUNCH_BYTES
         index, number, group, is_compared, kind, dtype, numel = _LAUNCH.unpack_from(self._map, at)
-        return Launch(group, index, number, is_compared, _text(kind), _text(dtype), numel)
+        return RecordedLaunch(group, index, number, is_compared, _text(kind), _text(dtype), numel)
 
 
 class _Own:

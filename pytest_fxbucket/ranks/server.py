@@ -135,10 +135,10 @@ class Server:
         try:
             die_with(parent)
             _close_all_but([0, 1, 2, *keep])
-            from pytest_fxbucket.ranks.worker import Seat, serve
+            from pytest_fxbucket.ranks.worker import WorkerConfig, serve
 
             ledgers_fd, store_fd, connection, stacks_fd = keep
-            serve(Seat(request, index, socket.socket(fileno=connection), ledgers_fd, store_fd, stacks_fd))
+            serve(WorkerConfig(request, index, socket.socket(fileno=connection), ledgers_fd, store_fd, stacks_fd))
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -33,7 +33,7 @@ _NEVER = timedelta(days=31)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerConfig:
     """What a process is given at its start: which of a pool's it is, and its descriptors."""
 
     request: PoolRequest
@@ -69,7 +69,7 @@ class _HungUp(Exception):
     """The parent closed the connection."""
 
 
-def serve(seat: Seat) -> None:
+def serve(seat: WorkerConfig) -> None:
     """Answer jobs over `seat.connection`; returns when the parent hangs up."""
     sys.dont_write_bytecode = True
     _install_faulthandler(seat)
@@ -94,7 +94,7 @@ def serve(seat: Seat) -> None:
             _send(seat.connection, _raised(error))
 
 
-def _join(seat: Seat) -> None:
+def _join(seat: WorkerConfig) -> None:
     if seat.is_at_home:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = _store(seat, seat.request.store)
@@ -113,14 +113,14 @@ def _join(seat: Seat) -> None:
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
 
 
-def _store(seat: Seat, address: StoreAddress | None) -> c10d.Store:
+def _store(seat: WorkerConfig, address: StoreAddress | None) -> c10d.Store:
     if address is None:
         return c10d.FileStore(f"/proc/self/fd/{seat.store_fd}", seat.world)
     store = c10d.TCPStore(address.host, address.port, is_master=False)
     return c10d.PrefixStore(address.prefix, store)
 
 
-def _one_job(seat: Seat, workplace: Workplace, interpreter: Interpreter) -> None:
+def _one_job(seat: WorkerConfig, workplace: Workplace, interpreter: Interpreter) -> None:
     buffers, outputs = _receive(seat.connection)
     payload, _ = _receive(seat.connection)
     job = cast(Job, wire.unpack(buffers))
@@ -142,7 +142,7 @@ def _one_job(seat: Seat, workplace: Workplace, interpreter: Interpreter) -> None
     _send(seat.connection, replace(reply, job=job.number, lost=lost), result)
 
 
-def _run(seat: Seat, workplace: Workplace, job: Job, payload: list[wire.Buffer]) -> tuple[Reply, list[wire.Buffer]]:
+def _run(seat: WorkerConfig, workplace: Workplace, job: Job, payload: list[wire.Buffer]) -> tuple[Reply, list[wire.Buffer]]:
     try:
         workplace.enter(job)
         function = calling.load(job.function)
@@ -166,7 +166,7 @@ def _raised(error: BaseException) -> Reply:
     return Reply("raised", time.monotonic(), told.error, told.error_type, told.traceback)
 
 
-def _install_faulthandler(seat: Seat) -> None:
+def _install_faulthandler(seat: WorkerConfig) -> None:
     faulthandler.enable(file=seat.stacks_fd, all_threads=True)
     faulthandler.unregister(signal.SIGUSR1)  # or register leaves a handler there that took its place
     faulthandler.register(signal.SIGUSR1, file=seat.stacks_fd, all_threads=True)

@@ -20,7 +20,7 @@ from pytest_fxbucket.graph.movement import execute
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.same.exact import Exact, Ranks, expression, gathered, reduced, scattered, spans
-from pytest_fxbucket.same.state import Context
+from pytest_fxbucket.same.state import WalkContext
 from pytest_fxbucket.same.table import LIST, Const, Operator, const
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ FOLLOWED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
 """Kinds of launches that are told by bytes."""
 
 
-class Followed:
+class FollowedExpressions:
     """The values of a graph that are followed, as meta tensors."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: WalkContext) -> None:
         self.context = context
         self.memory = Exact(context.table)
         self.values: dict[fx.Node, Any] = {}
@@ -160,7 +160,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [one for item in value for one in tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
-def _into_launches(context: Context) -> tuple[Set[fx.Node], Set[fx.Node]]:
+def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:
     """Nodes through which data moves into launches, and new buffers that data is moved into."""
     packed: set[fx.Node] = set()
     storages: set[fx.Node] = set()
@@ -186,7 +186,7 @@ def _into_launches(context: Context) -> tuple[Set[fx.Node], Set[fx.Node]]:
 class Launching:
     """The launches of one graph, in its order."""
 
-    def __init__(self, followed: Followed) -> None:
+    def __init__(self, followed: FollowedExpressions) -> None:
         self.sent: list[tuple[Ranks, int]] = []
         """What each launch sends, and among whom."""
         self._followed, self._table = followed, followed.context.table

@@ -100,7 +100,7 @@ def _of_attribute(root: torch.nn.Module, name: str) -> object:
     return ("storage", storage_key(held)) if isinstance(held, torch.Tensor) else name
 
 
-class Context:
+class WalkContext:
     """``graph``, whose constants ``root`` holds, in terms of ``table``.
 
     ``members`` are the ranks of each process group that it names, ``homes`` the storages of inputs that share one.

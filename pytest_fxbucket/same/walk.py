@@ -21,13 +21,13 @@ from pytest_fxbucket.graph.contents import precision_of
 from pytest_fxbucket.graph.effects import written
 from pytest_fxbucket.graph.ops import returns_written
 from pytest_fxbucket.same.exact import Ranks, among
-from pytest_fxbucket.same.followed import Followed, Launching, tensors
-from pytest_fxbucket.same.state import Context, digest_of
+from pytest_fxbucket.same.followed import FollowedExpressions, Launching, tensors
+from pytest_fxbucket.same.state import WalkContext, digest_of
 from pytest_fxbucket.same.table import LIST, PLAIN, Const, Key, Operator, Table, const
 
 
 class Walk:
-    """``graph``, whose ``inputs`` are named in order; the rest as for :class:`Context`.
+    """``graph``, whose ``inputs`` are named in order; the rest as for :class:`WalkContext`.
 
     Raises :class:`PassError` for a graph that cannot be run.
     """
@@ -41,9 +41,9 @@ class Walk:
         members: Mapping[str, Ranks],
         homes: Mapping[int, Any],
     ) -> None:
-        self._context = Context(graph, root, table, members, homes)
+        self._context = WalkContext(graph, root, table, members, homes)
         self._made, self._number, self._learn = self._context.made, self._context.number, self._context.learn
-        self._followed = Followed(self._context)
+        self._followed = FollowedExpressions(self._context)
         self._launching = Launching(self._followed)
         self._brought, self._states = self._followed.brought, self._context.states
         self._inputs = iter(inputs)

@@ -92,7 +92,7 @@ def rate_tensor(rate: Any) -> torch.Tensor:
     return rate if isinstance(rate, torch.Tensor) else torch.tensor(float(rate), dtype=torch.float64)
 
 
-class Values:
+class LiveValues:
     """The tensors of one call by role and name: ``live``, those of the arguments, and state that transforms ``added``."""
 
     def __init__(self, arguments: Mapping[str, torch.Tensor], live: Live, added: Mapping[str, torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.step.iterations import Iterating
 from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
-from pytest_fxbucket.train_step.live import Live, Making, Values, refuse_shared_writes
+from pytest_fxbucket.train_step.live import Live, LiveValues, Making, refuse_shared_writes
 from pytest_fxbucket.train_step.trace import Traced, trace_call
 from pytest_fxbucket.train_step.transforming import Crossing, Transformed, described, iterating_of, transformed
 from pytest_fxbucket.transforms.traits import traits_of
@@ -142,8 +142,8 @@ class CapturedStep:
         arguments, live = Arguments(args, kwargs), Live(self._model, self._optimizers)
         making = Making(live, self._removed, self._added)
 
-        def take() -> Values:
-            return Values(arguments.tensors(), live, self.state)
+        def take() -> LiveValues:
+            return LiveValues(arguments.tensors(), live, self.state)
 
         try:
             program = self._program(arguments, live, making)
@@ -159,7 +159,7 @@ class CapturedStep:
             raise
         return self._reply(program, values, values.write(program.step.outputs["joint"], results, program.traced.cleared))
 
-    def _iterate(self, program: _Program, iterating: Iterating, take: Callable[[], Values], last_step: bool) -> Any:
+    def _iterate(self, program: _Program, iterating: Iterating, take: Callable[[], LiveValues], last_step: bool) -> Any:
         assert self._crossing is not None
         values, given = self._crossing.step(iterating, take, program.traced.cleared)
         reply = self._reply(program, values, given)
@@ -167,7 +167,7 @@ class CapturedStep:
             self._crossing.finish(take)
         return reply
 
-    def _reply(self, program: _Program, values: Values, given: Mapping[str, Any]) -> Any:
+    def _reply(self, program: _Program, values: LiveValues, given: Mapping[str, Any]) -> Any:
         made = program.traced.made
         leaves = [
             given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value

@@ -18,7 +18,7 @@ from pytest_fxbucket.transforms.registry import Stage, Transform, refuse_order, 
 
 if TYPE_CHECKING:
     from pytest_fxbucket.train_step.graph import Made
-    from pytest_fxbucket.train_step.live import Live, Values
+    from pytest_fxbucket.train_step.live import Live, LiveValues
     from pytest_fxbucket.train_step.trace import Traced
 
 
@@ -120,7 +120,9 @@ class Crossing:
         self._seen: dict[tuple[str, str], tuple[torch.Tensor, int, int]] = {}
         """Parameters and state that are a call behind, each with its version (how often it was written) and its address."""
 
-    def step(self, iterating: Iterating, take: Callable[[], Values], cleared: Sequence[str]) -> tuple[Values, dict[str, Any]]:
+    def step(
+        self, iterating: Iterating, take: Callable[[], LiveValues], cleared: Sequence[str]
+    ) -> tuple[LiveValues, dict[str, Any]]:
         """Run a step of ``iterating``; if the last call was of another one, finish that first.
 
         ``take`` looks up the values as they are now. Gives those that the step was given, and its results by name. Raises
@@ -136,7 +138,7 @@ class Crossing:
         self._remember(iterating, values)
         return values, given
 
-    def finish(self, take: Callable[[], Values]) -> None:
+    def finish(self, take: Callable[[], LiveValues]) -> None:
         """Do what is left, if anything is."""
         if self._left is None:
             return
@@ -147,10 +149,10 @@ class Crossing:
         self._left = None
         self._seen.clear()
 
-    def _remember(self, iterating: Iterating, values: Values) -> None:
+    def _remember(self, iterating: Iterating, values: LiveValues) -> None:
         self._seen = {(v.role, v.fqn): (own := values.own(v), own._version, own.data_ptr()) for v in iterating.behind}
 
-    def _refuse_written(self, values: Values) -> None:
+    def _refuse_written(self, values: LiveValues) -> None:
         for (role, fqn), (tensor, version, pointer) in self._seen.items():
             found = values.find(role, fqn)
             if found is not tensor or (found._version, found.data_ptr()) != (version, pointer):

@@ -45,7 +45,7 @@ def timed(rank: int, world: int, clocked: Clocked) -> tuple[Timed, list[str]]:
 
 def states(rank: int, world: int, task: TimingTask) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's first parameter before and after a step."""
-    step = job.Step("bucketed", rank, task.phases)
+    step = job.TimedStep("bucketed", rank, task.phases)
     before = step._states[0][0].clone()
     step.run()
     return before, step._states[0][0]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from pytest_fxbucket.checks.bitwise.job import Task
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Bucket, cut_views, pack
 from pytest_fxbucket.plan.load import parse_plans
@@ -134,9 +134,9 @@ packer = "{form}"
 """
 
 
-def task(world: PlanOnMesh, rank: int) -> Task:
+def task(world: PlanOnMesh, rank: int) -> BitwiseTask:
     step = world.step(rank)
-    return Task(
+    return BitwiseTask(
         unbucketed=world.unbucketed(rank, "joint"),
         bucketed=world.passed(rank)["joint"].portable,
         inputs=step.inputs["joint"],
@@ -153,7 +153,7 @@ def task(world: PlanOnMesh, rank: int) -> Task:
     )
 
 
-def job(rank: int, world: int, payload: tuple[int, Sequence[Task]]) -> list[list[float]]:
+def job(rank: int, world: int, payload: tuple[int, Sequence[BitwiseTask]]) -> list[list[float]]:
     """Seconds of each turn of each form, and of the unbucketed graph, on this rank."""
     turns, tasks = payload
     graphs = [decode(one.bucketed) for one in tasks] + [decode(tasks[0].unbucketed)]

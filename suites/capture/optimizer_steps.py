@@ -9,7 +9,7 @@ import torch
 
 from pytest_fxbucket.capture.clip import Clip
 from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
-from pytest_fxbucket.capture.optimizers.update import Update, trace_update
+from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
 from pytest_fxbucket.step.roles import Value
 
 Tensors = dict[str, torch.Tensor]
@@ -77,7 +77,7 @@ def beginning(build: Build, parameters: Tensors, with_gradient: Sequence[str]) -
     return held | {state.fqn: state.tensor for state in state_tensors(optimizers, held)}, rates(optimizers)
 
 
-def step(update: Update, now: Tensors, grad: Tensors, lrs: dict[str, float]) -> None:
+def step(update: TracedUpdate, now: Tensors, grad: Tensors, lrs: dict[str, float]) -> None:
     """One step of the graph; brings ``now`` up to date."""
     hypers = {name: torch.tensor(rate, dtype=torch.float64) for name, rate in lrs.items()}
     sources = {"param": now, "state": now, "grad": grad, "hyper": hypers}

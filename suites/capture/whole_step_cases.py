@@ -13,7 +13,7 @@ from typing import Any
 
 from parity import STEPS, payload_of
 
-from pytest_fxbucket.checks.bitwise.job import Task
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.roles import StepGraph
@@ -92,7 +92,7 @@ def payloads_of(plan: Plan, step: StepGraph, decay: float) -> tuple[dict[str, An
     eager = payload_of(plan, step)
     graph = eager.pop("graph")
     assert plan.model is not None
-    task = Task(
+    task = BitwiseTask(
         unbucketed=graph,
         bucketed=graph,
         inputs=eager.pop("inputs"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fixtures.reference import by_torch
 from fixtures.reference.stepping import backward, imported, local
-from pytest_fxbucket.checks.bitwise.job import Task
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import decode
 from pytest_fxbucket.stepping import KEPT, state_and_batches
@@ -24,7 +24,7 @@ ROLES = {"loss": "loss", "grad": "gradient", "param": "parameter", "state": "sta
 
 def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]:
     """Step the graph of ``task`` with a learning rate that ``decay`` shrinks after each step."""
-    task: Task = payload["task"]
+    task: BitwiseTask = payload["task"]
     make_groups(task.mesh, rank)
     graph = decode(task.unbucketed)
     state, batches = state_and_batches(rank, task)
@@ -41,7 +41,7 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> list[Step]
     return steps
 
 
-def _own(found: Mapping[str, Tensor], rank: int, task: Task) -> Iterator[tuple[str, Tensor]]:
+def _own(found: Mapping[str, Tensor], rank: int, task: BitwiseTask) -> Iterator[tuple[str, Tensor]]:
     """Without what pads: rows of parameters, and of state that has the shape of its parameter."""
     described = {parameter.fqn: parameter for parameter in task.parameters}
     for name, value in found.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fxbucket.checks.bitwise.job import Difference, Outcome, bits, ulps_apart
+from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference, bits, ulps_apart
 from pytest_fxbucket.checks.bitwise.judge import difference_lines, first_node_lines, first_step, unusable_data, wrong_graphs
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import RankError
@@ -100,8 +100,8 @@ class TestUlps:
         assert ulps_apart(torch.tensor([nan, 1.0]), torch.tensor([nan, 1.0 + 2**-23])) == 1
 
 
-def outcome(**values: Any) -> Outcome:
-    return Outcome(**{"digests": ("u", "b"), "batches": ["x"], **values})
+def outcome(**values: Any) -> BitwiseOutcome:
+    return BitwiseOutcome(**{"digests": ("u", "b"), "batches": ["x"], **values})
 
 
 class TestJudging:

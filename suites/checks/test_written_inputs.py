@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.bitwise.job import Task, run
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask, run
 from pytest_fxbucket.plan.schema import Parallel
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import encode_module
@@ -20,9 +20,9 @@ def writing(amount: float) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def task(amount: float) -> Task:
+def task(amount: float) -> BitwiseTask:
     one = (Value("value", "0", (2,), torch.float32),)
-    return Task(
+    return BitwiseTask(
         unbucketed=encode_module(writing(1.0)),
         bucketed=encode_module(writing(amount)),
         steps=1,

@@ -13,7 +13,7 @@ from pytest_fxbucket.step.portable import PortableGraph, decode
 aten = torch.ops.aten
 
 
-def run(rank: int, world: int, task: job.Task) -> job.Outcome:
+def run(rank: int, world: int, task: job.BitwiseTask) -> job.BitwiseOutcome:
     with mock.patch.object(job, "decode", _wrongly):
         return job.run(rank, world, task)
 

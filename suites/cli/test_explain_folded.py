@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.explain.report import Graph
-from pytest_fxbucket.explain.text import WIDTH, Row, fold, fold_names, graph_lines
+from pytest_fxbucket.explain.report import GraphReport
+from pytest_fxbucket.explain.text import WIDTH, TextRow, fold, fold_names, graph_lines
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
 
@@ -28,20 +28,20 @@ def test_neighbouring_numbers_of_equal_names_are_a_range(names: list[str], folde
 
 
 def test_a_neighbour_in_a_cell_is_folded_along_and_another_one_keeps_rows_apart() -> None:
-    rows = [Row(f"layers.{i}", (f"9 nodes of layers.{i - 1}",)) for i in range(1, 4)]
+    rows = [TextRow(f"layers.{i}", (f"9 nodes of layers.{i - 1}",)) for i in range(1, 4)]
     (row,) = fold(rows)
     assert (row.entry, row.cells, row.count) == ("layers.[1-3]", ("9 nodes of layers.[0-2]",), 3)
-    assert len(fold([*rows, Row("layers.4", ("9 nodes of layers.0",))])) == 2
+    assert len(fold([*rows, TextRow("layers.4", ("9 nodes of layers.0",))])) == 2
 
 
 def test_a_count_that_grows_with_the_layer_is_no_number_of_a_layer() -> None:
-    rows = [Row(f"{i}", (f"{i} nodes",)) for i in range(3)]
+    rows = [TextRow(f"{i}", (f"{i} nodes",)) for i in range(3)]
     assert fold(rows) == rows
-    assert [row.entry for row in fold([Row(f"{i}", ("9 nodes",)) for i in range(3)])] == ["[0-2]"]
+    assert [row.entry for row in fold([TextRow(f"{i}", ("9 nodes",)) for i in range(3)])] == ["[0-2]"]
 
 
 def test_a_range_in_a_cell_is_folded_too() -> None:
-    rows = [Row(f"layers.{i}", (f"of layers.[{i - 1}-{i}]",)) for i in (2, 3)]
+    rows = [TextRow(f"layers.{i}", (f"of layers.[{i - 1}-{i}]",)) for i in (2, 3)]
     assert [row.cells for row in fold(rows)] == [("of layers.[1-3]",)]
 
 
@@ -69,7 +69,7 @@ def test_a_hundred_layers_and_long_names_fit_a_screen() -> None:
     barriers = ("custom.op (op_1) does not say what it writes: nothing is moved past it",)
     report = PassReport(400, 200, tuple(buckets), left, barriers=barriers)
     labels = {bucket.launch: bucket.entry for bucket in buckets}
-    lines = list(graph_lines(Graph("joint", report, {"0": "dp_shard"}, {}, labels)))
+    lines = list(graph_lines(GraphReport("joint", report, {"0": "dp_shard"}, {}, labels)))
     assert len(lines) < 25
     assert max(map(len, lines)) <= WIDTH
     text = "\n".join(lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.cli import main
-from pytest_fxbucket.cli.blocks import Names, draft
+from pytest_fxbucket.cli.blocks import BlockNames, draft
 from pytest_fxbucket.cli.first_plan import from_toml, to_toml
 from pytest_fxbucket.plan import Plan, Resolution, load_plans, parse_entries, resolve
 from pytest_fxbucket.words import human_bytes
@@ -145,7 +145,7 @@ def resolved(plan: Plan) -> Resolution:
     """Resolve a plan on the model that it names, built for real, as the audit does."""
     assert plan.model is not None
     module, _, factory = plan.model.factory.partition(":")
-    names = Names.of(getattr(sys.modules[module], factory)(**plan.model.args))
+    names = BlockNames.of(getattr(sys.modules[module], factory)(**plan.model.args))
     found = resolve(plan.bucket.plan, names.parameters, names.modules, aliases=names.aliases, unplanned=plan.bucket.unplanned)
     planned = [fqn for entry in found.entries for fqn in entry.parameters]
     assert sorted(planned) == sorted(names.parameters), "every parameter is planned once"
@@ -178,7 +178,7 @@ def test_models_of_other_shapes_get_a_plan_that_holds_every_parameter_once(
 ) -> None:
     monkeypatch.syspath_prepend(Path.cwd())
     model = getattr(importlib.import_module(net), factory)()
-    names, bucket = Names.of(model), draft(model)
+    names, bucket = BlockNames.of(model), draft(model)
     parsed = parse_entries(list(bucket.entries), "plan")
     found = resolve(parsed, names.parameters, names.modules, aliases=names.aliases, unplanned=bucket.unplanned)
     assert sorted(entry.name for entry in found.entries) == sorted(entries)

@@ -12,14 +12,14 @@ from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.passes.registry import Bucketed, Job, module_plans, run_pass
+from pytest_fxbucket.passes.registry import Bucketed, PassJob, module_plans, run_pass
 from pytest_fxbucket.plan.selectors import ResolvedEntry
 from pytest_fxbucket.step.roles import Parameter
 
 
 def run(name: str, case: str = "late", **options: object) -> Bucketed:
     world = world_of(case, **options)
-    job = Job(world.step(0), "joint", world.reading(0)["joint"], world.plan, world.resolution.entries)
+    job = PassJob(world.step(0), "joint", world.reading(0)["joint"], world.plan, world.resolution.entries)
     with fake_world(0, 4):
         return run_pass(name, job)
 

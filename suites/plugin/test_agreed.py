@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.pytest_plugin.torchrun import Agreed, Outcome, agree
+from pytest_fxbucket.pytest_plugin.torchrun import Agreed, AgreedOutcome, agree
 
-PASSED, SKIPPED = Outcome("passed"), Outcome("skipped", "no disk")
+PASSED, SKIPPED = AgreedOutcome("passed"), AgreedOutcome("skipped", "no disk")
 
 
 def who(rank: int) -> str:
@@ -13,24 +13,24 @@ def who(rank: int) -> str:
 
 def test_all_alike_is_no_failure() -> None:
     assert agree({0: PASSED, 1: PASSED}, [], who) == Agreed(False)
-    assert agree({0: SKIPPED, 1: Outcome("skipped", "another disk")}, [], who) == Agreed(False)
+    assert agree({0: SKIPPED, 1: AgreedOutcome("skipped", "another disk")}, [], who) == Agreed(False)
 
 
 def test_a_failure_of_one_is_everybodys() -> None:
-    agreed = agree({0: PASSED, 1: PASSED, 2: Outcome("failed", "def f():\nE   assert 1 == 2")}, [], who)
+    agreed = agree({0: PASSED, 1: PASSED, 2: AgreedOutcome("failed", "def f():\nE   assert 1 == 2")}, [], who)
     assert agreed == Agreed(True, 2, ("on rank 2:", "def f():", "E   assert 1 == 2"))
 
 
 def test_who_failed_on_its_own_comes_before_who_was_left_alone() -> None:
-    left = Outcome("failed", "rank 2 did not come", is_effect=True)
-    agreed = agree({0: left, 1: left, 2: Outcome("failed", "no data")}, [], who)
+    left = AgreedOutcome("failed", "rank 2 did not come", is_effect=True)
+    agreed = agree({0: left, 1: left, 2: AgreedOutcome("failed", "no data")}, [], who)
     assert agreed.rank == 2
     assert agreed.others == ("rank 0: rank 2 did not come", "rank 1: rank 2 did not come")
 
 
 def test_failures_with_one_reason_are_shown_once() -> None:
     texts = [f"ranks = <object at {address}>\nE   rank 2 was killed" for address in (1, 2)]
-    assert agree({rank: Outcome("failed", text) for rank, text in enumerate(texts)}, [], who).others == ()
+    assert agree({rank: AgreedOutcome("failed", text) for rank, text in enumerate(texts)}, [], who).others == ()
 
 
 def test_who_is_absent_fails_a_phase_that_all_others_pass() -> None:
@@ -43,7 +43,7 @@ def test_a_skip_on_one_rank_only_is_a_failure() -> None:
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end_and_says_so() -> None:
-    text = Outcome("failed", "begin " + "x" * 1_000_000 + " end").cut().text
+    text = AgreedOutcome("failed", "begin " + "x" * 1_000_000 + " end").cut().text
     assert text.startswith("begin x")
     assert text.endswith("x end")
     assert "(934,474 characters left out)" in text

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.sums import Ring
+from pytest_fxbucket.ranks.process_groups.sums import RingOrder
 
 C10D = torch.ops._c10d_functional
 
@@ -27,7 +27,7 @@ def spans(count: int, itemsize: int, channels: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + per_channel, count)) for begin in range(0, count, per_channel)]
 
 
-def played_scatter(sent: list[torch.Tensor], ring: Ring, ranks: list[int]) -> list[torch.Tensor]:
+def played_scatter(sent: list[torch.Tensor], ring: RingOrder, ranks: list[int]) -> list[torch.Tensor]:
     """What each rank has of a reduce-scatter in the end: each step hands a partial sum to the next in the ring."""
     world, count = len(sent), sent[0].numel() // len(sent)
     results = [torch.zeros(count, dtype=sent[0].dtype) for _ in sent]
@@ -48,7 +48,7 @@ def played_scatter(sent: list[torch.Tensor], ring: Ring, ranks: list[int]) -> li
     return results
 
 
-def played_all_reduce(sent: list[torch.Tensor], ring: Ring, ranks: list[int]) -> torch.Tensor:
+def played_all_reduce(sent: list[torch.Tensor], ring: RingOrder, ranks: list[int]) -> torch.Tensor:
     """The same of an all-reduce: rounds of a chunk for each rank, the last round with chunks just large enough."""
     world, itemsize = len(sent), sent[0].itemsize
     result = torch.zeros_like(sent[0])
@@ -83,7 +83,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def as_played(rank: int, world: int, payload: tuple[torch.dtype, int, int, int]) -> dict[str, bool]:
     """Whether the ranks' reductions have the bits of the play, and whether that differs from rank order."""
     dtype, channels, chunk_bytes, nodes = payload
-    ring = Ring(channels, chunk_bytes, world // nodes)
+    ring = RingOrder(channels, chunk_bytes, world // nodes)
     ranks = list(range(world))
     scattered = [addends(one, world, dtype, world) for one in ranks]
     reduced = [addends(one, world, dtype) for one in ranks]

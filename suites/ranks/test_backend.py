@@ -12,7 +12,7 @@ import pytest
 from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.backend import (
     BACKENDS,
-    Choice,
+    BackendChoice,
     Machine,
     choose,
     gpus,
@@ -40,22 +40,22 @@ class TestChoose:
     @pytest.mark.parametrize(
         ("asked", "world", "here", "choice"),
         [
-            ("auto", 4, machine(4), Choice("nccl")),
-            ("auto", 4, machine(3), Choice("gloo", "nccl needs 4 GPUs, this machine has 3")),
-            ("auto", 2, machine(0, has_cuda=False), Choice("gloo", "nccl needs 2 GPUs, this machine has 0")),
-            ("auto", 2, machine(2, has_cuda=False), Choice("gloo", "nccl needs a torch that was built with CUDA")),
-            ("nccl", 1, machine(1), Choice("nccl")),
-            ("nccl", 4, machine(0), Choice(None, "nccl needs 4 GPUs, this machine has 0")),
-            ("nccl", 1, machine(0), Choice(None, "nccl needs 1 GPU, this machine has 0")),
-            ("nccl", 2, machine(2, has_nccl=False), Choice(None, "nccl needs a torch that was built with NCCL")),
-            ("gloo:cuda", 4, machine(1), Choice("gloo:cuda")),
-            ("gloo:cuda", 4, machine(1, has_nccl=False), Choice("gloo:cuda")),
-            ("gloo:cuda", 4, machine(0), Choice(None, "gloo:cuda needs 1 GPU, this machine has 0")),
-            ("gloo", 4, machine(8), Choice("gloo")),
-            ("local", 4, machine(0), Choice("local")),
+            ("auto", 4, machine(4), BackendChoice("nccl")),
+            ("auto", 4, machine(3), BackendChoice("gloo", "nccl needs 4 GPUs, this machine has 3")),
+            ("auto", 2, machine(0, has_cuda=False), BackendChoice("gloo", "nccl needs 2 GPUs, this machine has 0")),
+            ("auto", 2, machine(2, has_cuda=False), BackendChoice("gloo", "nccl needs a torch that was built with CUDA")),
+            ("nccl", 1, machine(1), BackendChoice("nccl")),
+            ("nccl", 4, machine(0), BackendChoice(None, "nccl needs 4 GPUs, this machine has 0")),
+            ("nccl", 1, machine(0), BackendChoice(None, "nccl needs 1 GPU, this machine has 0")),
+            ("nccl", 2, machine(2, has_nccl=False), BackendChoice(None, "nccl needs a torch that was built with NCCL")),
+            ("gloo:cuda", 4, machine(1), BackendChoice("gloo:cuda")),
+            ("gloo:cuda", 4, machine(1, has_nccl=False), BackendChoice("gloo:cuda")),
+            ("gloo:cuda", 4, machine(0), BackendChoice(None, "gloo:cuda needs 1 GPU, this machine has 0")),
+            ("gloo", 4, machine(8), BackendChoice("gloo")),
+            ("local", 4, machine(0), BackendChoice("local")),
         ],
     )
-    def test_what_is_asked_for_meets_what_is_there(self, asked: str, world: int, here: Machine, choice: Choice) -> None:
+    def test_what_is_asked_for_meets_what_is_there(self, asked: str, world: int, here: Machine, choice: BackendChoice) -> None:
         assert choose(asked, world, here) == choice
 
     def test_only_ranks_on_gpus_lease_any(self) -> None:

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from pytest_fxbucket.ranks.desync import agree, partings
-from pytest_fxbucket.ranks.flight_recorder import Group, Launch, RankPosition
+from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
 from pytest_fxbucket.ranks.pool import RankFailure
 
 ALL = (0, 1, 2, 3)
@@ -20,8 +20,8 @@ def where(*groups, kept=256):
         checksum = 0
         for number, kind in enumerate(kinds):
             checksum = zlib.crc32(kind.encode(), checksum)
-            launches.append(Launch(index, number, number + 1, True, kind, "", 0))
-        told.append(Group(members, len(kinds), checksum))
+            launches.append(RecordedLaunch(index, number, number + 1, True, kind, "", 0))
+        told.append(RecordedGroup(members, len(kinds), checksum))
     return RankPosition(groups=tuple(told), launches=tuple(launches[-kept:]))
 
 
@@ -50,9 +50,9 @@ def test_a_rank_that_left_one_out_is_named():
 
 def test_a_size_counts_where_it_must_agree_and_not_elsewhere():
     def one(numel, compared):
-        launch = Launch(0, 0, 1, compared, "all_to_all", "float32", numel)
+        launch = RecordedLaunch(0, 0, 1, compared, "all_to_all", "float32", numel)
         said = launch.agreed.encode()
-        return RankPosition(groups=(Group((0, 1), 1, zlib.crc32(said)),), launches=(launch,))
+        return RankPosition(groups=(RecordedGroup((0, 1), 1, zlib.crc32(said)),), launches=(launch,))
 
     assert sentences({0: one(4, True), 1: one(5, True)})[0].endswith(
         "rank 0 launched all_to_all of 4 float32, rank 1 launched all_to_all of 5 float32"

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pytest_fxbucket.pytest_plugin.distributed_test.job import Ending
-from pytest_fxbucket.pytest_plugin.torchrun import Outcome
+from pytest_fxbucket.pytest_plugin.torchrun import AgreedOutcome
 from pytest_fxbucket.ranks.failure import RankState
-from pytest_fxbucket.ranks.flight_recorder import Group, Launch, RankPosition
+from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
 from pytest_fxbucket.ranks.torchrun import store
 
 
@@ -22,7 +22,7 @@ def there_and_back(value):
     return store.unpack([bytearray(buffer) for buffer in store.pack(value)])
 
 
-LAUNCH = Launch(1, 0, 5, True, "all_reduce", "float32", 3)
+LAUNCH = RecordedLaunch(1, 0, 5, True, "all_reduce", "float32", 3)
 VALUES = [
     None,
     [True, 1, -1.5, "text \udcff é", math.inf, 1 << 200],
@@ -30,8 +30,10 @@ VALUES = [
     {1: "a", (2, "b"): [b"bytes", {}], None: {4, 5}, frozenset({1}): bytes(9)},
     ["list", ["tuple"], {"dict": "ours"}],
     Ending("skipped", "no reason"),
-    Outcome("failed", "text", True, ""),
-    RankState(2, "died", math.inf, where=RankPosition("m", LAUNCH, "waits for", (Group((0, 1), 2, 3),), (LAUNCH, LAUNCH))),
+    AgreedOutcome("failed", "text", True, ""),
+    RankState(
+        2, "died", math.inf, where=RankPosition("m", LAUNCH, "waits for", (RecordedGroup((0, 1), 2, 3),), (LAUNCH, LAUNCH))
+    ),
 ]
 
 

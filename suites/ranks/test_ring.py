@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_fxbucket.ranks.process_groups.sums import Ring
+from pytest_fxbucket.ranks.process_groups.sums import RingOrder
 
 JOBS = "suites.ranks.ring_jobs:"
 
@@ -30,7 +30,7 @@ def test_the_next_job_adds_in_rank_order_again(pools, backend):
 
 
 def test_rings_go_through_one_node_after_the_other_and_differ():
-    ring = Ring(channels=4, chunk_bytes=2**21, ranks_per_node=4)
+    ring = RingOrder(channels=4, chunk_bytes=2**21, ranks_per_node=4)
     orders = [ring.order(channel, range(8)) for channel in range(4)]
     assert orders[:2] == [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]]
     assert all(sorted(order) == list(range(8)) for order in orders)
@@ -38,5 +38,5 @@ def test_rings_go_through_one_node_after_the_other_and_differ():
 
 
 def test_a_group_with_one_rank_of_each_node_goes_from_node_to_node():
-    ring = Ring(channels=2, chunk_bytes=2**21, ranks_per_node=2)
+    ring = RingOrder(channels=2, chunk_bytes=2**21, ranks_per_node=2)
     assert ring.order(1, (1, 3, 5)) == [0, 1, 2]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.bench.timeline.spans import COPIES, Row, jitter, rows_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.record import Bucket, Machine, Record
+    from pytest_fxbucket.bench.record import BucketTime, Machine, Record
     from pytest_fxbucket.bench.timeline.marks import Span
 
 
@@ -148,7 +148,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def step_figure(spans: Sequence[Span], buckets: Sequence[Bucket], length_ms: float) -> dict[str, Any]:
+def step_figure(spans: Sequence[Span], buckets: Sequence[BucketTime], length_ms: float) -> dict[str, Any]:
     """plotly's figure of one step, plain data; ``buckets`` of the record tell bytes, ``length_ms`` is the axis's end.
 
     ``meta.length_ms`` of the layout is the end that this step alone needs.
@@ -174,7 +174,7 @@ def _sort(span: Span) -> str:
     return span.direction if span.direction in _SORTS else "forward"
 
 
-def _bars(sort: str, found: Sequence[tuple[Span, int]], buckets: Sequence[Bucket]) -> dict[str, Any]:
+def _bars(sort: str, found: Sequence[tuple[Span, int]], buckets: Sequence[BucketTime]) -> dict[str, Any]:
     name, shades = _SORTS[sort]
     colours: Any = [shades[number % 2] for number in range(len(found))] if shades[0] != shades[1] else shades[0]
     bars: dict[str, Any] = {
@@ -200,7 +200,7 @@ def _bars(sort: str, found: Sequence[tuple[Span, int]], buckets: Sequence[Bucket
     return bars
 
 
-def _span_hover(span: Span, buckets: Sequence[Bucket]) -> str:
+def _span_hover(span: Span, buckets: Sequence[BucketTime]) -> str:
     what = span_name(span.label, span.direction) if span.kind == "compute" else span.label
     kind = {"wait": "wait: exposed", "flight": "in flight"}.get(span.kind, span.kind)
     took = f"{_ms(span.end_ns - span.start_ns):.3f} ms from {_ms(span.start_ns):.3f} ms on"

@@ -47,7 +47,7 @@ class Spec(Protocol):
         """``one``, ``entry`` (a group for each entry of the plan), or tables of params and options, such as lr."""
 
 
-class Names(Protocol):
+class ModelNames(Protocol):
     """What selectors need to know of a model."""
 
     @property
@@ -63,7 +63,7 @@ def build_optimizers(
     specs: Sequence[Spec],
     parameters: Mapping[str, torch.Tensor],
     entries: Sequence[ResolvedEntry] = (),
-    names: Names | None = None,
+    names: ModelNames | None = None,
 ) -> list[Optimizer]:
     """Make the optimizers of ``specs``, in their order, over ``parameters``: all trainable ones, by FQN, in registration order.
 
@@ -84,7 +84,7 @@ def _named(specs: Sequence[Spec]) -> list[tuple[Spec, str]]:
     return [(spec, f"[[optimizer]] {number}") for number, spec in enumerate(specs, 1)]
 
 
-def _owned(specs: Sequence[Spec], fqns: Sequence[str], names: Names | None) -> list[list[str]]:
+def _owned(specs: Sequence[Spec], fqns: Sequence[str], names: ModelNames | None) -> list[list[str]]:
     """The parameters of each optimizer."""
     wheres = [where for _, where in _named(specs)]
     open_ones = [where for spec, where in _named(specs) if not spec.params]
@@ -113,7 +113,7 @@ def _owners(claims: Sequence[Sequence[str]], wheres: Sequence[str]) -> dict[str,
     return owners
 
 
-def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: Names | None) -> list[str]:
+def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: ModelNames | None) -> list[str]:
     """The parameters that selectors name, in registration order."""
     modules = names.modules if names else _modules(fqns)
     aliases = names.aliases if names else {}
@@ -128,7 +128,7 @@ def _modules(fqns: Sequence[str]) -> list[str]:
 
 
 def _grouped(
-    spec: Spec, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: Names | None
+    spec: Spec, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: ModelNames | None
 ) -> list[tuple[list[str], dict[str, Any]]]:
     """Parameters and options of each group of one optimizer."""
     if spec.groups == "one":
@@ -143,7 +143,7 @@ def _grouped(
 
 
 def _listed(
-    tables: Sequence[Mapping[str, object]], where: str, fqns: Sequence[str], names: Names | None
+    tables: Sequence[Mapping[str, object]], where: str, fqns: Sequence[str], names: ModelNames | None
 ) -> list[tuple[list[str], dict[str, Any]]]:
     """Groups as tables say; one without params has what no other has."""
     wheres = [f"{where} groups {number}" for number in range(1, len(tables) + 1)]

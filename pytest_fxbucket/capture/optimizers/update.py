@@ -31,7 +31,7 @@ Build = Callable[[Mapping[str, torch.Tensor]], Sequence["Optimizer"]]
 
 
 @dataclass(frozen=True)
-class Update:
+class TracedUpdate:
     """The update as a graph without writes in place."""
 
     graph_module: fx.GraphModule
@@ -43,7 +43,7 @@ class Update:
 
 def trace_update(
     build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None = None, parted: bool = False
-) -> Update:
+) -> TracedUpdate:
     """Trace one step of the optimizers that ``build`` makes; ``parted``: whether ``parameters`` are parts of whole ones.
 
     ``parameters`` are local shards in registration order, ``grads`` the FQNs of those that have a gradient; others have no
@@ -57,7 +57,7 @@ def trace_update(
         return _trace(build, parameters, grads, clip, parted)
 
 
-def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None, parted: bool) -> Update:
+def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None, parted: bool) -> TracedUpdate:
     mode = FakeTensorMode()
     shards = {value.fqn: value for value in parameters}
     with mode:
@@ -88,7 +88,7 @@ def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], cl
     make_functional(graph)
     graph.eliminate_dead_code()
     outputs = [value for value in inputs if value.role in ("param", "state")]
-    return Update(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
+    return TracedUpdate(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), tuple(outputs))
 
 
 def _make_state(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor], recorder: Recorder) -> None:

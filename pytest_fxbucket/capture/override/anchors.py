@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.capture.override.call_text import Call, call_of, looks, rebuilt, written
+from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, rebuilt, written
 from pytest_fxbucket.capture.override.calls import GIVEN, GIVEN_BACK, Tensors, empty_backward, fqn_of, gradients, names_of
 from pytest_fxbucket.capture.override.overrides import Overridden, Overrides, Subgraph
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -103,7 +103,7 @@ class Anchors:
         self.states: Mapping[str, torch.Tensor] = {}
         """What state is while the step is traced, by FQN: inputs of the graph."""
         self._param_dtype, self._unused = param_dtype, unused
-        self._known: dict[object, Call] = {}
+        self._known: dict[object, ModuleCall] = {}
         self._called: set[str] = set()
         self._numbers = count()
 
@@ -156,7 +156,7 @@ class Anchors:
         tensor: torch.Tensor = attrgetter(name)(one.module)
         return tensor
 
-    def _call(self, one: Overridden, given: Any, tensors: Tensors) -> Call:
+    def _call(self, one: Overridden, given: Any, tensors: Tensors) -> ModuleCall:
         """Looked at once for each kind of arguments, on fake tensors of their own: what it reads, and gives."""
         kinds = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors)
         key = one.fqn, json.dumps(given), kinds, torch.is_grad_enabled()
@@ -167,7 +167,7 @@ class Anchors:
                 self._known[key] = of(one, given, fakes)
         return self._known[key]
 
-    def _call_of_module(self, one: Overridden, given: Any, fakes: Tensors) -> Call:
+    def _call_of_module(self, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
         args, kwargs = rebuilt(given, fakes)
         if one.output is not None:
             with blamed(lambda: f"{one.where}: output of module {one.fqn}"):
@@ -185,9 +185,9 @@ class Anchors:
         trained = {name for name, parameter in one.module.named_parameters() if parameter.requires_grad}
         asks = [i for i, name in enumerate(names) if name in trained and torch.is_grad_enabled()]
         asks += [i for i, fake in enumerate(fakes, len(names)) if fake.requires_grad]
-        return Call(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), self._unused)
+        return ModuleCall(tuple(names), given, gives, tuple(map(looks, results)), tuple(asks), self._unused)
 
-    def _call_of_subgraph(self, subgraph: Subgraph, one: Overridden, given: Any, fakes: Tensors) -> Call:
+    def _call_of_subgraph(self, subgraph: Subgraph, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
         held: dict[str, torch.Tensor] = {}
         for name, parameter in one.module.named_parameters():
             trained = parameter.requires_grad and torch.is_grad_enabled()
@@ -204,7 +204,7 @@ class Anchors:
         ones = {i: torch.ones_like(result) for i, result in enumerate(results) if result.requires_grad}
         reached = zip(places, gradients(results, [inputs[i] for i in places], ones), strict=True) if places else ()
         asks = tuple(i for i, grad in reached if grad is not None)
-        return Call(tuple(names), given, gives, tuple(map(looks, results)), asks)
+        return ModuleCall(tuple(names), given, gives, tuple(map(looks, results)), asks)
 
 
 def fake_like(like: torch.Tensor, dtype: torch.dtype | None = None, *, requires_grad: bool = False) -> torch.Tensor:

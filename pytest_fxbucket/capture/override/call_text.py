@@ -20,7 +20,7 @@ _LOOKS = re.compile(r"(\w+)\[([\d, ]*)\](?:\{([\d, ]*)\})?")
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call: what it is given, what it gives, and where gradients go. Plain data."""
 
     held: tuple[str, ...]
@@ -52,10 +52,10 @@ class Call:
 
 
 @lru_cache(maxsize=10_000)
-def call_of(text: str) -> Call:
+def call_of(text: str) -> ModuleCall:
     """The call that :meth:`Call.text` wrote."""
     fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}
-    return Call(**fields)
+    return ModuleCall(**fields)
 
 
 def written(value: Any, tensors: list[torch.Tensor], where: str) -> Written:

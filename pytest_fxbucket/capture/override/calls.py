@@ -4,8 +4,8 @@
 activation checkpointing does (T. Chen et al., arXiv 1604.06174). So a call must not draw, write or remember anything. What can
 be seen in forward is refused there; the rest in backward, which gets a digest of what forward gave and compares.
 
-``module`` is the key of the module, ``call`` the text of a :class:`Call`, ``held`` its parameters and buffers, ``inputs`` the
-tensors that it is called with. ``grads`` are of the results ``of``; gradients come for the numbers ``wanted`` of held and
+``module`` is the key of the module, ``call`` the text of a :class:`ModuleCall`, ``held`` its parameters and buffers, ``inputs``
+the tensors that it is called with. ``grads`` are of the results ``of``; gradients come for the numbers ``wanted`` of held and
 inputs.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.override.call_text import Call, call_of, looks, looks_so, rebuilt, shown, written
+from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, looks_so, rebuilt, shown, written
 from pytest_fxbucket.capture.pictures import state_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.words import some
@@ -211,7 +211,7 @@ class _Forward(nn.Module):
         return self.module.forward(*args, **kwargs)
 
 
-def _run(key: str, made: Call, twins: Tensors) -> list[torch.Tensor]:
+def _run(key: str, made: ModuleCall, twins: Tensors) -> list[torch.Tensor]:
     """What the module gives with ``twins`` in the places of its tensors and inputs, held to what was promised."""
     module = module_at(key)
     if list(made.held) != names_of(module):

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FORWARD, Anchors, fake_like, run_subgraph
-from pytest_fxbucket.capture.override.call_text import Call, call_of, written
+from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, written
 from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
 from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
 from pytest_fxbucket.compat import tracing
@@ -241,7 +241,7 @@ class _Inlining:
         return target(*args, **kwargs)
 
 
-def _refuse_strange(one: Overridden, made: fx.GraphModule, call: Call) -> None:
+def _refuse_strange(one: Overridden, made: fx.GraphModule, call: ModuleCall) -> None:
     """Raise :class:`CaptureError` for tensors that are none of the sub-graph's own, and for writes to what it is given."""
     places = {node: i for i, node in enumerate(made.graph.find_nodes(op="placeholder"))}
     for node in made.graph.nodes:

@@ -19,14 +19,25 @@ from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.process_groups.nccl import record
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import PortableGraph, decode, digest, encode_module
-from pytest_fxbucket.stepping import KEPT, Key, OneGraph, PhaseGraph, Run, Stepping, ThreeGraphs, Took, decay, state_and_batches
+from pytest_fxbucket.stepping import (
+    KEPT,
+    Key,
+    OneGraph,
+    PhaseGraph,
+    Stepping,
+    StepRun,
+    ThreeGraphs,
+    Took,
+    decay,
+    state_and_batches,
+)
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task(Stepping):
+class BitwiseTask(Stepping):
     """What one rank is to run."""
 
     unbucketed: PortableGraph
@@ -61,7 +72,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Outcome:
+class BitwiseOutcome:
     """What one rank saw."""
 
     digests: tuple[str, ...]
@@ -92,14 +103,14 @@ class Outcome:
     """Settings that sums on GPUs depend on, ``name=value`` each."""
 
 
-def run(rank: int, world: int, task: Task) -> Outcome:
+def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     """Run ``task.steps`` steps of both graphs from the same state, the last on edge values, and compare after each.
 
     Work that crosses iterations is finished after each step, on copies of the state: as if that step was the last. Learning
     rates shrink from step to step, each by a factor of its own, since an update must use that of its own step and group.
     """
     graphs, digests = graphs_of(rank, task, {"unbucketed": task.unbucketed})
-    outcome = Outcome(digests)
+    outcome = BitwiseOutcome(digests)
     outcome.ran_on = record(task.backend)
     start, batches = state_and_batches(
         rank, task, on_built=lambda whole: outcome.built.update({fqn: bits_digest([one]) for fqn, one in whole.items()})
@@ -156,7 +167,9 @@ def _one_nan(tensors: Sequence[Any]) -> None:
             tensor.detach().masked_fill_(tensor.isnan(), float("nan"))
 
 
-def graphs_of(rank: int, task: Task, others: Mapping[str, PortableGraph]) -> tuple[dict[str, fx.GraphModule], tuple[str, ...]]:
+def graphs_of(
+    rank: int, task: BitwiseTask, others: Mapping[str, PortableGraph]
+) -> tuple[dict[str, fx.GraphModule], tuple[str, ...]]:
     """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups; and a digest of each."""
     sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
     sent |= {one.phase: one.graph for one in task.crossing}
@@ -170,7 +183,7 @@ def graphs_of(rank: int, task: Task, others: Mapping[str, PortableGraph]) -> tup
     return graphs, digests
 
 
-def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: Task) -> Run:
+def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor], task: BitwiseTask) -> StepRun:
     """The step that is checked, on copies of ``start``."""
     state, final = _copies(_final_start(task, start)), _final(task)
     if "bucketed" in graphs:
@@ -178,12 +191,12 @@ def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor
     return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, final)
 
 
-def _final(task: Task) -> Task:
+def _final(task: BitwiseTask) -> BitwiseTask:
     """The step that is compared: its inputs and outputs instead of those of what it is compared with."""
     return replace(task, inputs=task.final_inputs, outputs=task.final_outputs) if task.final_inputs else task
 
 
-def _final_start(task: Task, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _final_start(task: BitwiseTask, start: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     known = dict(zip((_key(value) for value in task.inputs if value.role in KEPT), start, strict=True))
     kept = [value for value in _final(task).inputs if value.role in KEPT]
     return [known[_key(value)] if _key(value) in known else task.first_state[value.fqn] for value in kept]
@@ -203,7 +216,7 @@ def _peak_bytes() -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def _squares(task: Task, results: Sequence[Any]) -> dict[str, float]:
+def _squares(task: BitwiseTask, results: Sequence[Any]) -> dict[str, float]:
     return {
         value.fqn: float(torch.linalg.vector_norm(result.double()) ** 2)
         for value, result in zip(task.outputs, results, strict=True)
@@ -211,7 +224,7 @@ def _squares(task: Task, results: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def _held(task: Task, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
+def _held(task: BitwiseTask, state: Sequence[torch.Tensor], results: Sequence[Any]) -> dict[str, str]:
     """By FQN the digest of what this rank holds of each parameter: itself, what state is named after it, its gradient."""
     kept = [value for value in task.inputs if value.role in KEPT]
     gradients = {v.fqn: r for v, r in zip(task.outputs, results, strict=True) if v.role == "grad"}
@@ -223,7 +236,7 @@ def _held(task: Task, state: Sequence[torch.Tensor], results: Sequence[Any]) -> 
     return {fqn: bits_digest([*tensors, *([gradients[fqn]] if fqn in gradients else [])]) for fqn, tensors in of.items()}
 
 
-def _still(task: Task, start: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> list[str]:
+def _still(task: BitwiseTask, start: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> list[str]:
     updated = {value.fqn for value in task.outputs if value.role == "param"}
     kept = [value for value in task.inputs if value.role in KEPT]
     return [

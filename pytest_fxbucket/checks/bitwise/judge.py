@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.checks.bitwise.job import Difference, Outcome
+    from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.ranks.failure import RankFailure
 
@@ -24,7 +24,7 @@ RUNS = ("unbucketed", "bucketed")
 """The first word of what a rank's mark says in a step."""
 
 
-def unusable_data(outcomes: Sequence[Outcome], stated: Collection[str] = ()) -> list[str]:
+def unusable_data(outcomes: Sequence[BitwiseOutcome], stated: Collection[str] = ()) -> list[str]:
     """Why the data could not tell right from wrong, one sentence each; empty if it can.
 
     ``stated`` are parameters whose gradients the plan says to be zero by design.
@@ -55,7 +55,7 @@ def unusable_data(outcomes: Sequence[Outcome], stated: Collection[str] = ()) -> 
     return found
 
 
-def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, ...]]) -> list[str]:
+def wrong_graphs(outcomes: Sequence[BitwiseOutcome], checked: Sequence[tuple[str, ...]]) -> list[str]:
     """Ranks that ran another graph than the one that was checked."""
     return [
         f"rank {rank} ran another graph than the one that was checked"
@@ -64,7 +64,9 @@ def wrong_graphs(outcomes: Sequence[Outcome], checked: Sequence[tuple[str, ...]]
     ]
 
 
-def never_clipped(outcomes: Sequence[Outcome], clip_norm: float, copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+def never_clipped(
+    outcomes: Sequence[BitwiseOutcome], clip_norm: float, copies: Mapping[str, Sequence[Sequence[int]]]
+) -> list[str]:
     """Why clipping to ``clip_norm`` was not checked: no step's gradients are larger; ``copies``: ranks that hold the same."""
     share = {(fqn, rank): len(ranks) for fqn, sets in copies.items() for ranks in sets for rank in ranks}
     norms = [
@@ -82,7 +84,7 @@ def never_clipped(outcomes: Sequence[Outcome], clip_norm: float, copies: Mapping
     ]
 
 
-def differing_losses(outcomes: Sequence[Outcome], sharing: Sequence[Sequence[int]]) -> list[str]:
+def differing_losses(outcomes: Sequence[BitwiseOutcome], sharing: Sequence[Sequence[int]]) -> list[str]:
     """Ranks that have one batch, and another loss; ``sharing``: ranks that have the same batch."""
     for ranks in sharing:
         if other := next((rank for rank in ranks if outcomes[rank].losses != outcomes[ranks[0]].losses), None):
@@ -93,7 +95,7 @@ def differing_losses(outcomes: Sequence[Outcome], sharing: Sequence[Sequence[int
     return []
 
 
-def differing_copies(outcomes: Sequence[Outcome], copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+def differing_copies(outcomes: Sequence[BitwiseOutcome], copies: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
     """Parameters and buffers that are not what another rank has, where they must be; ``copies``: ranks that hold the same."""
     for fqn in outcomes[0].built:
         if other := next((rank for rank, one in enumerate(outcomes) if one.built.get(fqn) != outcomes[0].built[fqn]), None):
@@ -164,7 +166,7 @@ def difference_lines(outcomes: Sequence[Compared], bucket_of: Mapping[str, str])
 _ORDER = ("loss", "gradient", "parameter")
 
 
-def first_node_lines(outcomes: Sequence[Outcome]) -> list[str]:
+def first_node_lines(outcomes: Sequence[BitwiseOutcome]) -> list[str]:
     """Where the two runs part: the first node whose bits differ, and on which ranks."""
     nodes = {rank: (one.first_graph, one.first_node) for rank, one in enumerate(outcomes) if one.first_node is not None}
     if not nodes:

@@ -15,7 +15,7 @@ from pytest_fxbucket.step.portable import raw_bytes
 from pytest_fxbucket.stepping import Seen, ThreeGraphs, decay
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.stepping import Run, Stepping
+    from pytest_fxbucket.stepping import Stepping, StepRun
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIGNED = {**_INTEGERS, 1: torch.int8}
@@ -66,7 +66,7 @@ First = tuple[tuple[int, str, str] | None, str]
 """(position, name, operator) of a node, if any, and the name of its graph."""
 
 
-def first_difference(runs: Sequence[Run], batches: Sequence[Batch | None], task: Stepping, step: int, count: int) -> First:
+def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], task: Stepping, step: int, count: int) -> First:
     """Take ``step`` (from 0) of ``count`` with both ``runs``, node by node. All ranks do this together.
 
     ``batches`` are those of the step and of the next one, which does what moved there once more. Gives the first node of the
@@ -89,7 +89,7 @@ def first_difference(runs: Sequence[Run], batches: Sequence[Batch | None], task:
     return None, ""
 
 
-def _of_the_step(run: Run) -> Iterator[Seen]:
+def _of_the_step(run: StepRun) -> Iterator[Seen]:
     """What belongs to the first step of those that ``run`` took: of steady, what moved is of the step before."""
     if not isinstance(run, ThreeGraphs):
         yield from run.seen

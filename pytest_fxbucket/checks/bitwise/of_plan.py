@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
-from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, Outcome, Task
+from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.plan.selectors import resolve
@@ -65,10 +65,10 @@ class Bitwise(OnRanks):
         named = resolve(plan.run.zero_gradients, fqns, step.modules, aliases=trainable, **what)
         return {fqn for entry in named.entries for fqn in entry.parameters}
 
-    def _outcomes(self, phase: Phase, localise: int | None = None) -> list[Outcome]:
+    def _outcomes(self, phase: Phase, localise: int | None = None) -> list[BitwiseOutcome]:
         tasks = [task_of(self.world, phase, rank, self.backend, localise) for rank in range(self.world.size)]
         self.say(f"waiting for {self.world.size} ranks to run {steps_of(self.world)} steps twice")
-        outcomes = cast("list[Outcome]", self.ask(_JOB, tasks, "bitwise"))
+        outcomes = cast("list[BitwiseOutcome]", self.ask(_JOB, tasks, "bitwise"))
         settings = [f"rank {rank}: {line}" for rank, outcome in enumerate(outcomes) for line in outcome.ran_on]
         if settings:
             self.folder.write("settings.txt", "\n".join(settings))
@@ -101,11 +101,11 @@ class Bitwise(OnRanks):
         return f"{what} equal bit for bit{behind} on {world.size} ranks {steps}{edges}{order}"
 
 
-def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> Task:
+def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> BitwiseTask:
     """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
     crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
     stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
-    return Task(
+    return BitwiseTask(
         unbucketed=world.unbucketed(rank, phase),
         bucketed=None if crossing else world.final(rank)[phase].portable,
         crossing=crossing,

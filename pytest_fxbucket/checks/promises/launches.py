@@ -40,7 +40,7 @@ class Expected:
     """Whether it may be parted: with others it would form a circle of launches that need each other."""
 
 
-def expected(promise: Expectations, captured: GraphAnalysis, needs: Needs) -> list[Expected]:
+def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds) -> list[Expected]:
     """Every launch that carries parameters or gradients alone."""
     place = {fqn: i for i, fqn in enumerate(promise.registration)}
     capped = [
@@ -178,7 +178,7 @@ _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "a
 
 def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
-    wanted = expected(promise, captured, Needs(captured.order))
+    wanted = expected(promise, captured, LaunchNeeds(captured.order))
     for direction in DIRECTIONS:
         for kind in KINDS:
             here = [one for one in wanted if (one.direction, one.kind) == (direction, kind)]
@@ -287,7 +287,7 @@ Groups = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
+class PartedEntry:
     """Groups of launches in parts of which none holds two launches that need each other."""
 
     level: dict[str, int]
@@ -298,16 +298,16 @@ class Parted:
     """For each part those of which a launch is needed by one of its own, as bits of their numbers."""
 
 
-class Needs:
+class LaunchNeeds:
     """Of the launches of the graph that ``order`` is of; without one, none needs another."""
 
     def __init__(self, order: Order | None = None) -> None:
         self._order = order
 
-    def parted(self, groups: Groups) -> Parted:
+    def parted(self, groups: Groups) -> PartedEntry:
         """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other."""
         part_of: dict[tuple[int, int], int] = {}
-        found = Parted({}, {}, [])
+        found = PartedEntry({}, {}, [])
         group_of = {name: number for number, group in enumerate(groups) for name in group}
         above: list[int] = []
         for name, before in self._nodes(group_of):

@@ -29,7 +29,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExpectCall:
     """Where a call stands in its file: its first line, and line and byte behind its last character."""
 
     file: str
@@ -47,7 +47,7 @@ class Literal:
     """As it is written."""
 
 
-def call_in(frame: FrameType) -> Call:
+def call_in(frame: FrameType) -> ExpectCall:
     """The call that ``frame`` is at. Raises UsageError where Python runs without places (``-X no_debug_ranges``)."""
     places = frame.f_code.co_positions()
     line, end_line, _, end_byte = next(islice(places, frame.f_lasti // 2, None))
@@ -55,10 +55,10 @@ def call_in(frame: FrameType) -> Call:
         raise UsageError(
             f"{frame.f_code.co_filename}: Python runs without places of calls; start it without -X no_debug_ranges"
         )
-    return Call(frame.f_code.co_filename, line, (end_line, end_byte))
+    return ExpectCall(frame.f_code.co_filename, line, (end_line, end_byte))
 
 
-def second_argument(source: bytes, call: Call, value: str) -> Literal:
+def second_argument(source: bytes, call: ExpectCall, value: str) -> Literal:
     """The literal that is the second argument (or ``expected``) of ``call`` in ``source``, whose value is ``value``.
 
     Raises UsageError, one sentence without the place, if there is no such literal.
@@ -175,7 +175,7 @@ class Expectation:
             raise
         self.edits.append(edit)
 
-    def _edit(self, call: Call, expected: str, text: str) -> Edit:
+    def _edit(self, call: ExpectCall, expected: str, text: str) -> Edit:
 
         path = os.path.realpath(call.file)
         shown = self._shown(path)

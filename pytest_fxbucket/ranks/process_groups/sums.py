@@ -152,7 +152,7 @@ _CELL_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingOrder:
     """Adds what ranks sent as NCCL's ring on ``channels`` channels does."""
 
     channels: int

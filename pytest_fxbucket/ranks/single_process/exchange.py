@@ -71,7 +71,7 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class Table:
+class ExchangeTable:
     """The exchanges under way of one group of `ranks`, by number; between two ranks by who talks to whom."""
 
     ranks: tuple[int, ...]
@@ -93,14 +93,14 @@ class Tables:
     """A table for each group of the process, found by its members under the group's name and ranks."""
 
     def __init__(self) -> None:
-        self._tables: dict[Hashable, Table] = {}
+        self._tables: dict[Hashable, ExchangeTable] = {}
         self._made: Counter[Hashable] = Counter()
 
-    def sit_down(self, name: str, ranks: tuple[int, ...], member: int) -> Table:
+    def sit_down(self, name: str, ranks: tuple[int, ...], member: int) -> ExchangeTable:
         """The table of the group `name` for its number `member`; a group that is made again gets another."""
         made = (name, ranks, member)
         self._made[made] += 1
-        return self._tables.setdefault((name, ranks, self._made[made]), Table(ranks))
+        return self._tables.setdefault((name, ranks, self._made[made]), ExchangeTable(ranks))
 
 
 _Tensors = list[torch.Tensor]

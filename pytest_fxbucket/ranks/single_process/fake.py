@@ -7,10 +7,10 @@ import math
 
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.ranks import calling, flight_recorder
-from pytest_fxbucket.ranks.single_process.local import Answer, Order, Surroundings, answer
+from pytest_fxbucket.ranks.single_process.local import Answer, JobOrder, Surroundings, answer
 
 
-def run(rank: int, world: int, order: Order) -> list[Answer]:
+def run(rank: int, world: int, order: JobOrder) -> list[Answer]:
     """Call the order's function once as each rank, up to the first that fails; answers in rank order."""
     with contextlib.suppress(Exception):  # it fails again in rank 0, which says so
         calling.load(order.function)

@@ -15,8 +15,8 @@ from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import listed, operation_of, options
 from pytest_fxbucket.ranks.single_process.exchange import (
     Exchange,
+    ExchangeTable,
     Said,
-    Table,
     by_input,
     copies_of,
     copies_of_all,
@@ -88,7 +88,7 @@ class LocalWork(c10d.Work):
 class LocalGroup(c10d.ProcessGroup):
     """One rank's end of a group of `table`, as its number `member`. Launches and waits are entered in the rank's ledger."""
 
-    def __init__(self, name: str, table: Table, member: int, baton: TurnScheduler) -> None:
+    def __init__(self, name: str, table: ExchangeTable, member: int, baton: TurnScheduler) -> None:
         super().__init__(member, len(table.ranks))  # type: ignore[call-arg]  # only this one can be subclassed
         self._name, self._table, self._baton = name, table, baton
         self._global_rank = table.ranks[member]

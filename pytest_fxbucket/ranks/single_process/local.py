@@ -28,7 +28,7 @@ from pytest_fxbucket.ranks.single_process.scheduler import LocalStore, TurnSched
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class JobOrder:
     """Parent to process: call `function` ("package.module:function") as every rank.
 
     `payloads` has one packed payload a rank: each its own, or ranks would share the tensors.
@@ -51,7 +51,7 @@ class Answer:
     result: bytes = b""
 
 
-def answer(order: Order, rank: int) -> Answer:
+def answer(order: JobOrder, rank: int) -> Answer:
     """Call the function as `rank`, and say what it did."""
     told = _called(order, rank)
     if calling.is_twin():
@@ -65,7 +65,7 @@ def raised(error: BaseException) -> Answer:
     return Answer("raised", time.monotonic(), told.error, told.error_type, told.traceback)
 
 
-def _called(order: Order, rank: int) -> Answer:
+def _called(order: JobOrder, rank: int) -> Answer:
     try:
         function = calling.load(order.function)
         value = function(rank, len(order.payloads), wire.unpack([order.payloads[rank]]))
@@ -138,7 +138,7 @@ class _Stage:
 _stage: _Stage | None = None
 
 
-def run(rank: int, world: int, order: Order) -> list[Answer]:
+def run(rank: int, world: int, order: JobOrder) -> list[Answer]:
     """Call the order's function once as each rank; their answers, in rank order."""
     global _stage
     if BACKEND.upper() not in dist.Backend._plugins:
@@ -160,7 +160,7 @@ def run(rank: int, world: int, order: Order) -> list[Answer]:
             _stage = None
 
 
-def _play(stage: _Stage, order: Order) -> list[Answer]:
+def _play(stage: _Stage, order: JobOrder) -> list[Answer]:
     answers = [Answer("running")] * stage.world
     threads = torch.get_num_threads()
 
@@ -177,7 +177,7 @@ def _play(stage: _Stage, order: Order) -> list[Answer]:
     return [Answer("running", stack=stacks[rank]) if rank in stacks else one for rank, one in enumerate(answers)]
 
 
-def _answer(stage: _Stage, order: Order, rank: int, threads: int) -> Answer:
+def _answer(stage: _Stage, order: JobOrder, rank: int, threads: int) -> Answer:
     try:
         torch.set_num_threads(threads)
         # Backward passes stay on this thread, also those of a GPU: another could not tell for which rank it waits.

@@ -17,7 +17,7 @@ from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 from pytest_fxbucket.ranks.launch import threads_per_rank
 from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
 from pytest_fxbucket.ranks.pool import Keeper, RankPool, task_text, tell_output, unpack_results
-from pytest_fxbucket.ranks.single_process.local import Answer, Order
+from pytest_fxbucket.ranks.single_process.local import Answer, JobOrder
 from pytest_fxbucket.ranks.watchdog import process_state
 
 MOST_RANKS = {"local": MAX_RANKS, "fake": 1 << 16}
@@ -59,7 +59,7 @@ class SingleProcessPool(RankPool):
         if len(payloads) != self.world:
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         task = task_text(what, job)
-        order = Order(job, _packed(payloads, task))
+        order = JobOrder(job, _packed(payloads, task))
         attempt = self.attempt(
             f"pytest_fxbucket.ranks.single_process.{self.backend}:run",
             [order],

@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.updates import made_of
 from pytest_fxbucket.passes.new_nodes import has_numbers
 from pytest_fxbucket.transforms.merge_duplicates.launches import Sent, Writes, named, read
-from pytest_fxbucket.transforms.merge_duplicates.values import Values, dtype_of, form_of
+from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -51,7 +51,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MergeChoice:
     """What is to become of the launches of a graph that bring the same; all in the graph's order."""
 
     kept: tuple[Kept, ...]
@@ -59,7 +59,7 @@ class Choice:
     left: tuple[Left, ...]
 
 
-def choose(order: Order, outputs: Sequence[Value], again: Again) -> Choice:
+def choose(order: Order, outputs: Sequence[Value], again: Again) -> MergeChoice:
     """Look for duplicates in the graph that ``order`` is of, which returns one node for each of ``outputs``."""
     return _Choosing(order, outputs, again).choice()
 
@@ -68,12 +68,12 @@ class _Choosing:
     def __init__(self, order: Order, outputs: Sequence[Value], again: Again) -> None:
         self.order, self.again = order, again
         self.writes = Writes(order)
-        self.regardless = Values(order)
-        self.values = Values(order, self.writes, self.regardless)
+        self.regardless = ValueNumbers(order)
+        self.values = ValueNumbers(order, self.writes, self.regardless)
         self.turns = Turns(order, outputs)
         self.out = {storage for node in order.nodes[-1].all_input_nodes for storage in order.storages(node)}
 
-    def choice(self) -> Choice:
+    def choice(self) -> MergeChoice:
         """Each launch is merged into the first one that brings the same in its turn, or says why not."""
         kept: dict[Hashable, Kept] = {}
         left: list[Left] = []
@@ -86,7 +86,7 @@ class _Choosing:
             else:
                 kept.setdefault(key, Kept(sent, given_out=self._is_given_out(sent)))
                 left += [self._left(sent, before)] if before else []
-        return Choice(tuple(one for one in kept.values() if one.merged), tuple(left))
+        return MergeChoice(tuple(one for one in kept.values() if one.merged), tuple(left))
 
     def _offers(self) -> Iterable[tuple[Sent, list[Hashable]]]:
         """Each launch with a key for each tensor that it sends: whoever sends another of that key may send the same."""

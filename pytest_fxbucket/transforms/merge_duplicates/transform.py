@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Told
-from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Choice, Left, choose
+from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Left, MergeChoice, choose
 from pytest_fxbucket.transforms.merge_duplicates.launches import Labels, labelled
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
@@ -150,7 +150,7 @@ def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list
     return done, left
 
 
-def _done(choice: Choice, labels: Labels) -> Iterator[str]:
+def _done(choice: MergeChoice, labels: Labels) -> Iterator[str]:
     for kept in choice.kept:
         copies = sum(copied for _, copied in kept.merged)
         copied = f", copied {copies} times as the graph gives it out" if copies > 1 else ""

@@ -70,10 +70,10 @@ _VIEWS = frozenset(
 _is_pointwise = by_operator(lambda op: torch.Tag.pointwise in op.tags, False)
 
 
-class Values:
+class ValueNumbers:
     """Numbers of what is sent by the launches of a graph, and of what goes into that."""
 
-    def __init__(self, order: Order, writes: Writes | None = None, regardless: Values | None = None) -> None:
+    def __init__(self, order: Order, writes: Writes | None = None, regardless: ValueNumbers | None = None) -> None:
         """With ``writes``, and ``regardless`` of the same order without any, a value is another one once it was written."""
         self._order, self._writes, self._regardless = order, writes, regardless
         self._numbers: dict[Hashable, int] = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedValues:
     """One value that a call hands to the next."""
 
     node: fx.Node
@@ -29,7 +29,7 @@ class Carried:
     """Whether it lives where somebody may write before the next call: it must be a copy."""
 
 
-def carried_of(block: Block) -> list[Carried]:
+def carried_of(block: Block) -> list[CarriedValues]:
     """What the block must be handed, in order of its first reader.
 
     A gradient has the FQN of its parameter, a learning rate its own name; other values count from 1.
@@ -44,7 +44,7 @@ def carried_of(block: Block) -> list[Carried]:
         if node.op in ("placeholder", "get_attr")
         for storage in block.order.storages(node)
     }
-    found: list[Carried] = []
+    found: list[CarriedValues] = []
     names: Counter[str] = Counter()
     for node in block.fed():
         given = block.given.get(node)
@@ -56,7 +56,7 @@ def carried_of(block: Block) -> list[Carried]:
             name = f"{name} #{names[name]}"
         tensor: torch.Tensor = node.meta["val"]
         value = Value("carried", name, tuple(tensor.shape), tensor.dtype)
-        found.append(Carried(node, value, not lasting.isdisjoint(block.order.storages(node))))
+        found.append(CarriedValues(node, value, not lasting.isdisjoint(block.order.storages(node))))
     return found
 
 

@@ -10,7 +10,7 @@ from torch import distributed, fx
 
 from pytest_fxbucket.bench.timeline.marks import Mark, Span
 from pytest_fxbucket.bench.timeline.record import traced_steps
-from pytest_fxbucket.checks.bitwise.job import Task, bits, state_and_batches
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask, bits, state_and_batches
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import decode
@@ -18,7 +18,7 @@ from pytest_fxbucket.step.portable import decode
 
 @dataclass(frozen=True)
 class Traced:
-    task: Task
+    task: BitwiseTask
     marks: dict[str, tuple[Mark, ...]]
     """Of the unbucketed and of the bucketed graph."""
 
