@@ -1,4 +1,4 @@
-"""Same of one plan: every distinct graph that a rank runs, held against the graph that no pass has seen."""
+"""Same of one plan: each distinct graph that a rank runs, held against the one that no pass has seen; differences in words."""
 
 from __future__ import annotations
 
@@ -141,6 +141,9 @@ def _count(count: int) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+
+
+# Expressions, differences and waste in words.
 
 
 _DEPTH = 3

@@ -211,6 +211,9 @@ def _entries(promise: Promise, bucket: Bucket) -> set[str]:
     return {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
 
 
+# Do launches and waits that the user placed by hand stand there: right before an entry's compute?
+
+
 def placing_problems(promise: Promise, passed: Reading) -> Iterator[str]:
     """Launches of ``launch_at``, and waits of ``wait_before``, that do not stand right before the compute they name."""
     for direction in DIRECTIONS:
