@@ -80,6 +80,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
             return
 
 
+# The git repository of a file: its commits, and what is in them. Reads only, and never from the network.
+
+
 # What git sets for its hooks, whose repository, index and folder need not be those of the plan.
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_IMPLICIT_WORK_TREE")
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -210,6 +213,9 @@ def _said(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     wrong = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "it said nothing")
     return wrong.removeprefix("fatal:").removeprefix("error:").strip()
+
+
+# A commit's files in a git worktree of its own, outside the repository, for as long as a block runs.
 
 
 # Checking out runs no hook, asks no server for large files, and takes all folders, whatever the user's own tree leaves out.

@@ -17,9 +17,9 @@ _TEMPORARY = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}" + re.escape(_SUFFIX
 
 
 def write_whole(path: Path, text: str, check: Callable[[], None] = lambda: None) -> bool:
-    """Write `text` (UTF-8) to `path` through a temporary file beside it; False if those bytes are there already.
+    """Write ``text`` (UTF-8) to ``path`` through a temporary file beside it; False if those bytes are there already.
 
-    The file keeps its mode; a new one has what the umask lets be. `check` is called when nothing but the name is left to do:
+    The file keeps its mode; a new one has what the umask lets be. ``check`` is called when nothing but the name is left to do:
     what it raises leaves the file as it is. Raises OSError, and then too the old file is there, and no other.
     """
     import tempfile
@@ -45,7 +45,7 @@ def write_whole(path: Path, text: str, check: Callable[[], None] = lambda: None)
 
 
 def settle(folder: Path) -> None:
-    """Have the names in `folder` outlive a crash of the machine, where its file system can do that."""
+    """Have the names in ``folder`` outlive a crash of the machine, where its file system can do that."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -56,7 +56,7 @@ def settle(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Keep other accepting runs from writing below the folder `root` in the block; a run that dies lets go of it."""
+    """Keep other accepting runs from writing below the folder ``root`` in the block; a run that dies lets go of it."""
     import fcntl
 
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
@@ -69,7 +69,7 @@ def locked(root: Path) -> Iterator[None]:
 
 
 def sweep(files: Iterable[Path]) -> None:
-    """Remove those of `files` that killed runs left; under `locked`, where none is in use."""
+    """Remove those of ``files`` that killed runs left; under ``locked``, where none is in use."""
     for path in files:
         if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def sweep(files: Iterable[Path]) -> None:
 
 
 def files_below(root: Path) -> list[Path]:
-    """Return all that is no folder below `root`, sorted; links are given and not followed, but for `root` itself."""
+    """Return all that is no folder below ``root``, sorted; links are given and not followed, but for ``root`` itself."""
     found = [Path(folder, name) for folder, folders, names in os.walk(root) for name in (*names, *_links(folder, folders))]
     return sorted(found)
 
@@ -88,18 +88,18 @@ def _links(folder: str, folders: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What each file below `root` held when the run began, as digests."""
+    """What each file below ``root`` held when the run began, as digests."""
 
     root: Path
     digests: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, root: Path) -> Snapshot:
-        """Look at all files below `root`, which need not be there."""
+        """Look at all files below ``root``, which need not be there."""
         return cls(root, {path: _state(path) for path in files_below(root)})
 
     def change(self, path: Path) -> str | None:
-        """Say what became of `path` since then, as `was changed`; None if it is as it was."""
+        """Say what became of ``path`` since then, as ``was changed``; None if it is as it was."""
         then, now = self.digests.get(path, ""), _state(path)
         if then == now:
             return None
@@ -116,7 +116,7 @@ def digest(data: bytes) -> str:
 
 
 def _state(path: Path) -> str:
-    """Return what tells one state of the file `path` from another; empty if there is no file."""
+    """Return what tells one state of the file ``path`` from another; empty if there is no file."""
     try:
         if path.is_symlink():
             return f"link to {os.readlink(path)}"
@@ -128,7 +128,7 @@ def _state(path: Path) -> str:
 
 
 def obstacle(path: Path, root: Path) -> str | None:
-    """Say why `path` below `root` must be left as it is, in a sentence: a link, something in the way, read-only; or None."""
+    """Say why ``path`` below ``root`` must be left as it is, in a sentence: a link, in the way, read-only; or None."""
     for one in (path, *path.parents):
         if one == root:
             break
@@ -142,7 +142,7 @@ def obstacle(path: Path, root: Path) -> str | None:
 
 
 def in_the_way(path: Path, root: Path) -> str | None:
-    """Say what stands where the file `path`, or a folder from `root` down to it, belongs, in a sentence; None if nothing."""
+    """Say what stands where the file ``path``, or a folder from ``root`` down to it, belongs, in a sentence; or None."""
     if os.path.isdir(path):
         return f"{path} is a folder, where a golden's file was expected; move it away"
     for folder in path.parents:
@@ -154,7 +154,7 @@ def in_the_way(path: Path, root: Path) -> str | None:
 
 
 def not_written(path: Path, shown: str, error: OSError) -> str:
-    """Say that `path`, called `shown`, was not written because of `error`, and what to do where there is something."""
+    """Say that ``path``, called ``shown``, was not written because of ``error``, and what to do where there is something."""
     way = ""
     if isinstance(error, PermissionError):
         way = f"; make its folder writable first: chmod u+wx {shlex.quote(str(path.parent))}"

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class Progress:
-    """Shows the newest message of a piece of work when nothing else was said for `after_s` seconds.
+    """Shows the newest message of a piece of work when nothing else was said for ``after_s`` seconds.
 
-    `show` takes one line; None: nobody watches, and nothing is started. It is called from a thread of its own, and
-    never after `watching` has ended.
+    ``show`` takes one line; None: nobody watches, and nothing is started. It is called from a thread of its own, and
+    never after ``watching`` has ended.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None, after_s: float = 5.0) -> None:
@@ -22,14 +22,14 @@ class Progress:
         self._open = False
 
     def say(self, message: str) -> None:
-        """Set what is being waited for from now on; outside `watching` nobody hears it."""
+        """Set what is being waited for from now on; outside ``watching`` nobody hears it."""
         with self._news:
             self._message = message
             self._news.notify()
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Watch the work in the block, which `what` names in front of each message."""
+        """Watch the work in the block, which ``what`` names in front of each message."""
         if self._show is None or self._open:
             yield
             return

@@ -21,4 +21,4 @@ class RunSettings:
     accept: str | None = None
     """new, changed, all: which goldens may be written; None: none."""
     log_of: str | None = None
-    """Name of this process's log, if that is all that it leaves below `artifacts`; None: it leaves everything."""
+    """Name of this process's log, if that is all that it leaves below ``artifacts``; None: it leaves everything."""

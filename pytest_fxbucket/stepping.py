@@ -1,4 +1,4 @@
-"""What ranks need to run a captured step over and over: its state to begin with, its batches, and what a step leaves."""
+"""Running a captured step over and over in a rank: its first state, its batches, its graphs, and what each step leaves."""
 
 from __future__ import annotations
 
@@ -125,6 +125,9 @@ def update(state: list[torch.Tensor], results: Sequence[Any], step: Stepping) ->
             tensor.copy_(made[value.role, value.fqn])
         elif value.role == "param" and not has_optimizer and ("grad", value.fqn) in made:
             tensor.add_(made["grad", value.fqn].to(tensor.dtype), alpha=-LEARNING_RATE)
+
+
+# How a rank runs a step over and over: as one graph, or as the three of a step whose work crosses iterations.
 
 
 Key = tuple[str, str]

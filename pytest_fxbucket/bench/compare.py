@@ -125,16 +125,16 @@ class Comparison:
 
 
 def judge(old: Record, new: Record, threshold: float) -> Comparison:
-    """Compare two measurements that are `comparable`; fixed seed, so that the same two give the same answer."""
+    """Compare two measurements that are ``comparable``; fixed seed, so that the same two give the same answer."""
     runs = [(record.samples["bucketed"], record.samples["unbucketed"]) for record in (old, new)]
     then, now = (ratio_of(*run) for run in runs)
     return Comparison(old, new, threshold, then, now, ratio_between(*runs))
 
 
 def verdict_of(what: str, record: Record, threshold: float, storage_folder: Path, rootdir: Path) -> Verdict:
-    """What the item `benchmark` says of `record` beside the stored run that `what` names, as `find` takes it.
+    """What the item ``benchmark`` says of ``record`` beside the stored run that ``what`` names, as ``find`` takes it.
 
-    Failed: slower by more than `threshold` and than noise, with the numbers. Skipped, with what to do: nothing is stored to
+    Failed: slower by more than ``threshold`` and than noise, with the numbers. Skipped, with what to do: nothing is stored to
     compare with, nothing comparable, or a loss that may be noise. Raises BenchmarkError for stored runs that are damaged,
     UsageError for a commit that is unknown.
     """

@@ -1,7 +1,7 @@
 """Runs in the ranks: steps of several variants in turn, or of one variant when it is its side's turn, timed on every rank.
 
 A sample is the slowest rank's time. Ranks that are timed run before everything else on the machine, and their communication
-before their compute (`come_first`). A thread that gloo wakes when a message comes is otherwise let in where the kernel's next
+before their compute (``come_first``). A thread that gloo wakes when a message comes is otherwise let in where the kernel's next
 tick is, up to 4 ms later, behind the rank's own compute or another process: several times what a small collective takes, and
 another time in each step. With real-time priority (sched(7)) a collective of two ranks on two cores took 0.15 ms with 0.33 ms
 at the 95th percentile, and 0.55 with 3.7 ms without. The kernel leaves 5 % to all others.

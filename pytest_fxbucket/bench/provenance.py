@@ -26,9 +26,9 @@ _WORKLOAD = ("model", "graph", "parallel", "step", "optimizer")
 
 
 def commit_of(file: Path, stored: tuple[str, ...] = (".benchmarks", ".fxbucket")) -> tuple[str | None, bool]:
-    """Sha of HEAD in the repository of `file`, and whether files there differ from it; of new ones, code and plans only.
+    """Sha of HEAD in the repository of ``file``, and whether files there differ from it; of new ones, code and plans only.
 
-    (None, False) where there is no repository, no commit yet, or no git. What lies in folders of the names `stored`, at any
+    (None, False) where there is no repository, no commit yet, or no git. What lies in folders of the names ``stored``, at any
     depth, is not looked at: a run that stores its samples would make the next one dirty.
     """
     try:
@@ -45,7 +45,8 @@ def commit_of(file: Path, stored: tuple[str, ...] = (".benchmarks", ".fxbucket")
 def machine_kind(cpuinfo: Path = Path("/proc/cpuinfo"), source: Callable[[], str] = nvidia_smi) -> Machine:
     """System, architecture, model of the CPU, cores that this process may use, names of all GPUs; nothing that names a host.
 
-    `source` gives the text of `nvidia-smi -L`. The CPU is the architecture's where /proc/cpuinfo has no model, as on some ARM.
+    ``source`` gives the text of ``nvidia-smi -L``. The CPU is the architecture's where /proc/cpuinfo has no model, as on some
+    ARM.
     """
     try:
         found = _MODEL.search(cpuinfo.read_text(encoding="utf-8", errors="replace"))

@@ -24,7 +24,7 @@ Sha = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}([0-9a-f]{24})?\Z")]
 
 
 class Machine(TypedDict):
-    """Kind of machine, see `machine_kind`; no name of a host."""
+    """Kind of machine, see ``machine_kind``; no name of a host."""
 
     system: str
     arch: str
@@ -81,7 +81,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
     warmup_rounds: tuple[Annotated[int, Meta(ge=0)], ...]
     is_stable: bool
     has_priority: bool
-    """All ranks ran before everything else on the machine, see `come_first`."""
+    """All ranks ran before everything else on the machine, see ``come_first``."""
     capture_s: Seconds
     pass_s: Seconds
     graphs: Mapping[str, GraphFacts]
@@ -110,16 +110,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
         return self.plan if self.row is None else f"{self.plan}[{self.row}]"
 
     def median_s(self, variant: str) -> float:
-        """Median step of `variant`, in seconds."""
+        """Median step of ``variant``, in seconds."""
         return median(sample for rounds in self.samples[variant] for sample in rounds)
 
     def ratios(self, variant: str = "bucketed") -> list[float]:
-        """Step time of `variant` by the unbucketed one's, round by round."""
+        """Step time of ``variant`` by the unbucketed one's, round by round."""
         sets = zip(self.samples[variant], self.samples["unbucketed"], strict=True)
         return [ours / theirs for pair in sets for ours, theirs in zip(*pair, strict=True)]
 
     def buckets(self, variant: str) -> Sequence[BucketTime]:
-        """Launches of `variant` in order; none where its graph was not kept."""
+        """Launches of ``variant`` in order; none where its graph was not kept."""
         graph = self.graphs.get(variant)
         return graph["buckets"] if graph else ()
 
@@ -130,7 +130,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Record:
-        """Read what `to_dict` gave. Raises BenchmarkError that begins with `where` for another format, or for damage."""
+        """Read what ``to_dict`` gave. Raises BenchmarkError that begins with ``where`` for another format, or for damage."""
         if isinstance(data, dict) and (type(data.get("format")) is not int or data["format"] != FORMAT):  # true equals 1
             raise BenchmarkError(
                 f"{where}: the measurement has format {str(data.get('format'))[:60]} and this version reads {FORMAT}; compare "

@@ -151,7 +151,7 @@ _WORK = 200_000  # samples drawn in all of them, about: what keeps long series q
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A ratio of step times, as a natural logarithm, and the interval that holds it with `confidence`."""
+    """A ratio of step times, as a natural logarithm, and the interval that holds it with ``confidence``."""
 
     log_ratio: float
     low: float
@@ -174,11 +174,11 @@ class Estimate:
         return (self.high - self.low) / 2
 
     def is_slower(self, threshold: float) -> bool:
-        """Whether new is slower by more than `threshold` (0.03: three per cent), and than noise."""
+        """Whether new is slower by more than ``threshold`` (0.03: three per cent), and than noise."""
         return self.log_ratio > math.log1p(threshold) and self.low > 0
 
     def is_faster(self, threshold: float) -> bool:
-        """Whether old is slower than new by more than `threshold`, and than noise."""
+        """Whether old is slower than new by more than ``threshold``, and than noise."""
         return -self.log_ratio > math.log1p(threshold) and self.high < 0
 
     def __str__(self) -> str:
@@ -213,7 +213,7 @@ def ratio_between(
     """log((num_b / den_b) / (num_a / den_a)) of two runs, each (num, den) of variants that took turns.
 
     A change of the machine's speed between the runs cancels out. The runs are resampled independently of each other. Raises
-    BenchmarkError as `ratio_of` does.
+    BenchmarkError as ``ratio_of`` does.
     """
     random = Random(seed)
     a, b = (_Draws(_log_ratios(*run), process_spread) for run in (run_a, run_b))
@@ -237,7 +237,7 @@ class _Draws:
         self.centre = math.fsum(self._means) / len(self._means)
 
     def some(self, random: Random) -> list[float]:
-        """Draw `_RESAMPLES` of them."""
+        """Draw ``_RESAMPLES`` of them."""
         count = len(self._rounds)
         most = _WORK // sum(map(len, self._rounds))
         each = min(max(most, _OF_A_SET[0]), _OF_A_SET[1])
@@ -288,7 +288,7 @@ def _estimate(centre: float, drawn: list[float], confidence: float) -> Estimate:
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
-    """Interpolated between the two nearest; `ordered` ascends."""
+    """Interpolated between the two nearest; ``ordered`` ascends."""
     at = part * (len(ordered) - 1)
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)

@@ -39,8 +39,8 @@ _MOST = 3  # runs that were passed over, or keys of the workload, that are named
 def compared_with(text: str, where: str, base: Path, plan: Path) -> str:
     """What ``--fxbucket-compare`` names, as it is kept: "latest", the absolute path of a file, or a commit as it was named.
 
-    `where` names the option in errors, `base` is the folder of relative paths, `plan` a file of the repository whose commits
-    are meant. Raises FxbucketError, one sentence, for what is neither.
+    ``where`` names the option in errors, ``base`` is the folder of relative paths, ``plan`` a file of the repository whose
+    commits are meant. Raises FxbucketError, one sentence, for what is neither.
     """
     text = text.strip()
     if not text:
@@ -86,10 +86,10 @@ class Found:
 
 
 def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
-    """The stored run of `record`'s plan that `what` names: "latest", an absolute path, or a commit.
+    """The stored run of ``record``'s plan that ``what`` names: "latest", an absolute path, or a commit.
 
     Of several it is one that is comparable, of the same pass, of a clean work tree, and the newest; earlier wishes come first.
-    The order of age is that of the files' numbers in a folder, and of times between folders (`by_age`). `folder` is
+    The order of age is that of the files' numbers in a folder, and of times between folders (``by_age``). ``folder`` is
     pytest-benchmark's storage. Raises BenchmarkError for a file that is damaged or of another version and may hold the run that
     is meant, UsageError for a commit that is unknown.
     """
@@ -103,7 +103,7 @@ def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
 
 
 def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], list[str]]:
-    """All stored runs of the plan of `record`, oldest first, and a sentence for each file that cannot be read."""
+    """All stored runs of the plan of ``record``, oldest first, and a sentence for each file that cannot be read."""
     runs, damaged = _stored(record, folder, rootdir)
     return [run.record for run in by_age(runs, record)], [str(error) for error in damaged.values()]
 
@@ -144,7 +144,7 @@ def _best(runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | N
 def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
     """The runs, oldest first: in a folder by the files' numbers, which ascend whatever clocks say; between folders by time.
 
-    A run counts as no older than those before it in its folder. A time after `record`'s is not believed: such a run counts as
+    A run counts as no older than those before it in its folder. A time after ``record``'s is not believed: such a run counts as
     of the time of the one before it, so that a clock that was wrong does not make it the newest for ever.
     """
     now = datetime.fromisoformat(record.time)
@@ -158,12 +158,12 @@ def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
 
 
 def best(runs: Sequence[StoredRun], record: Record) -> StoredRun | None:
-    """The one to compare `record` with: comparable, of its pass, of a clean work tree, and the newest; earlier wishes first."""
+    """The one to compare ``record`` with: comparable, of its pass, of a clean tree, and the newest; earlier wishes first."""
     return min(reversed(by_age(runs, record)), key=lambda run: _lacks(run, record), default=None)
 
 
 def passed_over(runs: Sequence[StoredRun], chosen: StoredRun, record: Record, rootdir: Path) -> str:
-    """Say which of `runs`, newer than `chosen`, were not taken, and why; "" if there are none."""
+    """Say which of ``runs``, newer than ``chosen``, were not taken, and why; "" if there are none."""
     ordered = by_age(runs, record)
     newer = ordered[: ordered.index(chosen) : -1]
     named = [f"{shown(run.file, rootdir)} ({_why(run, chosen, record)})" for run in newer[:_MOST]]
@@ -175,7 +175,7 @@ def _lacks(run: StoredRun, record: Record) -> tuple[bool, bool, bool]:
 
 
 def _why(run: StoredRun, chosen: StoredRun, record: Record) -> str:
-    """The first wish that `chosen` fulfils and the run does not."""
+    """The first wish that ``chosen`` fulfils and the run does not."""
     reasons = (
         f"not comparable: {'; '.join(comparable(run.record, record))}",
         f"of pass {run.record.pass_name}",
@@ -186,7 +186,7 @@ def _why(run: StoredRun, chosen: StoredRun, record: Record) -> str:
 
 
 def _may_be_meant(file: Path, chosen: StoredRun | None, runs: Sequence[StoredRun], record: Record) -> bool:
-    """Whether a damaged file may hold a run that would be taken instead of `chosen`: a newer one, or one that lacks nothing."""
+    """Whether a damaged file may hold a run to be taken instead of ``chosen``: a newer one, or one that lacks nothing."""
     if chosen is None or any(_lacks(chosen, record)):
         return True
     ordered = by_age(runs, record)
@@ -202,7 +202,7 @@ def _refuse_damage(damaged: Mapping[Path, BenchmarkError]) -> None:
 def comparable(old: Record, new: Record) -> list[str]:
     """Why two measurements may not be compared, a phrase for each reason; empty if they are of one plan, work and machine.
 
-    What the comparison is about may differ: the commit, the pass, `[bucket]` and `[overlap]`; torch and Python may too.
+    What the comparison is about may differ: the commit, the pass, ``[bucket]`` and ``[overlap]``; torch and Python may too.
     """
     reasons = [] if old.title == new.title else [f"another plan: {old.title}, not {new.title}"]
     differences = list(_differences(old.machine, new.machine))
@@ -224,7 +224,7 @@ def _and_more(named: Sequence[object]) -> str:
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """`[model] args.layers was 2 and is 4`, for each value that differs."""
+    """``[model] args.layers was 2 and is 4``, for each value that differs."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         between = "" if not where else " " if where.endswith("]") else "."
         for key in sorted({*old, *new}):
@@ -260,7 +260,7 @@ def _stored(record: Record, folder: Path, rootdir: Path) -> tuple[list[StoredRun
 
 
 def run_files(folder: Path) -> list[Path]:
-    """Stored runs: `NNNN_*.json` in the storage folder and in those of kinds of machines within it, sorted.
+    """Stored runs: ``NNNN_*.json`` in the storage folder and in those of kinds of machines within it, sorted.
 
     What has such a name and is no file, such as a link to nothing, is among them: there was a run once.
     """
@@ -275,7 +275,7 @@ def number_of(file: Path) -> int:
 
 
 def runs_in(file: Path, of: Record, rootdir: Path) -> list[StoredRun]:
-    """The measurements of `of`'s plan in a file of pytest-benchmark's. Raises BenchmarkError, naming the file, for damage."""
+    """The measurements of ``of``'s plan in a file of pytest-benchmark's. Raises BenchmarkError, naming the file, for damage."""
     from pytest_fxbucket.bench.record import Record  # msgspec is needed where a run is read, and not for the option
 
     where = shown(file, rootdir)
@@ -321,12 +321,12 @@ def _may_be(raw: object, of: Record) -> bool:
 
 
 def shown(path: Path, rootdir: Path) -> str:
-    """The path as people write it: from `rootdir` if it lies below."""
+    """The path as people write it: from ``rootdir`` if it lies below."""
     return Path(os.path.relpath(path, rootdir)).as_posix() if path.is_relative_to(rootdir) else str(path)
 
 
 def same_files(repository: Repository, sha: str, folder: Path) -> Callable[[str], bool]:
-    """Whether a commit differs from `sha` in nothing but stored runs below `folder`; False for one that is not there.
+    """Whether a commit differs from ``sha`` in nothing but stored runs below ``folder``; False for one that is not there.
 
     A run is committed after the commit that it measured. What else lies in the folder, such as code, counts.
     """

@@ -28,7 +28,7 @@ REST_STEPS = 1
 
 
 class Turn:
-    """The end of rank 0. `wait` and `done` follow one another until `wait` says that it is over."""
+    """The end of rank 0. ``wait`` and ``done`` follow one another until ``wait`` says that it is over."""
 
     def __init__(self, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -67,7 +67,7 @@ class Seat:
         self.close()
 
     def take(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
-        """Wait until rank 0 sits down; see `turn` for `others`."""
+        """Wait until rank 0 sits down; see ``turn`` for ``others``."""
         while self._connection is None:
             _await(self._listener.fileno(), others, on_other)
             connection, _ = self._listener.accept()
@@ -80,7 +80,7 @@ class Seat:
     def turn(self, steps: int, others: Sequence[int], on_other: Callable[[int], None]) -> list[float]:
         """Have the side run so many timed steps, 1 to MOST_STEPS, and give their seconds.
 
-        `on_other` is called when one of the descriptors `others` can be read, which it cannot while all is well; it is to
+        ``on_other`` is called when one of the descriptors ``others`` can be read, which it cannot while all is well; it is to
         raise. Raises BenchmarkError if it does not and the side is gone.
         """
         assert self._connection is not None
@@ -109,7 +109,7 @@ class Seat:
 
 
 def _await(descriptor: int | None, others: Sequence[int], on_other: Callable[[int], None]) -> None:
-    """Return when `descriptor` can be read, after `on_other` was called for each of `others` that can be.
+    """Return when ``descriptor`` can be read, after ``on_other`` was called for each of ``others`` that can be.
 
     None: when one of the others can be.
     """

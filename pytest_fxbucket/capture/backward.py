@@ -1,4 +1,9 @@
-"""Backward while a step is traced: called inside forward, computed again by checkpoints, dense for embeddings."""
+"""Backward while a step is traced: called inside forward, computed again by checkpoints, dense for embeddings.
+
+A loss that goes backward chunk by chunk calls ``backward()`` within forward: what that leaves in ``.grad`` of leaves is there
+as in eager mode. Gradients of parameters are added to those that are reduced with the last microbatch, as under FSDP2 with
+``set_requires_gradient_sync(False)`` until the last chunk: in the dtype of the reduction, and reduced once.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +88,12 @@ def reached(
                 seen.add(child)
                 queue.append(child)
     return found, leaves
+
+
+# Activation checkpointing while a step is traced: what backward computes again is traced in it, reentrant or not.
+#
+# ``torch.utils.checkpoint`` with ``use_reentrant=True`` runs the module without a graph of its own and starts a second backward
+# within the first, whose gradients no traced function can give. The other form computes the same, by saved tensors.
 
 
 @contextmanager

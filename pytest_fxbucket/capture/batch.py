@@ -1,4 +1,8 @@
-"""A batch: what of it the model and the loss get, in how many parts, and what is a loss."""
+"""A batch: what of it the model and the loss get, in how many parts, and what is a loss.
+
+The model gets what its forward takes: of a tuple the first items, by position, of a dict the keys, by name; ``*args`` and
+``**kwargs`` take all. What is left are targets. ``[model] inputs`` says outright what the model gets.
+"""
 
 from __future__ import annotations
 
@@ -219,6 +223,9 @@ def microbatches(leaves: Sequence[Any], count: int) -> Iterator[list[Any]]:
 def _rows(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
     rows = tensor.shape[0] // count
     return tensor.narrow(0, number * rows, rows)
+
+
+# The loss of a step: the plan's own or the model's, and what is no loss.
 
 
 def own_loss(output: Any, batch: Any) -> Any:

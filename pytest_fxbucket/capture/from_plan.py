@@ -103,6 +103,9 @@ def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable
     return factory, batch, loss
 
 
+# Forward and backward, and the update that follows, as one graph.
+
+
 Key = tuple[str, str]
 """Role and name of an input or output."""
 

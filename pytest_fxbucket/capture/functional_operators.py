@@ -72,6 +72,9 @@ def _candidates(op: OpOverload, is_out: bool) -> Iterator[OpOverload]:
                 yield found
 
 
+# Which dtype an operator gives before it is written into a tensor of another one: in place casts, out of place does not.
+
+
 _known: dict[tuple[Any, ...], list[Any]] = {}
 """By operator and kinds of arguments: asking costs a call, and optimizers ask the same for every parameter."""
 
@@ -153,6 +156,9 @@ def given_back(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[s
         return None
     written = written_values(op, args, kwargs)
     return written[0] if len(op._schema.returns) == 1 else tuple(written)
+
+
+# Where in its memory a node's tensor lies, by its fake value.
 
 
 def same_place(owner: fx.Node, other: fx.Node) -> bool:

@@ -79,6 +79,9 @@ class _Held:
         return fake_twin(self.mode, parameter)
 
 
+# Fake tensors in the places of a module's parameters and buffers, for as long as a step is traced.
+
+
 def fake_twin(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     """A tensor without data like ``real``: a parameter for a parameter, with its attributes and hooks,
     and ``stands_for``, the real one. On meta: on the CPU."""

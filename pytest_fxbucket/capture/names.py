@@ -1,4 +1,9 @@
-"""Gives every traced node its module's FQN and its direction; and modules that entries name, as units."""
+"""Gives every traced node its module's FQN and its direction; and modules that entries name, as units.
+
+Forward nodes are named by hooks while the modules run. Backward nodes are named after the autograd node that makes them: its
+sequence number says during which module's forward it was recorded. The names land in ``node.meta`` under the keys that torch's
+own passes read: ``nn_module_stack`` forward, ``fwd_nn_module_stack`` and ``autograd_backward`` backward.
+"""
 
 from __future__ import annotations
 
@@ -152,6 +157,9 @@ def _autograd_nodes(root: Any) -> list[Any]:
                 seen.add(child)
                 queue.append(child)
     return queue
+
+
+# Modules that entries of the plan name: units, as FSDP2 calls what shares one gather. Each gets its inputs in param_dtype.
 
 
 def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:

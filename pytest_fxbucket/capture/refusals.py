@@ -72,6 +72,9 @@ def _where(node: fx.Node) -> str:
     return f"module {stack[-1]}" if stack[-1] else "the root module or the loss"
 
 
+# Operators that torch refuses to run on the dtypes that they were traced with: fake tensors do not look at them.
+
+
 aten = torch.ops.aten
 
 _ALIKE: dict[torch._ops.OpOverload, Sequence[int]] = {

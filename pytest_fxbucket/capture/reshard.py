@@ -91,6 +91,9 @@ def _clone(graph: fx.Graph, first: dict[fx.Node, fx.Node]) -> None:
                 user.replace_input_with(node, clone)
 
 
+# Which parameters stay gathered from forward to backward, told from the plan and from the step that was traced.
+
+
 @dataclass(frozen=True, slots=True)
 class Resharding:
     """What a plan asks for, and the entry of each planned parameter."""

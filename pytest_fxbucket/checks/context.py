@@ -12,7 +12,8 @@ from pytest_fxbucket.checks.stages import disagreements
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
-from pytest_fxbucket.ranks.backend import ON_GPUS, BackendChoice, choose, this_machine
+from pytest_fxbucket.ranks import backend as backends
+from pytest_fxbucket.ranks.backend import ON_GPUS, BackendChoice, choose
 from pytest_fxbucket.ranks.messages import MAX_RANKS
 from pytest_fxbucket.words import counted
 
@@ -100,7 +101,7 @@ class Context:
             return BackendChoice(None, "back end fake holds no values to compare")
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
             return BackendChoice("gloo")
-        machine = this_machine()
+        machine = backends.this_machine()
         choice = choose(asked, self.plan.run_world, machine)
         if choice.lacking and self.settings.require_gpus:
             raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")

@@ -85,6 +85,9 @@ def refuse_too_large(
         )
 
 
+# Inputs and outputs of a plan's final step, where transformations added or removed state.
+
+
 Values = tuple["Value", ...]
 
 

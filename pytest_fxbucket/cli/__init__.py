@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # as before `| head`; what is still to be flushed when Python ends goes nowhere
+    except BrokenPipeError:  # as before ``| head``; what is still to be flushed when Python ends goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""``fxbucket show`` in a process of its own: on the files of a commit, or where two plans import modules of equal names."""
+"""``fxbucket show`` in a process of its own: on a commit's files, or where two plans import modules of equal names."""
 
 from __future__ import annotations
 
@@ -92,6 +92,9 @@ def _why(status: int, stderr: str) -> str:
         return sentences[-1]
     ended = f"by signal {-status}" if status < 0 else f"with status {status}"
     return f"fxbucket show ended {ended}" + (f": {lines[-1].strip()}" if lines else "")
+
+
+# Where a process runs that is to see the files of a commit, or those of the working tree.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The text of a first plan."""
+"""A first plan: its text, and whether it passes."""
 
 from __future__ import annotations
 
@@ -66,6 +66,9 @@ def _lines(source: PlanSource, bucket: Draft) -> Iterator[str]:
         yield f"unplanned = {to_toml(bucket.unplanned)}  # parameters in no entry share one bucket"
 
 
+# Values as TOML text: the standard library reads TOML and does not write it.
+
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -93,6 +96,9 @@ def from_toml(text: str) -> object:
 
 def _key(key: str) -> str:
     return key if _BARE_KEY.fullmatch(key) else to_toml(key)
+
+
+# Does a first plan pass? Its step is traced, the pass is run and looked at, as pytest would; ranks are not started.
 
 
 _INPUTS: Sequence[tuple[str | int, ...]] = ((0,), ("0.*",))

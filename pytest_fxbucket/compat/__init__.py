@@ -1,1 +1,1 @@
-"""Private parts of torch, a file for each area; each import says which versions have it."""
+"""Private parts of torch, a file for each area; each file, or part of one, says which versions have them."""

@@ -58,8 +58,11 @@ def c10d_functional() -> Any:
     return torch.ops._c10d_functional
 
 
+# TORCH_DISTRIBUTED_DEBUG: at DETAIL torch wraps each new process group, and puts a gloo group of its own beside it.
+
+
 def leave_groups_unwrapped() -> Any:
-    """Have new process groups as they are, at whatever level; returns the level, for `put_back`."""
+    """Have new process groups as they are, at whatever level; returns the level, for ``put_back``."""
     from torch._C import _distributed_c10d as c10d
 
     level = c10d.get_debug_level()
@@ -75,6 +78,9 @@ def put_back(level: Any) -> None:
     c10d.set_debug_level(level)
 
 
+# What DTensor remembers of meshes (``torch._C`` and ``torch.distributed.tensor._redistribute``, in torch 2.11 to 2.15).
+
+
 def forget_meshes() -> None:
     """Make DTensor forget the meshes that it saw.
 
@@ -88,6 +94,9 @@ def forget_meshes() -> None:
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
     torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
+
+
+# Fake process groups (``torch.testing._internal``, in torch 2.11 to 2.15): any rank of any size, no communication.
 
 
 @contextmanager
@@ -138,6 +147,13 @@ def gather_one_by_one() -> None:
 
     library.impl("allgather_into_tensor_coalesced_", each, "CPU", allow_override=True)  # type: ignore[no-untyped-call]  # as above
     _kept.append(library)
+
+
+# Process groups by the name that a graph holds (``torch._C._distributed_c10d``, in torch 2.11 to 2.15).
+#
+# Groups that we make have names of our choice, so that a graph means the same on every rank: torch's are numbers, which depend
+# on the order in which groups were made. A twin is a group of the same ranks as another one, for collectives that are not to
+# queue behind the other group's; its name says whose twin it is.
 
 
 _TWIN = ":gather"

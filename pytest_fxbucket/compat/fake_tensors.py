@@ -28,6 +28,9 @@ def value_of(tensor: torch.Tensor) -> float | int | bool:
         return tensor.item()
 
 
+# Fake tensors, shapes and dtypes without memory: ``torch._subclasses``, in torch 2.11 to 2.15.
+
+
 def fresh_like(fake: FakeTensor) -> FakeTensor:
     """A fake tensor of the same sizes, strides, dtype, device and mode, on a storage of its own; nothing is dispatched."""
     import torch
@@ -35,6 +38,13 @@ def fresh_like(fake: FakeTensor) -> FakeTensor:
     with unseen():
         meta = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
     return FakeTensor(fake.fake_mode, meta, fake.device)
+
+
+# Fake tensors that lie in memory as the CPU's kernels lay them, where torch's do not; in torch 2.11 to 2.15.
+#
+# Some pointwise operators have fake results by a decomposition, which takes operands in another order than the kernel does.
+# While tracing, a reshape becomes a view where strides allow one: by wrong strides the graph then fails on real tensors, or
+# sums in another order than eager mode does.
 
 
 OTHERWISE = frozenset(
@@ -95,6 +105,9 @@ def _dense(shape: Sequence[int], small: torch.Tensor) -> list[int]:
         strides[d] = step
         step *= max(shape[d], 1)
     return strides
+
+
+# Parameters without memory in code that builds a model: ``Module._apply`` and dispatch modes, in torch 2.11 to 2.15.
 
 
 Change = Callable[["nn.Module", str, "torch.Tensor"], "torch.Tensor"]
@@ -179,6 +192,9 @@ def _in_initialiser() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+# Identity of storages (``UntypedStorage._cdata``, in torch 2.11 to 2.15); meta tensors have no data pointer to compare.
 
 
 def storage_key(tensor: torch.Tensor) -> int:

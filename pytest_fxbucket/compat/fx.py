@@ -23,6 +23,9 @@ def made_of(node: fx.Node, by: str) -> Any:
     return NodeSource(node, by, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])
 
 
+# What calling a graph module runs (``torch.fx.GraphModule``, its hooks and its code generator, in torch 2.11 to 2.15).
+
+
 def why_not_its_graph(module: object) -> str:
     """Why calling ``module`` would run something else than its graph, as a clause; empty if it would not."""
     if not isinstance(module, fx.GraphModule):
@@ -38,6 +41,9 @@ def why_not_its_graph(module: object) -> str:
     return ""
 
 
+# Which forward operator a backward operator belongs to: autograd numbers its nodes (torch 2.11 to 2.15).
+
+
 def last_node() -> int:
     """Number of the autograd node that this thread made last: in a dispatch mode, of the operator that is called."""
     return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]  # not in torch's stubs
@@ -47,6 +53,10 @@ def node_at_work() -> int | None:
     """Number of the node whose backward this thread runs; None outside of a backward."""
     node = torch._C._current_autograd_node()
     return int(node._sequence_nr()) if node is not None else None
+
+
+# What tracers say of a graph's inputs: dynamo's source (``Node._dynamo_source``), AOTAutograd's descriptors (``meta["desc"]``,
+# ``torch._functorch._aot_autograd.descriptors``); in torch 2.11 to 2.15. Read by attribute: nothing private is imported.
 
 
 def parameter_named(node: fx.Node) -> str | None:
@@ -80,6 +90,13 @@ def gradients_named(output: fx.Node, count: int) -> list[str | None]:
         return [None] * count
     of: list[Any] = [getattr(one, "grad_of", None) for one in described]
     return [str(one.target) if type(one).__name__ == "ParamAOTInput" else None for one in of]
+
+
+# ``fxbucket::after``: a tensor as it is, once others are computed. It keeps an order of nodes through later compilers.
+#
+# torch's own operator for this, ``control_deps`` (``torch._inductor.fx_passes.control_dependencies``, in torch 2.11 to 2.15),
+# breaks the graph under dynamo and is traced away by AOT autograd, so it only holds what inductor is given directly. A view
+# that is an operator of its own goes through all of them, and none moves its readers before it, or what it reads behind it.
 
 
 # A list, since inductor moves an operator next to its only reader (reorder_for_locality), but never an item of a list.

@@ -31,6 +31,9 @@ def takes_fake_tensors() -> Iterator[None]:
         _foreach_supported_types.remove(FakeTensor)
 
 
+# Whether an operator can run on a device (``torch._C`` of torch 2.11 to 2.15; a CPU build knows it for CUDA in part only).
+
+
 def has_kernel(operator: torch._ops.OpOverload, device_type: str) -> bool:
     """Whether ``operator`` has a kernel for ``cpu``, ``cuda`` or ``meta``, be it one for all devices."""
     import torch
@@ -38,6 +41,9 @@ def has_kernel(operator: torch._ops.OpOverload, device_type: str) -> bool:
     key = {"cpu": "CPU", "cuda": "CUDA", "meta": "Meta"}[device_type]
     name = operator._schema.name + (f".{operator._schema.overload_name}" if operator._schema.overload_name else "")
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key))
+
+
+# ``_grouped_mm`` (``torch._meta_registrations``) traced for CPUs, which multiply any floating dtype; in torch 2.11 to 2.15.
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Modules' private tables, what torch does to every module, and modules that ``torch.compile`` wraps; in torch 2.11 to 2.15."""
+"""Modules' private tables, what torch does to every module, and modules that ``torch.compile`` wraps; in torch 2.11 to 2.15.
+
+``autograd.Function.apply`` is not among the calls that a ``TorchFunctionMode`` sees.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,9 @@ def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> A
     return _apply_to_tensors(change, given)
 
 
+# What torch does to every module and every new tensor, by its private tables (torch 2.11 to 2.15; run on 2.13 only).
+
+
 _TABLES = (
     "_global_buffer_registration_hooks",
     "_global_module_registration_hooks",
@@ -95,6 +101,9 @@ def default_device() -> torch.device | None:
     """The device that torch.set_default_device has set in this thread; None where it was not called."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return context.device if context is not None else None
+
+
+# Modules and functions that torch.compile wraps, run as they are (``torch._dynamo.config``); in torch 2.11 to 2.15.
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -49,7 +49,7 @@ def take_groups() -> Groups:
 
 
 def put_groups(groups: Groups) -> None:
-    """Let `groups` be those of this process, and no others."""
+    """Let ``groups`` be those of this process, and no others."""
     from torch._C._distributed_c10d import _register_process_group, _set_global_rank, _unregister_all_process_groups
     from torch.distributed import distributed_c10d as c10d
 
@@ -74,7 +74,7 @@ def _nothing(name: str) -> Any:
 
 
 def let_python_groups_gather_into_given_tensors() -> None:
-    """Lead the `_out` forms of the functional collectives, which torch gives to a C++ back end only, to Python groups too.
+    """Lead the ``_out`` forms of the functional collectives, which torch gives to a C++ back end only, to Python groups too.
 
     For all of this process, and for good. Idempotent.
     """

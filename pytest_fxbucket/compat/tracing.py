@@ -160,6 +160,9 @@ def autograd_number(grad_fn: Any) -> int:
     return int(grad_fn._sequence_nr())
 
 
+# Work on fake tensors amid a trace, unseen by it: ``torch.utils._python_dispatch``, in torch 2.11 to 2.15.
+
+
 @contextmanager
 def untraced(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Inside, ``fake_mode`` alone is on, and hooks on saved tensors (of checkpointing, say) do not hear of any."""
@@ -173,6 +176,9 @@ def untraced(fake_mode: FakeTensorMode) -> Iterator[None]:
         fake_mode,
     ):
         yield
+
+
+# Selective checkpoints while a step is traced (``torch.utils.checkpoint._VersionWrapper``, in torch 2.11 to 2.15).
 
 
 @contextmanager

@@ -127,6 +127,9 @@ def _body(follower: _Follower, fqn: str, forward: Callable[..., Any], *args: Any
         follower.inside.pop()
 
 
+# Where a reduction's members lie otherwise than in torch's own: round a ring that changes the order of their sums.
+
+
 def moved(reading: GraphAnalysis, units: Mapping[str, Sequence[str]], differing: Collection[str], torchs: str) -> str:
     """A sentence on the first member, in byte order, of the first reduction of a ``differing`` gradient that lies elsewhere.
 

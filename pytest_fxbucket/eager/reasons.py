@@ -1,4 +1,4 @@
-"""Reasons for which torch's own step rounds otherwise than the captured one, by design, and where a model has them."""
+"""Why torch's own step rounds otherwise than the captured one, by design; and what torch has no eager step for."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ def reused_units(model: nn.Module, plan: Plan, call: Callable[[nn.Module], objec
     with torch.enable_grad():  # a loss may go backward within forward
         call(model)
     return frozenset(fqn for fqn, times in counts.items() if times > 1)
+
+
+# What a plan asks for that torch has no eager step for, or none that rounds alike; said before any rank is asked.
 
 
 _MODES = ("fully_shard", "replicate", "hybrid_shard")

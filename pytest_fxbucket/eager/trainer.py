@@ -1,4 +1,4 @@
-"""What takes an eager step: a trainer of the user's own, or the plan's model as torch wraps it."""
+"""What takes an eager step, a trainer of the user's own or the plan's model as torch wraps it; and what each step leaves."""
 
 from __future__ import annotations
 
@@ -78,6 +78,9 @@ class TorchsOwn:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._step.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
+
+
+# Eager steps of a trainer, and what each leaves on this rank.
 
 
 Left = dict[tuple[str, str], Tensor]

@@ -146,6 +146,9 @@ def _add_bias_last(module: nn.Module) -> None:
     module.register_forward_hook(lambda module, given, out: out + module.bias.to_local())
 
 
+# Modules of a plan's entries, as ``fully_shard`` takes them: each entry one unit, and the rest with the root.
+
+
 def units(model: nn.Module, entries: Sequence[ResolvedEntry], left_out: Collection[str] = ()) -> list[list[nn.Module]]:
     """The modules of each of ``entries`` that can be a unit of its own; those named in ``left_out`` are the root's.
 

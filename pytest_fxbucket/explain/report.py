@@ -1,4 +1,4 @@
-"""What people call the buckets of a report."""
+"""A plan through a pass, as data to be told: reports, also of a pass that gives none, and what people call their buckets."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ def labels(buckets: Sequence[BucketReport], registered: Sequence[str]) -> dict[s
     return found
 
 
+# Which reductions feed the updates of which entry, as data.
+
+
 @dataclass(frozen=True, slots=True)
 class Fed:
     """The updates of an entry, or of a module where no entry names its parameters."""
@@ -88,6 +91,9 @@ def fed(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: Mapping[str
         Fed(entry, tuple(fqns), counts[entry], tuple(sorted(names[entry], key=order.__getitem__)))
         for entry, fqns in parameters.items()
     )
+
+
+# The report of a pass that gives none, read off its graph: everything but why.
 
 
 def report_of_reading(
@@ -178,6 +184,9 @@ def _left_alone(bucket: Bucket) -> LeftAlone:
     what = f"{bucket.kind} of {', '.join(fqns) or bucket.node} ({bucket.direction})"
     unnamed = "no entry names its parameter" if fqns else "it carries no parameter and no parameter's gradient"
     return LeftAlone(what, bucket.apart or unnamed, bucket.direction, bucket.kind, fqns)
+
+
+# A plan through a pass, as data to be told: the report of each graph, and which bytes of a launch each member has.
 
 
 @dataclass(frozen=True)

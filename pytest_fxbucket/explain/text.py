@@ -1,4 +1,7 @@
-"""Equal layers as one: rows that differ in nothing but the number of their layer, and so in those of its neighbours."""
+"""What ``fxbucket explain`` prints for people: at most 120 columns, equal layers in one line.
+
+Equal layers are rows that differ in nothing but the number of their layer, and so in those of its neighbours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a parameter is in the bucket that it is in, and not with the others of its entry."""
+"""Why a parameter is in the bucket that it is in, and not with the others of its entry: as data, and in words."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reviewed texts: where they lie, how they are read, and how a new one is accepted."""
+"""Reviewed texts: a schedule as text, read back and compared in words; where texts lie, and how a new one is accepted."""

@@ -1,4 +1,8 @@
-"""Accepting goldens, by one process at the end of a run; and goldens that no plan and no test owns any more."""
+"""Accepting goldens, by one process at the end of a run; and goldens that no plan and no test owns any more.
+
+A worker of pytest-xdist hands its texts to the controller as plain dicts (``{"path": ..., "text": ...}``) on the report of the
+item that gave them, so a worker that dies loses nothing that was reported, and no two processes write.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ MODES = ("new", "changed", "all")
 
 
 def accepts(mode: str | None, path: Path) -> bool:
-    """Say whether accept mode `mode` lets `path` be written: new only if missing, changed only if there, all both."""
+    """Say whether accept mode ``mode`` lets ``path`` be written: new only if missing, changed only if there, all both."""
     return mode == "all" or mode == ("changed" if path.exists() else "new")
 
 
@@ -36,7 +40,7 @@ class AcceptQueue:
     """what was given two texts -> node ids of the tests that gave them, as far as they are known"""
 
     def add(self, path: Path, text: str) -> None:
-        """Queue the whole file `text` that GoldenStore.render gave for `path`; GoldenError if it is damaged."""
+        """Queue the whole file ``text`` that GoldenStore.render gave for ``path``; GoldenError if it is damaged."""
         from pytest_fxbucket.golden.store import parse
 
         parse(text, str(path))
@@ -44,7 +48,7 @@ class AcceptQueue:
             self.clash(path)
 
     def clash(self, path: Path, *tests: str) -> None:
-        """Have neither text of `path` written; `tests` gave them."""
+        """Have neither text of ``path`` written; ``tests`` gave them."""
         self.clashing[path] = self.clashing.get(path) or tests
 
     def extend(self, entries: Iterable[Mapping[str, str]]) -> None:
@@ -59,9 +63,9 @@ class AcceptQueue:
         return entries
 
     def flush(self, mode: str | None, start: Snapshot | None = None) -> Written:
-        """Write what `mode` lets be written, each file whole or not at all, in path order, and forget it.
+        """Write what ``mode`` lets be written, each file whole or not at all, in path order, and forget it.
 
-        What is not on disk as it was at the `start` of the run is somebody else's work, and left alone.
+        What is not on disk as it was at the ``start`` of the run is somebody else's work, and left alone.
         """
         errors = [
             f"{path} was given {two_texts(tests)}, so neither is written; {_way_out(tests)}"
@@ -96,7 +100,7 @@ def two_texts(tests: Sequence[str]) -> str:
 
 
 def is_one_parametrized(tests: Sequence[str]) -> bool:
-    """Say whether `tests` are cases of one parametrized test."""
+    """Say whether ``tests`` are cases of one parametrized test."""
     return len({*tests}) > 1 == len({test.partition("[")[0] for test in tests})
 
 
@@ -138,6 +142,9 @@ def _holds(path: Path, text: str) -> bool:
     return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
 
 
+# Whose goldens lie on disk: those that no plan and no test owns any more are found, and removed where that is asked for.
+
+
 @dataclass(frozen=True, slots=True)
 class Orphan:
     """A golden that nobody owns, and what is missing, as a clause."""
@@ -167,7 +174,7 @@ class Removed:
 class Owners:
     """Finds the owners of goldens on disk, as plan files and test files say.
 
-    `has_run_whole` says whether every test of a test file ran to its end in this run: a golden of that file that none of them
+    ``has_run_whole`` says whether every test of a test file ran to its end in this run: a golden of that file that none of them
     asked for is then nobody's. A file that was run in part, or not, owns all the goldens in its folder.
     """
 
@@ -188,7 +195,7 @@ class Owners:
         return Found(tuple(orphans), has_seen_all)
 
     def _lacking(self, golden: Path) -> str | None:
-        """Return why nobody owns `golden`; None if somebody does."""
+        """Return why nobody owns ``golden``; None if somebody does."""
         reasons = list(self._of_plans(golden))
         if None in reasons:
             return None
@@ -229,13 +236,13 @@ class Owners:
 
 
 def goldens_below(root: Path) -> list[Path]:
-    """Return the files below `root` whose first line is that of a golden this version can read or once could."""
+    """Return the files below ``root`` whose first line is that of a golden this version can read or once could."""
     files = (path for path in files_below(root) if path.suffix == ".txt" and not path.is_symlink())
     return [path for path in files if (number := format_of(path)) is not None and number <= FORMAT]
 
 
 def prune(orphans: Iterable[Orphan], start: Snapshot) -> Removed:
-    """Remove `orphans`, and folders that this leaves empty; what is not as it was at the `start` of the run stays."""
+    """Remove ``orphans``, and folders that this leaves empty; what is not as it was at the ``start`` of the run stays."""
     paths: list[Path] = []
     errors = []
     if not start.root.is_dir():
@@ -258,7 +265,7 @@ def prune(orphans: Iterable[Orphan], start: Snapshot) -> Removed:
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
-    """Remove `folder` and those around it, up to `root`, as far as they are empty."""
+    """Remove ``folder`` and those around it, up to ``root``, as far as they are empty."""
     with contextlib.suppress(OSError):  # not empty
         while folder != root:
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""What became of buckets, in words: members, dtype, group, reduction, bytes, layout."""
+"""What changed between two goldens, in words: mesh and graphs, buckets and all that is said of them, then events."""
 
 from __future__ import annotations
 
@@ -179,6 +179,9 @@ def _padding(bucket: ReadBucket) -> str:
 def _count(bucket: ReadBucket) -> str:
     count = len(carried(bucket))
     return f"{count} member{'s' * (count != 1)}"
+
+
+# What changed between two goldens, in words: first the mesh and the graphs, then buckets, then launches, waits and updates.
 
 
 def changes(old: str, new: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""What became of launches, waits and updates, in words: gone, new, moved past what, swapped, no longer hidden by what."""
+"""What became of launches, waits and updates, in words: gone, new, moved past what, swapped, no longer hidden by what.
+
+What kept its order is the heaviest increasing subsequence (Fredman 1975, with a Fenwick tree of maxima).
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,9 @@ def kept(places: Sequence[int], weights: Sequence[int]) -> set[int]:
         found.add(index)
         index = before[index]
     return found
+
+
+# Launches and waits that moved into the compute of an entry, out of it, or within it.
 
 
 PART = re.compile(r" \((\d+) of \d+\)$")
@@ -87,6 +93,9 @@ def _parts(events: Events) -> Iterator[tuple[str, str, str]]:
 def plain(event: str) -> str:
     """An event without which of its name it is."""
     return _AGAIN.sub("", event)
+
+
+# Updates that moved from one section to another: out of the optimizer's into the backward, say.
 
 
 Sections = Mapping[str, Sequence[str]]

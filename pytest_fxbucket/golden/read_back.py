@@ -118,6 +118,9 @@ def pair(member: str) -> tuple[str, str]:
     return (match["fqn"], match["size"]) if match else (member, "")
 
 
+# Which bucket of one schedule is which of another: by what they carry first, then by name.
+
+
 @dataclass(frozen=True, slots=True)
 class Paired:
     """Buckets of two schedules; each is in one of the three."""

@@ -223,6 +223,13 @@ def _named_dtype(dtype: object) -> str:
     return str(dtype).removeprefix("torch.") if dtype is not None else "several"
 
 
+# In which section of a schedule each event stands: forward, backward, optimizer; with microbatches forward #2 and so on.
+#
+# A section is where its direction computes; another round of them begins with forward compute behind that of backward. What an
+# optimizer does before all gradients are reduced stands in the backward. What is done for the call before has no section of its
+# own, unless there is nothing else.
+
+
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "optimizer")
 _NAME = re.compile(rf"({'|'.join(DIRECTIONS)})(?: #(\d+))?")
 

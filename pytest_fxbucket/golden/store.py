@@ -20,15 +20,15 @@ CONFLICT = re.compile(r"^(<{7} |={7}$|>{7} |\|{7} )", re.MULTILINE)
 
 
 def render(body: str) -> str:
-    """Return the whole text of a golden file for `body`: header, body, and a footer with the body's digest."""
+    """Return the whole text of a golden file for ``body``: header, body, and a footer with the body's digest."""
     body = body if body.endswith("\n") else body + "\n"
     return f"{HEADER}{FORMAT}\n{body}{FOOTER}{_digest(body)}\n"
 
 
 def parse(text: str, where: str) -> str:
-    """Return the body of a golden file's whole `text`.
+    """Return the body of a golden file's whole ``text``.
 
-    Raises GoldenError, one sentence that begins with `where`: conflict markers, another format, cut short, or edited.
+    Raises GoldenError, one sentence that begins with ``where``: conflict markers, another format, cut short, or edited.
     """
     if CONFLICT.search(text):
         raise GoldenError(f"{where} has merge conflict markers; settle the merge and accept it again")
@@ -67,7 +67,7 @@ def _newer(number: int, where: str) -> GoldenError:
 
 
 def format_of(path: Path) -> int | None:
-    """Return the format that the first line of the file at `path` names; None if it is no golden's, or no file."""
+    """Return the format that the first line of the file at ``path`` names; None if it is no golden's, or no file."""
     try:
         with path.open("rb") as file:
             found = re.fullmatch(HEADER.encode() + rb"(\d{1,9})\r?\n", file.readline(len(HEADER) + 12))
@@ -77,7 +77,7 @@ def format_of(path: Path) -> int | None:
 
 
 def check_not_newer(path: Path) -> None:
-    """Raise GoldenError if the golden at `path` has a format that is yet to come, which must not be replaced by an old one."""
+    """Raise GoldenError if the golden at ``path`` has a format that is yet to come: no old one may replace it."""
     number = format_of(path)
     if number is not None and number > FORMAT:
         raise _newer(number, str(path))
@@ -101,7 +101,7 @@ def _behind_footer(rest: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GoldenStore:
-    """The golden files below `root`, named by plan path from `rootdir` and matrix id.
+    """The golden files below ``root``, named by plan path from ``rootdir`` and matrix id.
 
     >>> store = GoldenStore(Path("/project/golden"), Path("/project"))
     >>> store.path_for(Path("/project/fixtures/plans/llama.toml"), "fp32").as_posix()
@@ -114,7 +114,7 @@ class GoldenStore:
     """Arguments of pytest that run the test whose goldens these are; empty: they are plans'."""
 
     def path_for_test(self, file: Path, name: str) -> Path:
-        """Return the golden `name` of the tests in `file`; GoldenError if outside rootdir, or if a plan owns that file too."""
+        """Return the golden ``name`` of the tests in ``file``; GoldenError outside rootdir, or if a plan owns that file too."""
         if not file.is_relative_to(self.rootdir):
             raise GoldenError(f"{file} has no goldens: it lies outside rootdir {self.rootdir}; move it below")
         golden = self.root / file.relative_to(self.rootdir).with_suffix("") / f"{name}.txt"
@@ -132,7 +132,7 @@ class GoldenStore:
         return golden
 
     def read(self, path: Path) -> str:
-        """Return the body of the golden at `path`; GoldenError, one sentence, if it is missing or damaged."""
+        """Return the body of the golden at ``path``; GoldenError, one sentence, if it is missing or damaged."""
         where = self.shown(path)
         try:
             text = path.read_bytes().decode("utf-8")
@@ -158,7 +158,7 @@ class GoldenStore:
         return f"{where} cannot be read: {error.strerror or error}{way}"
 
     def accept_command(self, path: Path, mode: str = "changed") -> str:
-        """Return the command, run from rootdir, that accepts the golden at `path`; `mode` is new, changed or all."""
+        """Return the command, run from rootdir, that accepts the golden at ``path``; ``mode`` is new, changed or all."""
         if self.test:
             return shlex.join(["pytest", *self.test, f"--fxbucket-accept={mode}"])
         plan, row = next(iter(self._owners(path)), (None, None))
@@ -197,7 +197,7 @@ class GoldenStore:
         return self.root / below.with_name(name)
 
     def _owners(self, golden: Path) -> Iterator[tuple[Path, str | None]]:
-        """Yield each (plan file, matrix id) on disk whose golden is `golden`, the shortest file name first.
+        """Yield each (plan file, matrix id) on disk whose golden is ``golden``, the shortest file name first.
 
         ``a.b.txt`` belongs to row ``b`` of ``a.toml`` and to ``a.b.toml``: a property of the files, so it is found
         whichever of the two is run.
@@ -207,18 +207,18 @@ class GoldenStore:
                 yield plan, row
 
     def candidates(self, golden: Path) -> Iterator[tuple[Path, str | None]]:
-        """Yield each (plan file, matrix id) that `golden` could belong to, on disk or not, the shortest file name first."""
+        """Yield each (plan file, matrix id) that ``golden`` could belong to, on disk or not, the shortest file name first."""
         parts = golden.name.removesuffix(".txt").split(".")
         folder = self.source_folder(golden)
         for cut in range(1, len(parts) + 1):
             yield folder / (".".join(parts[:cut]) + ".toml"), ".".join(parts[cut:]) or None
 
     def source_folder(self, golden: Path) -> Path:
-        """Return the folder below rootdir that the folder of `golden` stands for: that of its plan."""
+        """Return the folder below rootdir that the folder of ``golden`` stands for: that of its plan."""
         return self.rootdir / golden.relative_to(self.root).parent
 
     def shown(self, path: Path) -> str:
-        """Return `path` as people read it: from rootdir if it lies below."""
+        """Return ``path`` as people read it: from rootdir if it lies below."""
         return path.relative_to(self.rootdir).as_posix() if path.is_relative_to(self.rootdir) else str(path)
 
 

@@ -1,4 +1,8 @@
-"""A schedule as text that a person reviews and a machine reads back: lines that repeat but for an index are one block."""
+"""A schedule as text that a person reviews and a machine reads back: lines that repeat but for an index are one block.
+
+``repeat 30 times, i = 1 ... 30`` stands over a block with ``layers.{i}`` and ``layers.{i+1}`` in it; ``0 ... 60 by 2`` counts
+by two, ``30 ... 1`` down. A number that stays the same in all of them, as in ``layers.{i}.mlp.0``, stays a number.
+"""
 
 from __future__ import annotations
 
@@ -197,6 +201,11 @@ def _relative(line: _Line, moves: Sequence[int], first: int, letter: str) -> str
     return "".join(word + place for word, place in zip(line.words, [*places, ""], strict=True))
 
 
+# Blocks of lines that are alike but for one index, wherever they stand: written once, with the indices that they have.
+#
+# ``layers.{i}, i = 0 ... 59, 61 ... 125`` stands over what those layers have in common, and layer 60 has a block of its own.
+
+
 Block = tuple[str, ...]
 """Lines; the first is a heading, a name with indices in it or without."""
 
@@ -255,6 +264,13 @@ def _relatives(block: Block) -> Iterator[tuple[Block, int]]:
 
 def _place(stem: str, number: int, found: re.Match[str]) -> str:
     return stem + place_text(int(found[1]) - number)
+
+
+# A schedule as text that a person can review and a machine can read back.
+#
+# First one line an event, in order, of each direction, and of each microbatch; then what each entry's launches carry, in byte
+# order. What a launch carries is said once, below, and not with each event: so a change of it is a change in one place. No name
+# of a node or process group, no rank, path or address; layers that are alike are folded.
 
 
 def schedule_lines(schedule: Schedule, *, folded: bool = True) -> list[str]:

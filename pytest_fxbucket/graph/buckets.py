@@ -43,6 +43,9 @@ class Member:
         return self.numel * self.dtype.itemsize
 
 
+# What is read off a graph: its launches with their members, and the compute that uses what they bring. Plain data.
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """One launch as the graph has it. Positions count the graph's nodes."""
@@ -130,6 +133,12 @@ class GraphAnalysis:
         return frozenset(self.order.nodes[where].name for where in self.updating) if self.order is not None else frozenset()
 
 
+# Who reads what of a parameter, a state or a buffer that the graph writes in place: the old value or the new one.
+#
+# An all-gather reads its input until its wait, unless it sends a copy. A launch is known by what it gathers, compute by the
+# name of its node: passes give packs and launches other names.
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """One reader of an input that is written in place."""
@@ -188,6 +197,9 @@ def _names(reader: fx.Node, direction: Mapping[str, str]) -> list[str]:
 
 def _goes_on(node: fx.Node) -> bool:
     return node.op == "call_function" and moves_data(node) and not collectives.is_wait(node)
+
+
+# How many gathered bytes are alive at each place of a schedule: from a member's launch to its last reader.
 
 
 Lives = list[tuple[int, int, int]]

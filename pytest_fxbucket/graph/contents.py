@@ -261,6 +261,9 @@ def _without(content: Runs, starts: Sequence[int], length: int) -> Iterator[Byte
             yield one.part(begin, one.end, begin)
 
 
+# What every storage of a graph holds, and copies between views of storages.
+
+
 MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
 """How much of a number each floating dtype keeps; other dtypes lose nothing that is followed here."""
 

@@ -138,6 +138,13 @@ class Gradients:
         return f"{source.node.target} ({source.node.name})" if source is not None else ""
 
 
+# Gradients that a model's own movement of data ends in: joined from pieces, sliced, expanded, permuted, before they are sent.
+#
+# Backward of a weight that is read in chunks, or summed, gives such. What is sent then begins where the gradient is whole: a
+# pack reads it there, and what is done before is the model's, as compute is. Which nodes those are is read off the graph that a
+# pass is given, where each launch sends one gradient; in the graph that comes out they are known by their names.
+
+
 _CASTS = ("aten::_to_copy", "prims::convert_element_type")
 
 
@@ -161,6 +168,9 @@ def _gradient(launch: fx.Node) -> Iterator[fx.Node]:
     while operator_name(node) in _CASTS:
         (node,) = node.all_input_nodes
     yield node
+
+
+# What a gradient that is reduced was added up from: the backward of each microbatch makes a part of it.
 
 
 _SCALES = ("mul", "div")

@@ -50,6 +50,9 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
     return {launch: Needs(blocked[i], needed[i] if needed[i] < end else None) for launch, i in at.items()}
 
 
+# Which launches no pass may merge with others, and why: read from the graph before the pass.
+
+
 _FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
 _IN_PLACE = ("all_reduce_", "all_reduce_coalesced_")
 

@@ -137,6 +137,9 @@ def _attribute(node: fx.Node) -> object:
     return found
 
 
+# The storage under a node, as far as the graph's operators tell.
+
+
 _PARTED = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::tensor_split", "aten::unbind")
 """What the names of operators begin with whose results have no element in common, be they views or copies."""
 

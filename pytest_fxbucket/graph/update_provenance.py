@@ -1,4 +1,10 @@
-"""What each updated parameter and state is made of: reductions with what made their gradients, and the inputs that feed it."""
+"""What each updated parameter and state is made of: reductions with what made their gradients, and the inputs that feed it.
+
+Operators on lists (foreach, fused) are told apart by place: the third result is made of what stands third in each list. A
+gradient of which only a number went in, a norm to clip by say, is told from one that went in element by element: with a norm
+over all gradients every parameter is made of the norms of all, and still of its own gradient alone. Sets are bits of one
+number: a gradient has two of them, side by side.
+"""
 
 from __future__ import annotations
 
@@ -207,6 +213,11 @@ def _ones(bits: int) -> Iterator[int]:
         low = bits & -bits
         yield low.bit_length() - 1
         bits ^= low
+
+
+# The reductions of a graph: whose gradients each brings, and what made those gradients.
+#
+# A gradient is known by the output that returns it; where the step returns none, by the parameter that is updated with it.
 
 
 @dataclass(frozen=True, slots=True)

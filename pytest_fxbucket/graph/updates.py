@@ -133,6 +133,9 @@ def is_scalar(launch: fx.Node) -> bool:
     return all(value is not None and hasattr(value, "numel") and value.numel() == 1 for value in values)
 
 
+# How early nodes of the optimizer could stand: right behind the last node that each needs and that is not the optimizer's.
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What a node of the optimizer waits for."""

@@ -52,6 +52,9 @@ def _fits(part: str) -> Callable[[str], bool]:
     return lambda name: pattern.match(name) is not None
 
 
+# What to say of a module that a graph does not have: put together when somebody reads it, which ``hasattr`` never does.
+
+
 class MissingModuleError(NoModuleError):
     """The module ``asked``, a name or an index, that the module ``number`` of ``tree`` does not have."""
 
@@ -85,6 +88,9 @@ class NoIndexError(MissingModuleError, IndexError):
 
 class NoAttributeError(MissingModuleError, AttributeError):
     """Asked for as an attribute."""
+
+
+# Nodes of a module by direction and kind.
 
 
 KINDS = ("compute", "wait", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "other")

@@ -196,6 +196,9 @@ def _made(
     return fx.GraphModule(graph.owning_module or torch.nn.Module(), made, "SubGraph")
 
 
+# Whether some nodes of a graph can run by themselves for all that is written in place.
+
+
 @dataclass(slots=True)
 class _Storage:
     """How some nodes of a graph meet one storage."""

@@ -175,6 +175,11 @@ def _holds_floats(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
+# The modules of a graph as flat tables: names, classes, children, and which nodes ran in each.
+#
+# Tables instead of objects that hold each other: copying, pickling and printing a tree of any depth needs no recursion.
+
+
 UNKNOWN = "Module"
 """Class of a module that no node's stack names, as of a ModuleList: such are never called."""
 _NO_CALLS = ("placeholder", "get_attr", "output")

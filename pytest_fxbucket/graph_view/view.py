@@ -274,6 +274,9 @@ class GraphView:
         return self._tree.graph
 
 
+# A module tree as ``print(model)`` shows one: classes nested, with counts, equal neighbours by number folded into one.
+
+
 def tree_text(tree: Tree, number: int) -> str:
     """The module ``number`` and all below it; lines as ``torch.nn.Module.__repr__`` and ``torch.nn.ModuleList`` write them."""
     alike = _alike(tree, number)

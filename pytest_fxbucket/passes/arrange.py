@@ -113,6 +113,12 @@ def _may_move(node: fx.Node) -> bool:
     return not (does.writes or does.everything or does.random or does.chained or does.barrier)
 
 
+# Buckets that are each free of dependence can still wait for each other in a circle (a1 before b1, b2 before a2).
+#
+# The strongly connected components of the graph with every bucket drawn together to one launch and one wait are those circles
+# (R. E. Tarjan, Depth-first search and linear graph algorithms, 1972). Only buckets that lie on one are split.
+
+
 Group = tuple["Target", ...]
 Edges = Mapping[int, Collection[int]]
 """For each item the items that it depends on."""

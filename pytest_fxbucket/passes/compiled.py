@@ -199,6 +199,9 @@ def _before_backward(results: object, do: Callable[[], None]) -> None:
             function.register_prehook(lambda _: do())
 
 
+# The pass's options as keyword arguments: the keys of a plan file's ``[bucket]`` and ``[overlap]``, read by the same rules.
+
+
 class BucketingOptions(TypedDict, total=False):
     """Each as the key of its name in a plan file, with the same default; but ``unplanned`` is "allow"."""
 
@@ -242,6 +245,9 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
 
 def _known(names: set[str]) -> str:
     return f"; known are {', '.join(sorted(names))}"
+
+
+# Breaks operators down to those that a compiler has code for: behind its own decompositions, nobody else does.
 
 
 def decompose(graph: fx.Graph, nodes: Iterable[fx.Node], table: Mapping[Any, Any]) -> None:

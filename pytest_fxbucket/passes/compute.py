@@ -1,4 +1,4 @@
-"""Where the compute of an entry starts: the first node that reads what its all-gathers brought, or makes its gradients."""
+"""Where the compute of an entry starts: what first reads its gathers or makes its gradients; what each bucket hides behind."""
 
 from __future__ import annotations
 
@@ -117,6 +117,9 @@ def makers_of(launches: Sequence[fx.Node]) -> Iterable[fx.Node]:
 
 def _passes_on(node: fx.Node) -> bool:
     return node.op == "call_function" and not computes(node)
+
+
+# What each bucket hides behind: the compute that stands between its launch and its wait in the graph that comes out.
 
 
 Labels = list[tuple["fx.Node", str]]

@@ -206,6 +206,12 @@ def _circle(others: Sequence[Group]) -> tuple[SplitReason, ...]:
     return (SplitReason("circle", "", tuple(sorted(dict.fromkeys(names)))),) if others else ()
 
 
+# Parts a bucket so that no member needs another member's result, in as few parts as possible.
+#
+# One walk: each node knows the parts (as bits of one number) that it depends on; a member joins the first part of its bucket
+# that it does not depend on, so the parts are as many as the longest chain of members.
+
+
 Leveled = list[tuple[Group, tuple[SplitReason, ...]]]
 """Parts of one bucket, and why it was parted; nothing if it was not."""
 

@@ -117,6 +117,9 @@ def _meta_of(buckets: Iterable[Merged]) -> dict[fx.Node, dict[str, Any]]:
     return {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
 
 
+# What our pass says of a graph: looked at before anything moves, and again when all is done.
+
+
 @dataclass(frozen=True, slots=True)
 class Before:
     """What of a graph cannot be told any more when its launches are merged."""
@@ -189,6 +192,11 @@ def _report(bucket: Merged, splits: tuple[SplitReason, ...], behind: Overlapped,
         overlaps=behind.of,
         updates=updates if first.kind in REDUCTIONS else (),
     )
+
+
+# All-gathers on a process group of their own, so that they do not queue behind the reductions of their group.
+#
+# The graph names the twin of the group: the same ranks under another name. Ranks make it before they run the graph.
 
 
 def on_own_group(launches: Iterable[fx.Node]) -> None:

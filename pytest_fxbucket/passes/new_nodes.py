@@ -95,6 +95,12 @@ def _kind(value: object) -> str:
     return "no value" if value is None else f"a {type(value).__name__}"
 
 
+# What a new node holds (``meta["val"]``), as a fake tensor.
+#
+# Calling an operator under a fake mode costs some hundred microseconds. For the operators that packs are made of, and sizes
+# that are numbers, the value is put together by hand; everything else is called.
+
+
 def value_of(mode: FakeTensorMode, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What ``target`` gives for arguments that hold fake tensors; raises :class:`PassError` if it cannot be called on them."""
     if target is getitem and isinstance(args[0], (list, tuple)):
@@ -195,6 +201,9 @@ def _cast(mode: FakeTensorMode, value: FakeTensor, dtype: torch.dtype) -> FakeTe
     return fresh(mode, value.shape, dtype, value.device) if value.is_contiguous() else None
 
 
+# Makes new nodes with their metadata and fake values, and arithmetic on sizes that may be symbolic.
+
+
 _QUICK: dict[str, Callable[..., Any]] = {
     "aten.cat.default": _joined,
     "aten.clone.default": _cloned,
@@ -289,6 +298,12 @@ def _value(argument: Any) -> Any:
     if isinstance(argument, torch.fx.Node):
         return argument.meta["val"]
     return [_value(item) for item in argument] if isinstance(argument, (list, tuple)) else argument
+
+
+# What the nodes that the pass makes say of themselves: the entry, and all that went into them.
+#
+# Readers of graphs look for a node's module and line of code under keys of torch's that have room for one: there stand those of
+# the first member that has any, as torch's own bucketing does it. Those of all members are beside them, in lists.
 
 
 ENTRY, SOURCES, LAUNCHES = "fxbucket_entry", "fxbucket_sources", "fxbucket_launches"

@@ -146,6 +146,9 @@ def _words(value: FakeTensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
+# Casts that every member passes before its launch: one cast of the packed tensor does the same, element by element.
+
+
 @dataclass(frozen=True, slots=True)
 class Folded:
     """The casts of a bucket's members."""
@@ -207,6 +210,9 @@ def _is_plain(node: fx.Node, name: str, value: Any) -> bool:
 
 def _source(node: fx.Node) -> torch.Tensor:
     return fake_value(node.all_input_nodes[0])
+
+
+# Which results must lie in a storage of their own, because somebody asks where they lie in it.
 
 
 _READERS = frozenset(

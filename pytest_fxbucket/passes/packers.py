@@ -1,4 +1,23 @@
-"""How the members of a bucket become one tensor, and what arrives becomes members again: the packers, by name."""
+"""How the members of a bucket become one tensor, and what arrives becomes members again: the packers, by name.
+
+A packer is a callable ``packer(make, bucket) -> (packed, unpack)``. With ``make``, a
+:class:`~pytest_fxbucket.passes.new_nodes.Maker`, it makes the nodes of the pack and gives ``packed``, what the launch sends;
+``unpack(arrived)`` makes the nodes behind the launch's wait and gives one result for each input, contiguous and of the shape
+that ``bucket.shapes`` says. What arrives is what the functional collective gives: for an all-gather the ranks' ``packed`` one
+behind the other along dimension 0, for a reduce-scatter this rank's part of it, for an all-reduce a tensor like it. A graph
+must be the same on every rank, so a packer is not told the rank. For example::
+
+    def joined(make, bucket):
+        parts = [make(aten.reshape.default, tensor, [-1]) for tensor in bucket.inputs]
+
+        def unpack(arrived):
+            rows = make(aten.view.default, arrived, [bucket.ranks, -1])
+            pieces = make(aten.split_with_sizes_copy.default, rows, list(bucket.numels), 1)
+            parts = [make(getitem, pieces, i) for i in range(len(bucket.inputs))]
+            return [make(aten.view.default, part, list(shape)) for part, shape in zip(parts, bucket.shapes)]
+
+        return make(aten.cat.default, parts), unpack
+"""
 
 from __future__ import annotations
 
@@ -25,6 +44,17 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _BYTE = torch.uint8
+
+
+# The packer that needs no rank, no operator of its own, and none that a later compiler has no code for.
+#
+# All-gather: shards one behind the other; what arrives is a matrix of shape (ranks, elements of a rank) whose columns are cut
+# into members, each in a storage of its own. Reduce-scatter: gradients, each seen as a matrix of shape (ranks, elements of its
+# piece), side by side; the piece that arrives is cut into members. All-reduce: gradients one behind the other. Members of
+# several dtypes are gathered as bytes, each beginning at a multiple of the largest element, with zeros between them.
+#
+# Packs are ``cat`` of reshaped members, unpacks views and clones: inductor breaks down what does more at once
+# (``flatten_dense_tensors``, ``_chunk_cat``, ``split_with_sizes_copy``, ``new_zeros``) before it asks anybody's pass.
 
 
 def pack(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:

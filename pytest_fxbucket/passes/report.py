@@ -1,4 +1,4 @@
-"""What a pass says it did. Checks never believe it; people read it."""
+"""What a pass says it did, and why buckets are apart. Checks never believe it; people read it."""
 
 from __future__ import annotations
 

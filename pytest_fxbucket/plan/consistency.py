@@ -95,6 +95,9 @@ def _by_size(plan: Plan, where: str) -> None:
             raise PlanError(f"{where}: [overlap] {key} names entries, and {by} makes none; use prefetch and defer_reduce")
 
 
+# Keys of ``[parallel]`` and ``[run] world`` that contradict each other.
+
+
 _DEGREES = {"fully_shard": ("dp_shard",), "replicate": ("dp_replicate",), "hybrid_shard": ("dp_replicate", "dp_shard")}
 _MODE_WITH = {"dp_shard": "fully_shard", "dp_replicate": "replicate"}
 _AT_ONE = {"dp_shard": "leaves nothing to shard", "dp_replicate": "leaves one copy"}
@@ -183,6 +186,9 @@ def _expert_parallel(mesh: Parallel, run_shard: int, inside: str) -> None:
             )
 
 
+# Keys of ``[step]`` and ``[optimizer]`` that contradict each other, or that would be read and ignored.
+
+
 def agree_on_step(plan: Plan, where: str) -> None:
     """Raise PlanError, one sentence that begins with ``where``, for keys that cannot stand together."""
     _of_overrides(plan, where)
@@ -245,6 +251,9 @@ def _of_a_graph(plan: Plan, where: str) -> None:
         raise PlanError(f"{where}: {found} is for a [model] that is to be traced; leave it out beside [graph]")
 
 
+# Keys of ``[[transform]]`` that contradict each other or other tables.
+
+
 def agree_on_transforms(plan: Plan, where: str) -> None:
     """Raise PlanError, one sentence that begins with ``where``, for keys that cannot stand together."""
     _passes(plan, where)
@@ -298,6 +307,9 @@ def _merged_again(plan: Plan, where: str) -> None:
                 "until backward, where [parallel] reshard_after_forward = true gathers it again; use again = "
                 '"microbatches", or set reshard_after_forward to false'
             )
+
+
+# A mesh with more ranks than can be run: said before anything is traced.
 
 
 _SMALL = {"dp_replicate": 2, "dp_shard": 4}

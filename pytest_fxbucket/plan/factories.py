@@ -58,6 +58,9 @@ def _why_not(module_name: str, error: BaseException) -> str:
     return f'importing "{module_name}" raised {named(error)}'
 
 
+# A module is imported once for all plans that name it; what its import left in the process is there for each of them.
+
+
 @dataclass(slots=True)
 class _Left:
     """What the import of a module changed, so that it can be had again once it was put back."""

@@ -105,6 +105,9 @@ def _says(circle: Sequence[str]) -> str:
     return f"the pairs form a circle, {ring}; each would have to come before the next, so take one out"
 
 
+# ``[parallel] reshard_after_forward``: which entries' parameters are gathered again in backward.
+
+
 Asked = bool | Mapping[str, bool] | None
 """For all entries, by selector of entries, or (None, and entries that no selector names) as FSDP2 has it by default."""
 
@@ -169,6 +172,9 @@ def _matches(pattern: str, name: str) -> bool:
     return len(parts) == len(own) and all(a in ("*", b) for a, b in zip(parts, own, strict=True))
 
 
+# ``[parallel] tp_plan``: how linears are parted over tensor parallel ranks.
+
+
 STYLES = ("colwise", "rowwise")
 
 
@@ -200,6 +206,9 @@ def _refuse_table(selector: str, style: object, where: str) -> None:
     if len(path) > 1:
         written = f'"{".".join(path)}" = {show(style)}'
         raise PlanError(f"{where} has a table at {selector}; write a selector with dots in quotes, as in {written}")
+
+
+# ``[optimizer] groups``: the parameter groups of one optimizer.
 
 
 _WORDS = ("one", "entry")
@@ -237,6 +246,9 @@ def _group(raw: object, where: str) -> dict[str, object]:
     if "params" not in raw:
         return dict(raw)
     return {**raw, "params": parse_entries(raw["params"], f"{where} params")}
+
+
+# ``[model] inputs``: what of a batch goes to the model, as names, positions, or paths such as ``"0.input_ids"``.
 
 
 Path = tuple[str | int, ...]
@@ -284,6 +296,9 @@ class Ring:
     nodes: int = field(
         default=1, metadata=whole("nodes of equally many ranks each; a ring goes through one after the other", least=1)
     )
+
+
+# ``[checks] benchmark`` as a table: how step time is measured and judged.
 
 
 @dataclass(frozen=True, slots=True)

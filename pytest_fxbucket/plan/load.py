@@ -105,6 +105,9 @@ def _line_of_digits(text: str) -> str:
     return f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
 
 
+# From the parsed tables of a plan file to a Plan: unknown names, missing keys, and keys that contradict each other.
+
+
 def read_plan(raw: Mapping[str, object], path: Path, matrix_id: str | None, where: str) -> Plan:
     """Make a Plan from tables as tomllib gives them; raises PlanError, one sentence that begins with ``where``."""
     for name in raw:
@@ -152,6 +155,9 @@ def _where_else(key: str, table: str, known: list[str]) -> str:
         if other != table and key in cls.__dataclass_fields__:
             return f"; {key} is a key of [{other}]"
     return nearest(key, known) or f"; known are {', '.join(known)}"
+
+
+# ``[[matrix]]``: rows that override keys of the plan.
 
 
 # Goldens and folders are named by it, so it must still tell rows apart where dots and dashes at the ends of names are cut.

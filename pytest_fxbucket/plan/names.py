@@ -33,7 +33,7 @@ class Names:
     def held_by(self, selector: str) -> dict[str, str]:
         """Give the parameters that a name holds, as {name as spelled below it: canonical FQN}; empty if none.
 
-        They are in the order of FSDP2's unit of that module (`torch.distributed.fsdp._fully_shard._fsdp_init`), which is that
+        They are in the order of FSDP2's unit of that module (``torch.distributed.fsdp._fully_shard._fsdp_init``), which is that
         of its bytes: those of a module's children before its own.
         """
         held = self._held.get(selector, {})
@@ -78,6 +78,9 @@ class Names:
         while name:
             self._held.setdefault(name, {})[spelled] = canonical
             name = name.rpartition(".")[0]
+
+
+# What to say of an entry that matches nothing, and of parameters in no entry.
 
 
 def unplanned_parameters(fqns: Sequence[str], entries: Sequence[str] = ()) -> str:

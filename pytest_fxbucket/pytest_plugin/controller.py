@@ -192,6 +192,12 @@ def _short(sentence: str, options: Options) -> str:
     return sentence.replace(f"{options.rootdir}/", "")
 
 
+# Which test files with goldens of their own a run holds whole: only then does a golden that no test asked for say something.
+#
+# The process that collects knows, and it is a worker's under pytest-xdist: it tells the controller when it ends. A worker that
+# dies tells nothing; the others collected the same.
+
+
 OUTPUT = "fxbucket_whole_files"
 
 
@@ -234,7 +240,7 @@ class WholeFiles:
 
 
 def ran_whole(path: Path, ids_of: Mapping[Path, Iterable[str]], outcomes: Mapping[str, str]) -> bool:
-    """Say whether each test of the file `path` ran to its end; `outcomes`: node id -> that of its call."""
+    """Say whether each test of the file ``path`` ran to its end; ``outcomes``: node id -> that of its call."""
     ids = ids_of.get(path)
     return ids is not None and all(outcomes.get(name) == "passed" for name in ids)
 

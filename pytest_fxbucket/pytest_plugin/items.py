@@ -1,4 +1,4 @@
-"""The items of a plan: one for each check, and those of step time."""
+"""Plan files become pytest items: one for each check, those of step time, or one named ``plan`` for what cannot be loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_b
 
 @dataclass(frozen=True, slots=True)
 class PlanRef:
-    """A plan by file and matrix id, without having been loaded; the parameter of `fxbucket_plan`."""
+    """A plan by file and matrix id, without having been loaded; the parameter of ``fxbucket_plan``."""
 
     path: Path
     matrix_id: str | None = None
@@ -137,7 +137,7 @@ class PlanItem(OfPlan):
 
 
 def _item(parent: PlanFile, name: str, plan: Plan) -> pytest.Item:
-    """Return the item of a plan that is called `name`."""
+    """Return the item of a plan that is called ``name``."""
     if name.startswith("benchmark"):
         return BenchmarkItem.of(parent, name, plan)
     return PlanItem.from_parent(parent, name=name, plan=plan)
@@ -156,7 +156,7 @@ def plan_file(path: Path, parent: pytest.Collector) -> PlanFile | None:
 
 
 def plan_collector(path: Path, parent: pytest.Collector) -> PlanFile:
-    """Return a collector for the plan file at `path`."""
+    """Return a collector for the plan file at ``path``."""
     rootdir = parent.config.rootpath
     if path.is_relative_to(rootdir):
         return PlanFile.from_parent(parent, path=path)
@@ -195,10 +195,16 @@ def needs_ranks(item: pytest.Item) -> bool:
 
 
 def is_last_of_plan(item: pytest.Item, following: pytest.Item | None) -> bool:
-    """Say whether `following` leaves the plan that `item` belongs to."""
+    """Say whether ``following`` leaves the plan that ``item`` belongs to."""
     if not isinstance(item, OfPlan):
         return False
     return not isinstance(following, OfPlan) or key_of(following.plan) != key_of(item.plan)
+
+
+# Step time as items of a plan, and as the answer of a fixture; what the ranks measured enters pytest-benchmark as samples.
+#
+# pytest-benchmark times a function by a clock that one may choose. Ours stands still but for the function, which moves it on by
+# the next sample: so a step of many processes is a round like any other, in its tables, files, comparisons and histograms.
 
 
 FIXTURE = "fxbucket_benchmark"
@@ -208,11 +214,11 @@ BUCKETED = "bucketed"
 
 
 class BenchmarkItem(OfPlan, pytest.Function):
-    """Step time of one variant of a plan: `benchmark` of the bucketed step, `benchmark:unbucketed`, `benchmark:<pass>`."""
+    """Step time of a variant of a plan: ``benchmark`` of the bucketed step, ``benchmark:unbucketed``, ``benchmark:<pass>``."""
 
     @classmethod
     def of(cls, parent: pytest.Collector, name: str, plan: Any) -> BenchmarkItem:
-        """Return the item called `name`."""
+        """Return the item called ``name``."""
         has_plugin = parent.config.pluginmanager.hasplugin(PLUGIN)
         item: BenchmarkItem = cls.from_parent(parent, name=name, plan=plan, callobj=_timed if has_plugin else _untimed)
         if has_plugin:
@@ -345,7 +351,7 @@ def _untimed(request: pytest.FixtureRequest) -> None:
 
 
 def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]) -> None:
-    """Let pytest-benchmark's fixture take each of `samples` (seconds) as a round."""
+    """Let pytest-benchmark's fixture take each of ``samples`` (seconds) as a round."""
     from pytest_fxbucket.pytest_plugin.saving import set_timer
 
     now_s, left = 0.0, iter(samples)
@@ -365,7 +371,7 @@ def feed(benchmark: Any, samples: Sequence[float], extra_info: Mapping[str, Any]
 def info_of(step_time: StepTime, variant: str, test: str = "") -> dict[str, Any]:
     """Return what is kept beside the samples: the whole record with those of the bucketed step, else what they are of.
 
-    `test`: node id of a test whose own measurement it is, which is no stored run of the plan.
+    ``test``: node id of a test whose own measurement it is, which is no stored run of the plan.
     """
     record = step_time.record.to_dict()
     if variant != BUCKETED:
@@ -374,7 +380,7 @@ def info_of(step_time: StepTime, variant: str, test: str = "") -> dict[str, Any]
 
 
 def why_not(config: pytest.Config, benchmark: Any) -> str:
-    """Say why pytest-benchmark would not take samples here; "" if it would. `benchmark`: its fixture, None: it is not there."""
+    """Say why pytest-benchmark would not take samples here; "" if it would. ``benchmark``: its fixture, or None."""
     if benchmark is None:
         return "pytest-benchmark is not there, which keeps the samples; pip install 'pytest-fxbucket[benchmark]'"
     if find_spec("msgspec") is None:

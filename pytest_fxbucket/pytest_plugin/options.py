@@ -21,9 +21,9 @@ from pytest_fxbucket.ranks.backend import CHOICES
 
 @dataclass(frozen=True, slots=True)
 class OptionRow:
-    """One option: `--fxbucket-<name>` and its ini twin `fxbucket_<name>`.
+    """One option: ``--fxbucket-<name>`` and its ini twin ``fxbucket_<name>``.
 
-    Without `metavar` a switch, which takes no value, if the ini is a bool; else the ini stands alone.
+    Without ``metavar`` a switch, which takes no value, if the ini is a bool; else the ini stands alone.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Options:
     """what step time is compared with: latest, a commit as git calls it, or the absolute path of a file"""
 
     def shown(self, path: Path) -> str:
-        """Return `path` as people and node ids write it: from rootdir if it lies below."""
+        """Return ``path`` as people and node ids write it: from rootdir if it lies below."""
         return Path(os.path.relpath(path, self.rootdir)).as_posix()
 
 
@@ -108,7 +108,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def close_bare_accept(args: list[str], flag: str = "--fxbucket-accept") -> bool:
-    """Rewrite a bare ``--fxbucket-accept`` in `args`, in place, as ``--fxbucket-accept=``, so it never eats a path."""
+    """Rewrite a bare ``--fxbucket-accept`` in ``args``, in place, as ``--fxbucket-accept=``, so it never eats a path."""
     end = args.index("--") if "--" in args else len(args)
     closed = [f"{arg}=" if arg == flag else arg for arg in args[:end]]
     changed, args[:end] = closed != args[:end], closed
@@ -116,7 +116,7 @@ def close_bare_accept(args: list[str], flag: str = "--fxbucket-accept") -> bool:
 
 
 def reparse(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Parse `args` again as far as they are known, after they were rewritten."""
+    """Parse ``args`` again as far as they are known, after they were rewritten."""
     config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(config.option))
 
 

@@ -113,7 +113,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize tests that ask for `fxbucket_plan` over the plans, or else by their marker."""
+    """Parametrize tests that ask for ``fxbucket_plan`` over the plans, or else by their marker."""
     if "fxbucket_plan" not in metafunc.fixturenames or _has_own_plans(metafunc):
         return
     options = fx_session(metafunc.config).options
@@ -220,7 +220,7 @@ def fxbucket_plan(request: pytest.FixtureRequest) -> Plan:
 
 @pytest.fixture(scope="session")
 def fxbucket_run(request: pytest.FixtureRequest, fxbucket_plan: Plan) -> Iterator[PlanRun]:
-    """The PlanRun of `fxbucket_plan`, shared by the tests of that plan; traces and runs nothing by itself."""
+    """The PlanRun of ``fxbucket_plan``, shared by the tests of that plan; traces and runs nothing by itself."""
     fx = fx_session(request.config)
     with _sentences():
         run = fx.run_of(fxbucket_plan)
@@ -230,14 +230,14 @@ def fxbucket_run(request: pytest.FixtureRequest, fxbucket_plan: Plan) -> Iterato
 
 @pytest.fixture(scope="session")
 def fxbucket_graph(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> StepGraph:
-    """The traced step of `fxbucket_plan`, before the pass."""
+    """The traced step of ``fxbucket_plan``, before the pass."""
     with _sentences(), fx_session(request.config).progress.watching("fxbucket_graph"):
         return fxbucket_run.step
 
 
 @pytest.fixture(scope="session")
 def fxbucket_bucketed(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Bucketed:
-    """What the pass made of the step: `.graph_module` and `.report`."""
+    """What the pass made of the step: ``.graph_module`` and ``.report``."""
     with _sentences(), fx_session(request.config).progress.watching("fxbucket_bucketed"):
         return fxbucket_run.bucketed
 
@@ -258,7 +258,7 @@ def fxbucket_check(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Cal
 def fxbucket_benchmark(request: pytest.FixtureRequest, fxbucket_run: PlanRun) -> Callable[..., StepTime]:
     """A function that times the plan's step on its ranks and returns its StepTime; the samples go to pytest-benchmark.
 
-    Its keyword arguments are those of `[checks] benchmark`: threshold, precision, budget_s, against; left out: the plan's.
+    Its keyword arguments are those of ``[checks] benchmark``: threshold, precision, budget_s, against; left out: the plan's.
     Without pytest-benchmark, and where that takes no samples, the test is skipped.
     """
 
@@ -271,16 +271,16 @@ def fxbucket_benchmark(request: pytest.FixtureRequest, fxbucket_run: PlanRun) ->
 
 @pytest.fixture
 def fxbucket_golden(request: pytest.FixtureRequest) -> Callable[..., NamedGolden]:
-    """A function `(name, plan=None)` that gives a golden of this test's file: `assert graph == fxbucket_golden("name")`.
+    """A function ``(name, plan=None)`` that gives a golden of this test's file: ``assert graph == fxbucket_golden("name")``.
 
-    `plan` groups parameters into entries, as `[bucket] plan` does, instead of by module or by the plan in use.
+    ``plan`` groups parameters into entries, as ``[bucket] plan`` does, instead of by module or by the plan in use.
     """
     return asserting.book_of(request).golden
 
 
 @pytest.fixture
 def fxbucket_expect(request: pytest.FixtureRequest) -> Expectation:
-    """A function `(actual, expected)` that compares the text of a graph with a literal, which the accept option rewrites."""
+    """A function ``(actual, expected)`` that compares the text of a graph with a literal, which the accept option rewrites."""
     if fx_session(request.config).options.accept:
         from pytest_fxbucket.pytest_plugin.expectations.rewriting import refuse_worker
 
@@ -290,19 +290,19 @@ def fxbucket_expect(request: pytest.FixtureRequest) -> Expectation:
 
 @pytest.fixture(scope="session")
 def fxbucket_ranks(request: pytest.FixtureRequest) -> Callable[..., RankPool]:
-    """A function `(world, backend="gloo")` that returns the session's warm RankPool of that size."""
+    """A function ``(world, backend="gloo")`` that returns the session's warm RankPool of that size."""
     return fx_session(request.config).pools.get
 
 
 @pytest.fixture
 def fxbucket_rank(request: pytest.FixtureRequest) -> object:
-    """In a test marked `fxbucket_ranks`: the number of the rank that runs the body, an int."""
+    """In a test marked ``fxbucket_ranks``: the number of the rank that runs the body, an int."""
     return body.per_rank(request, "rank")
 
 
 @pytest.fixture
 def fxbucket_mesh(request: pytest.FixtureRequest) -> object:
-    """In a test marked `fxbucket_ranks`: a DeviceMesh over all ranks, of one dimension `dp_shard` or as the marker says."""
+    """In a test marked ``fxbucket_ranks``: a DeviceMesh over all ranks, of one dimension ``dp_shard`` or as the marker says."""
     return body.per_rank(request, "mesh")
 
 
@@ -338,7 +338,7 @@ def _named_plans(config: pytest.Config) -> int:
 
 
 def _has_own_plans(metafunc: pytest.Metafunc) -> bool:
-    """Say whether the test parametrizes `fxbucket_plan` itself."""
+    """Say whether the test parametrizes ``fxbucket_plan`` itself."""
     names = (marker.args[0] for marker in metafunc.definition.iter_markers("parametrize") if marker.args)
     return any("fxbucket_plan" in (name.split(",") if isinstance(name, str) else name) for name in names)
 
@@ -354,6 +354,9 @@ def _marked(marker: pytest.Mark, rootdir: Path, nodeid: str) -> PlanRef:
     return PlanRef(rootdir / given["path"], given.get("id"))
 
 
+# Plan files that no argument of pytest can name, since a path ends there at ``[`` and at ``::``: collected beside arguments.
+
+
 class OddPaths:
     """Adds the items of such plan files to those that pytest collects."""
 
@@ -367,7 +370,7 @@ class OddPaths:
 
 
 def as_arguments(paths: Iterable[Path], base: Path) -> tuple[list[str], list[Path]]:
-    """`paths` as arguments of pytest that was started in `base`, and those that cannot be."""
+    """``paths`` as arguments of pytest that was started in ``base``, and those that cannot be."""
     shown = {path: str(path) if can_be_named(str(path)) else os.path.relpath(path, base) for path in paths}
     odd = [path for path, text in shown.items() if not can_be_named(text)]
     return [text for path, text in shown.items() if path not in odd], odd

@@ -18,7 +18,7 @@ from _pytest.skipping import xfailed_key
 
 
 def expected_failure(item: pytest.Item) -> tuple[str, tuple[type[BaseException], ...]] | None:
-    """Reason and exceptions of the mark `xfail(raises=...)` that holds for an item under way; None without."""
+    """Reason and exceptions of the mark ``xfail(raises=...)`` that holds for an item under way; None without."""
     xfailed = item.stash.get(xfailed_key, None)
     if xfailed is None or item.config.option.runxfail:
         return None
@@ -47,6 +47,9 @@ def filter_warnings(ini: Sequence[str], command_line: Sequence[str], marked: Seq
     apply_warning_filters(ini, command_line)
     for text in marked:
         warnings.filterwarnings(*parse_warning_filter(text, escape=False))
+
+
+# Assertion rewriting outside of a pytest session (``_pytest.assertion``, the same in pytest 8.4 and 9).
 
 
 INI_NAMES = ("truncation_limit_lines", "truncation_limit_chars", "assertion_text_diff_style")

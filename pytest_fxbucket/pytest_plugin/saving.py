@@ -1,4 +1,8 @@
-"""Saving stored runs of ours: whole, each with a number of its own, through pytest-benchmark's storage."""
+"""Saving stored runs of ours: whole, each with a number of its own, through pytest-benchmark's storage.
+
+Run on pytest-benchmark 5.3.1 only: ``config._benchmarksession`` with ``storage``, ``save_json``, ``benchmarks`` and ``logger``,
+and ``FileStorage`` with ``path`` and ``get``. At start-up nothing of it is imported: it is loaded, or there is nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from pytest_fxbucket.pytest_plugin.session import fx_session
 
 
 def session_of(config: pytest.Config) -> Any | None:
-    """pytest-benchmark's own session; None where it is not installed, or switched off by `-p no:benchmark`."""
+    """pytest-benchmark's own session; None where it is not installed, or switched off by ``-p no:benchmark``."""
     return getattr(config, "_benchmarksession", None)
 
 
@@ -48,7 +52,7 @@ def count_as_used(benchmark: Any) -> None:
 
 
 def json_and_storage(config: pytest.Config) -> tuple[Path | None, Path | None]:
-    """The file that `--benchmark-json` names, and the folder with stored runs; None for what there is not."""
+    """The file that ``--benchmark-json`` names, and the folder with stored runs; None for what there is not."""
     session = session_of(config)
     if session is None:
         return None, None
@@ -64,7 +68,7 @@ def drop_empty(config: pytest.Config) -> None:
 
 
 def has_measured(config: pytest.Config, key: str) -> bool:
-    """Whether a benchmark of this session has `key` in its extra info."""
+    """Whether a benchmark of this session has ``key`` in its extra info."""
     return any(key in bench.extra_info for bench in getattr(session_of(config), "benchmarks", ()))
 
 
@@ -74,9 +78,10 @@ def save_with(
     replace: Callable[[Path, str], None],
     failed: Callable[[str], None],
 ) -> None:
-    """Let the session save runs by `save_new(folder, name, text, beside)` and `--benchmark-json` by `replace(path, text)`.
+    """Let the session save runs by ``save_new(folder, name, text, beside)``, ``--benchmark-json`` by ``replace(path, text)``.
 
-    The text is what pytest-benchmark would have written. `failed` is told, in a sentence, of a file that could not be written.
+    The text is what pytest-benchmark would have written. ``failed`` is told, in a sentence, of a file that could not be
+    written.
     """
     session = session_of(config)
     assert session is not None, "it has benchmarks"
@@ -122,6 +127,12 @@ def _dumped(output_json: object) -> str:
     return str(safe_dumps(output_json, ensure_ascii=True, indent=4))  # type: ignore[no-untyped-call]  # it has no types
 
 
+# Stored runs with our measurements are written whole and over no other, even if runs end at once or are killed.
+#
+# pytest-benchmark takes the next number from a listing and then writes into the file of that name: two runs may take the same
+# one, and one that is killed leaves half a file. What it saves of a session without a measurement of ours is left to it.
+
+
 KEY = "fxbucket"
 """Of the extra info: what is ours lies there."""
 
@@ -156,7 +167,7 @@ class Saving:
 
 
 def save_new(folder: Path, name: str, text: str, beside: Iterable[Path] = ()) -> Path:
-    """Write `text` as `NNNN_<name>.json` in `folder`, made if need be, NNNN being one more than any there and in `beside`.
+    """Write ``text`` as ``NNNN_<name>.json`` in ``folder``, made if need be; NNNN is one more than any there and in ``beside``.
 
     Returns its path. Raises OSError, and then nothing is left; what was there before is never touched.
     """
@@ -171,7 +182,7 @@ def save_new(folder: Path, name: str, text: str, beside: Iterable[Path] = ()) ->
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`: until it is whole and on disk, what was there stays. Raises OSError, and then it is there too.
+    """Write ``text`` to ``path``: until it is whole and on disk, what was there stays. Raises OSError, and then it stays too.
 
     A link is followed. What is no file of a disk, such as a device or a pipe, cannot be replaced: the text goes into it.
     """
@@ -184,7 +195,7 @@ def replace_whole(path: Path, text: str) -> None:
 
 
 def never_replaced(path: Path, storage: Path | None, compared: str | None) -> str:
-    """What of ours would be lost with `path`: a run below `storage`, or the file `compared`; "" if it may be replaced."""
+    """What of ours would be lost with ``path``: a run below ``storage``, or the file ``compared``; "" if it may be replaced."""
     target = Path(os.path.realpath(path))
     if compared is not None and os.path.isabs(compared) and os.path.realpath(compared) == str(target):
         return "the run to compare with"

@@ -54,7 +54,7 @@ def error_text(error: FxbucketError) -> str:
 
 
 def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
-    """Add the outcome of one plan item's phase to `results`, keyed by the plan as its node ids write it."""
+    """Add the outcome of one plan item's phase to ``results``, keyed by the plan as its node ids write it."""
     path, name = parts_of(report.nodeid)
     told: Mapping[str, object] | None = getattr(report, "fxbucket", None)
     if not path.endswith(".toml") or not (report.failed or (told is not None and report.when == "call")):
@@ -70,7 +70,7 @@ def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
 
 
 def parts_of(nodeid: str) -> tuple[str, str]:
-    """Return the path of a plan and the name of its item; `::` may be in the path, too."""
+    """Return the path of a plan and the name of its item; ``::`` may be in the path, too."""
     path, found, name = nodeid.partition(".toml::")
     return path + found.removesuffix("::"), name
 
@@ -84,7 +84,7 @@ def _outcome(report: pytest.TestReport) -> str:
 def summary_lines(results: Mapping[str, PlanResult], verbosity: int, always: Collection[str] = ()) -> Iterator[str]:
     """Yield one line for each plan: launches before and after, buckets, bytes, outcomes; verdicts below it with -v.
 
-    Verdicts of the checks `always` are there without it too.
+    Verdicts of the checks ``always`` are there without it too.
     """
     for plan, result in sorted(results.items()):
         outcomes = ", ".join(f"{check} {outcome}" for check, outcome in result.outcomes.items())

@@ -60,7 +60,7 @@ class Torchrun:
                 config.option.basetemp = f"{config.option.basetemp}.{member.name}"
 
     def pools(self, warm: Sequence[str]) -> Pools:
-        """Pools of which this process holds one rank; `warm`: see Pools."""
+        """Pools of which this process holds one rank; ``warm``: see Pools."""
         from pytest_fxbucket.ranks.torchrun.pool import TorchrunPools
 
         return TorchrunPools(self.meeting, self._agenda, warm)
@@ -299,7 +299,7 @@ def _outcome(report: pytest.TestReport, is_effect: bool, stop: str) -> AgreedOut
 
 
 def _difference(mine: list[str], theirs: list[str], is_choice: bool) -> str:
-    """What tells `mine` from rank 0's items; `is_choice`: those were chosen from more, which may all be here."""
+    """What tells ``mine`` from rank 0's items; ``is_choice``: those were chosen from more, which may all be here."""
     lacking, more = Counter(theirs) - Counter(mine), Counter(mine) - Counter(theirs)
     if lacking:
         return f"lacks {next(name for name in theirs if name in lacking)}, which rank 0 has"
@@ -315,9 +315,12 @@ def _ordered(items: list[pytest.Item], ids: list[str]) -> list[pytest.Item]:
     return [named[name].popleft() for name in ids]
 
 
+# What the outcomes of one test on several processes come to, as one.
+
+
 @dataclass(frozen=True, slots=True)
 class AgreedOutcome:
-    """How one phase of a test ended in one process. `kind`: passed, failed, skipped, xfailed, xpassed."""
+    """How one phase of a test ended in one process. ``kind``: passed, failed, skipped, xfailed, xpassed."""
 
     kind: str
     text: str = ""
@@ -334,7 +337,7 @@ class AgreedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """One outcome for all. `rank`: whose failure it is, if it is somebody's; `lines`: what to show where it is another's."""
+    """One outcome for all. ``rank``: whose failure it is, if somebody's; ``lines``: what to show where it is another's."""
 
     has_failed: bool
     rank: int | None = None
@@ -346,7 +349,7 @@ class Agreed:
 def agree(outcomes: Mapping[int, AgreedOutcome], absent: Sequence[str], who: Callable[[int], str]) -> Agreed:
     """The outcome of one phase. A failure anywhere is everybody's; who failed on its own comes before who was left alone.
 
-    `absent`: a sentence for each process that said nothing, which is a failure too.
+    ``absent``: a sentence for each process that said nothing, which is a failure too.
     """
     failed = {rank: one for rank, one in sorted(outcomes.items()) if one.kind == "failed"}
     if failed:

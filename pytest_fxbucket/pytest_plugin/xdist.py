@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class PlanScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives each worker whole plan files, and other tests one by one, as the default `load` does."""
+    """Gives each worker whole plan files, and other tests one by one, as the default ``load`` does."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, name = parts_of(nodeid)
         return path if name and path.endswith(".toml") else nodeid
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Return the item that `node` died in, if it died; unlike the base class, do not run that item again."""
+        """Return the item that ``node`` died in, if it died; unlike the base class, do not run that item again."""
         units: list[dict[str, bool]] = list(self.assigned_work[node].values())
         left = ((unit, item) for unit in units for item, done in unit.items() if not done)
         unit, crashed = next(left, ({}, None))

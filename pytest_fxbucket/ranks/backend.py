@@ -1,4 +1,4 @@
-"""Which back ends there are, what each needs of the machine, and which one `auto` means on it."""
+"""Which back ends there are, what each needs of the machine, and which one ``auto`` means on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Machine:
 class BackendChoice:
     """The back end to run on, None if the one that was asked for cannot run here.
 
-    `lacking` is one clause that says what kept it, or kept `auto`, from GPUs; "" if nothing did.
+    ``lacking`` is one clause that says what kept it, or kept ``auto``, from GPUs; "" if nothing did.
     """
 
     backend: str | None
@@ -44,7 +44,7 @@ class BackendChoice:
 
 
 def choose(asked: str, world: int, machine: Machine) -> BackendChoice:
-    """What `asked`, one of CHOICES, means for `world` ranks on `machine`: auto is nccl where that can be, else gloo."""
+    """What ``asked``, one of CHOICES, means for ``world`` ranks on ``machine``: auto is nccl where that can be, else gloo."""
     if asked != "auto":
         lacking = _lacking(asked, world, machine)
         return BackendChoice(None if lacking else asked, lacking)
@@ -53,12 +53,12 @@ def choose(asked: str, world: int, machine: Machine) -> BackendChoice:
 
 
 def gpus_needed(backend: str, world: int) -> int:
-    """How many GPUs `world` ranks cannot do without."""
+    """How many GPUs ``world`` ranks cannot do without."""
     return {"nccl": world, "gloo:cuda": 1}.get(backend, 0)
 
 
 def gpus_to_lease(backend: str, world: int, there: int) -> int:
-    """How many of the GPUs `there` the ranks are spread over."""
+    """How many of the GPUs ``there`` the ranks are spread over."""
     return min(world, there) if backend == "gloo:cuda" else gpus_needed(backend, world)
 
 
@@ -78,7 +78,8 @@ def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
 def gpus(environ: Mapping[str, str] = os.environ, source: Callable[[], str] | None = None) -> tuple[str, ...]:
     """UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; without it all, in nvidia-smi's (PCI) order.
 
-    `source` gives the text of `nvidia-smi -L`. Neither imports torch nor starts CUDA, after which no process could be forked.
+    ``source`` gives the text of ``nvidia-smi -L``. Neither imports torch nor starts CUDA, after which no process could be
+    forked.
     """
     text = (source or nvidia_smi)()
     return _visible(_UUID.findall(text), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -86,7 +87,7 @@ def gpus(environ: Mapping[str, str] = os.environ, source: Callable[[], str] | No
 
 @functools.cache
 def nvidia_smi() -> str:
-    """What `nvidia-smi -L` prints; "" where there is no such program, or no driver."""
+    """What ``nvidia-smi -L`` prints; "" where there is no such program, or no driver."""
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SMI_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -117,7 +118,7 @@ def _lacking(backend: str, world: int, machine: Machine) -> str:
 
 
 def _visible(there: Sequence[str], said: str | None) -> tuple[str, ...]:
-    """Those of `there` that CUDA_VISIBLE_DEVICES says, each by its index or the beginning of its UUID."""
+    """Those of ``there`` that CUDA_VISIBLE_DEVICES says, each by its index or the beginning of its UUID."""
     whole = [uuid for uuid in there if uuid.startswith("GPU-")]
     if said is None:
         return tuple(whole)

@@ -39,7 +39,7 @@ def load(name: str) -> Callable[[int, int, object], object]:
 
 
 def raised(error: BaseException) -> Raised:
-    """`error` in words, whatever it makes of being asked for them."""
+    """``error`` in words, whatever it makes of being asked for them."""
     line = line_of(error)
     try:
         text = "".join(traceback.format_exception(_without_our_frames(error)))
@@ -58,12 +58,15 @@ def _without_our_frames(error: BaseException) -> BaseException:
     return error.with_traceback(trace) if trace is not None else error
 
 
+# Processes that a job forks: they have no part in the rank's conversation, and end where they would go on as the rank.
+
+
 _rank_pid = 0
 _forks_from_main_thread = False
 
 
 def stand_apart(connection: socket.socket) -> None:
-    """Call it once in a rank: what this process forks from now on has no `connection`, and dies with it."""
+    """Call it once in a rank: what this process forks from now on has no ``connection``, and dies with it."""
     global _rank_pid
     _rank_pid = os.getpid()
     os.register_at_fork(before=_before, after_in_child=lambda: _part(connection))
@@ -75,7 +78,7 @@ def is_twin() -> bool:
 
 
 def end(rank: int, outcome: str, error_type: str, error: str, traceback: str) -> NoReturn:
-    """End the twin of `rank`, which came out of the job in this way, as a process of its own would have ended."""
+    """End the twin of ``rank``, which came out of the job in this way, as a process of its own would have ended."""
     if error_type != "SystemExit":
         told = f"{traceback}fxbucket: process {os.getpid()}, which the job forked, came out of it beside rank {rank}"
         sys.stderr.write(f"{told}, and was ended; end it with os._exit, and look at its exit status\n")
@@ -108,7 +111,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when process `parent` (who must have started it from its main thread) ends; exits if it has."""
+    """Have this process killed when process ``parent`` (who started it from its main thread) ends; exits if it has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

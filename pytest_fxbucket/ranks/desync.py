@@ -14,9 +14,9 @@ _Key = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class Desync:
-    """The first collective of one group that not all members launched alike. `rank`: one of those that differ from most.
+    """The first collective of one group that not all members launched alike. ``rank``: one of those that differ from most.
 
-    `is_missing`: some members did not launch it at all, as when they failed before; the others agree.
+    ``is_missing``: some members did not launch it at all, as when they failed before; the others agree.
     """
 
     rank: int
@@ -39,7 +39,7 @@ def agree(groups: Mapping[int, Sequence[RecordedGroup]]) -> bool:
 
 
 def partings(places: Mapping[int, RankPosition]) -> list[Desync]:
-    """Where the ranks part, a group after the other; ranks that left no ledger are not in `places`."""
+    """Where the ranks part, a group after the other; ranks that left no ledger are not in ``places``."""
     keys = sorted({key for where in places.values() for key in _keys(where.groups)})
     return [parting for key in keys for parting in _on_group(key, places)]
 

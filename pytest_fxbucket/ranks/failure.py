@@ -21,8 +21,8 @@ _CELL = 60
 class RankState:
     """How far one rank came.
 
-    `outcome`: running, returned, raised, unpicklable, garbled (something else came through its connection), died, gone (its
-    machine does not answer). `lost`: what its job took away, so that the process is of no use to other jobs.
+    ``outcome``: running, returned, raised, unpicklable, garbled (something else came through its connection), died, gone (its
+    machine does not answer). ``lost``: what its job took away, so that the process is of no use to other jobs.
     """
 
     rank: int
@@ -78,9 +78,9 @@ class RankState:
 class RankFailure(RankError):
     """A job that did not return on every rank, or in which the ranks launched different collectives.
 
-    `kind`: raised, died, timeout, mismatch, unpicklable, garbled, deadlock. `rank`: the first to fail. `states`: all ranks, or
-    none where nothing ran. `parted`: where the ranks' collectives part. `buckets`: rank -> the bucket of the collective at
-    hand, put in by who knows it.
+    ``kind``: raised, died, timeout, mismatch, unpicklable, garbled, deadlock. ``rank``: the first to fail. ``states``: all
+    ranks, or none where nothing ran. ``parted``: where the ranks' collectives part. ``buckets``: rank -> the bucket of the
+    collective at hand, put in by who knows it.
     """
 
     sentence: str
@@ -180,7 +180,7 @@ def has_failed(states: Sequence[RankState]) -> bool:
 
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
-    """The failure behind `states`, of which some failed or, when `timed_out_s` is given, did not end within that time."""
+    """The failure behind ``states``, of which some failed or, when ``timed_out_s`` is given, did not end within that time."""
     parted = partings({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")})
     first = _first_to_fail(states)
     kind = _kind_of(first)
@@ -242,11 +242,14 @@ def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:
     return f"was killed by {name}" + (", by the kernel for lack of memory" if is_out_of_memory else "")
 
 
+# What to try after a failure of ranks, a sentence each.
+
+
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|MemoryError|cannot allocate", re.I)
 
 
 def lines(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
-    """Sentences for a failure of `kind` whose first rank is `first`; `has_processes`: each rank was one."""
+    """Sentences for a failure of ``kind`` whose first rank is ``first``; ``has_processes``: each rank was one."""
     if kind in ("mismatch", "deadlock"):
         yield "make every rank launch the same collectives in the same order (in a plan's graphs the check `collectives` looks)"
     elif kind == "timeout":
@@ -281,6 +284,9 @@ def _ended(first: RankState, has_processes: bool) -> Iterator[str]:
         yield "look at that machine: its pytest ended, was killed, or lost the network"
     elif has_processes and first.error_type != "AssertionError":
         yield "run the same with backend local: all ranks in one process, one at a time, and nothing that can hang"
+
+
+# Python stacks as faulthandler writes them, made readable: from the job on, and equal ones once.
 
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+( \[[^]]*\])?( \(most recent call first\))?:$")

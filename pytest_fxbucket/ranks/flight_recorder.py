@@ -35,7 +35,7 @@ _DOES = {_LAUNCHED: "launched", _WAITS: "waits for", _PAST: "is past"}
 
 @dataclass(frozen=True, slots=True)
 class RecordedLaunch:
-    """One collective that a rank launched; `index` counts on its group from 0, `number` since the last mark from 1."""
+    """One collective that a rank launched; ``index`` counts on its group from 0, ``number`` since the last mark from 1."""
 
     group: int
     index: int
@@ -67,7 +67,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """What one rank's ledger says. `does`: launched, waits for, is past; of `at`, the collective at hand, if there is any."""
+    """What one rank's ledger says. ``does``: launched, waits for, is past; of ``at``, the collective at hand, if any."""
 
     mark: str = ""
     at: RecordedLaunch | None = None
@@ -85,7 +85,7 @@ class RankPosition:
 
 
 class Ledgers:
-    """The parent's side: the ledgers of `world` ranks in an anonymous file, whose descriptor `fd` goes to the ranks."""
+    """The parent's side: the ledgers of ``world`` ranks in an anonymous file, whose descriptor ``fd`` goes to the ranks."""
 
     def __init__(self, world: int) -> None:
         self.fd = os.memfd_create("fxbucket-ledgers", os.MFD_CLOEXEC)
@@ -93,7 +93,7 @@ class Ledgers:
         self._map = mmap.mmap(self.fd, world * _LEDGER_BYTES)
 
     def read(self, rank: int) -> RankPosition:
-        """What `rank` wrote since the last clear."""
+        """What ``rank`` wrote since the last clear."""
         start = rank * _LEDGER_BYTES
         length, mark, groups, launched, doing, does = _HEAD.unpack_from(self._map, start)
         return RankPosition(
@@ -105,7 +105,7 @@ class Ledgers:
         )
 
     def groups(self, rank: int) -> tuple[RecordedGroup, ...]:
-        """The process groups of `rank`: the quick look that tells whether all ranks launched the same."""
+        """The process groups of ``rank``: the quick look that tells whether all ranks launched the same."""
         start = rank * _LEDGER_BYTES
         (count,) = _COUNT.unpack_from(self._map, start + _GROUPS_AT)
         found = []
@@ -120,7 +120,7 @@ class Ledgers:
         return int(number) - 1 if number else None
 
     def clear(self, rank: int) -> None:
-        """Forget the mark, all launches, and the process groups that came after `settle`."""
+        """Forget the mark, all launches, and the process groups that came after ``settle``."""
         start = rank * _LEDGER_BYTES
         (groups,) = _COUNT.unpack_from(self._map, start + _KEPT_AT)
         _HEAD.pack_into(self._map, start, 0, b"", groups, 0, 0, 0)
@@ -153,13 +153,13 @@ _own: _Own | None = None
 
 
 def adopt(fd: int, world: int) -> None:
-    """Write into the ledgers of `world` ranks behind `fd` from now on; called once, in the rank's process."""
+    """Write into the ledgers of ``world`` ranks behind ``fd`` from now on; called once, in the rank's process."""
     global _own
     _own = _Own(mmap.mmap(fd, world * _LEDGER_BYTES))
 
 
 def act_as(rank: int) -> None:
-    """Write into the ledger of `rank` from now on: a process may play several ranks, one at a time."""
+    """Write into the ledger of ``rank`` from now on: a process may play several ranks, one at a time."""
     if _own is not None:
         _own.start = rank * _LEDGER_BYTES
         _COUNT.pack_into(_own.memory, _ACTING_AT, rank + 1)
@@ -172,7 +172,7 @@ def settle() -> None:
 
 
 def mark(text: str) -> None:
-    """Leave `text` (cut to 200 bytes of UTF-8) as where this rank is; failures show it. Outside of a rank: nothing.
+    """Leave ``text`` (cut to 200 bytes of UTF-8) as where this rank is; failures show it. Outside of a rank: nothing.
 
     The collectives launched from here on are numbered from 1 again.
     """
@@ -197,9 +197,9 @@ def group(ranks: tuple[int, ...]) -> int:
 
 
 def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared: bool = True) -> int:
-    """Enter a launch on group `handle`; a token for `waits` and `waited`.
+    """Enter a launch on group ``handle``; a token for ``waits`` and ``waited``.
 
-    All members must launch the same kinds in the same order, and where `compared` of the same dtype and element count too.
+    All members must launch the same kinds in the same order, and where ``compared`` of the same dtype and element count too.
     """
     if _own is None or handle < 0 or handle >= _own.number(_GROUPS_AT):
         return 0
@@ -217,19 +217,19 @@ def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared:
 
 
 def waits(token: int) -> None:
-    """Enter that this rank waits for the launch of `token` now."""
+    """Enter that this rank waits for the launch of ``token`` now."""
     if _own is not None and token:
         _DOING.pack_into(_own.memory, _own.start + _DOING_AT, token, _WAITS)
 
 
 def waited(token: int) -> None:
-    """Enter that the launch of `token` has arrived."""
+    """Enter that the launch of ``token`` has arrived."""
     if _own is not None and token:
         _DOING.pack_into(_own.memory, _own.start + _DOING_AT, token, _PAST)
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """`ranks 0-3`, `ranks 0, 2`, `rank 1`."""
+    """``ranks 0-3``, ``ranks 0, 2``, ``rank 1``."""
     spans = _spans(ranks).replace(",", ", ")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {spans}"
 

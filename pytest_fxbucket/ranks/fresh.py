@@ -100,13 +100,19 @@ def _stamp(path: str) -> tuple[int, int]:
     return (found.st_size, found.st_mtime_ns)
 
 
+# What a job may change of the interpreter in its rank, to be put back when it is through.
+#
+# Nothing but the rank uses it: where others have timers, tracers and handlers of their own, as in pytest's process, it would
+# take them away (see process/state.py for what is put back there).
+
+
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _OF_SYS = ("stdin", "stdout", "stderr", "displayhook", "excepthook", "unraisablehook")
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """Streams and hooks of `sys`, signal handlers, umask, recursion limit, and the garbage collector's settings."""
+    """Streams and hooks of ``sys``, signal handlers, umask, recursion limit, and the garbage collector's settings."""
 
     of_sys: tuple[Any, ...]
     thread_hook: Callable[..., object]
@@ -130,7 +136,7 @@ class Interpreter:
     def put_back(self, install_faulthandler: Callable[[], None]) -> None:
         """Let the process have this state again, and no timer or tracer; call it from the main thread.
 
-        `install_faulthandler` is called if a job had signal handlers of its own, which may have been in its place.
+        ``install_faulthandler`` is called if a job had signal handlers of its own, which may have been in its place.
         """
         for timer in _TIMERS:
             signal.setitimer(timer, 0)

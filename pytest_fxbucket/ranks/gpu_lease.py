@@ -1,8 +1,9 @@
 """GPUs for one run at a time: file locks, which the kernel gives back when their holder ends, however it ends.
 
-Each GPU has two empty files. The holder keeps a lock on `gpu-UUID`: alone, or shared with others that share the GPU. Who waits
-keeps `queue-UUID` of every GPU that it could use, so that all stand in one line and a run that wants many is not overtaken by
-runs that want few. Files stay, as removing a file that is locked by name would let two runs lock two files of one name.
+Each GPU has two empty files. The holder keeps a lock on ``gpu-UUID``: alone, or shared with others that share the GPU. Who
+waits keeps ``queue-UUID`` of every GPU that it could use, so that all stand in one line and a run that wants many is not
+overtaken by runs that want few. Files stay, as removing a file that is locked by name would let two runs lock two files of one
+name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _POLL_S = 0.05
 
 
 class Lease:
-    """GPUs that are ours until `release`, or the end of this process."""
+    """GPUs that are ours until ``release``, or the end of this process."""
 
     def __init__(self, gpus: tuple[str, ...], locks: Sequence[int], folder: Path) -> None:
         self.gpus, self._locks, self._folder = gpus, list(locks), folder
@@ -53,11 +54,11 @@ def take(
     say: Callable[[str], None] = lambda _: None,
     folder: Path | None = None,
 ) -> Lease:
-    """Lease `count` of `gpus`, all at once or none: the first that are free, in the order given.
+    """Lease ``count`` of ``gpus``, all at once or none: the first that are free, in the order given.
 
-    `shared`: with others who share, never with one who does not. Waits up to `limit_s` seconds, telling `say` what for whenever
-    that changes. Who holds a lease must not wait for another. Raises RankError when the time is over, or when `folder` (left
-    out: FOLDER) cannot be used.
+    ``shared``: with others who share, never with one who does not. Waits up to ``limit_s`` seconds, telling ``say`` what for
+    whenever that changes. Who holds a lease must not wait for another. Raises RankError when the time is over, or when
+    ``folder`` (left out: FOLDER) cannot be used.
     """
     if not 0 < count <= len(gpus):
         raise RankError(f"a lease of {count} of {len(gpus)} GPUs; expected 1 to {len(gpus)}")
@@ -101,7 +102,7 @@ class _Waiting:
 
 
 def private_folder(path: Path) -> Path:
-    """`path`, made if it is not there. Raises RankError unless it is this user's and closed to all others."""
+    """``path``, made if it is not there. Raises RankError unless it is this user's and closed to all others."""
     try:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -114,7 +115,7 @@ def private_folder(path: Path) -> Path:
 
 
 def _locked(path: Path, mode: int) -> int | None:
-    """A descriptor that holds the lock of `path`, or None if others hold it."""
+    """A descriptor that holds the lock of ``path``, or None if others hold it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Starting the fork server, and having it fork the processes of a pool."""
+"""Starting the fork server, having it fork the processes of a pool, and how many of them this machine has room for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Message = TypeVar("_Message")
 
 
 class ForkServer:
-    """The server process, started at once; it imports torch, then the modules `warm`, while the parent does other things."""
+    """The server process, started at once; it imports torch, then the modules ``warm``, while the parent does other things."""
 
     def __init__(self, warm: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,7 +53,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def late(self, what: str, limit_s: float, guess: str) -> RankError:
-        """That it did not do `what` within `limit_s` seconds, with what the kernel says of it, or else a guess."""
+        """That it did not do ``what`` within ``limit_s`` seconds, with what the kernel says of it, or else a guess."""
         pid = self._process.pid
         why = "it is stopped (SIGSTOP, a debugger)" if process_state(pid) in ("T", "t") else guess
         return RankError(f"the rank server (process {pid}) did not {what} within {limit_s:g} s: {why}")
@@ -103,7 +103,7 @@ class ForkServer:
 class PoolProcesses:
     """The processes of one pool, forked and counted; they join their group while the caller goes on.
 
-    Process number i of them is rank `ranks[i]`; there is a ledger for each rank of the world, be its process here or not.
+    Process number i of them is rank ``ranks[i]``; there is a ledger for each rank of the world, be its process here or not.
     """
 
     def __init__(self, server: ForkServer, request: PoolRequest) -> None:
@@ -135,7 +135,7 @@ class PoolProcesses:
         return not _ready(self.pidfds, 0)
 
     def exit_statuses(self, expected: Sequence[int], limit_s: float = 1.0) -> dict[int, int]:
-        """Exit codes of processes that ended (negative: a signal), waiting for those `expected`."""
+        """Exit codes of processes that ended (negative: a signal), waiting for those ``expected``."""
         found: dict[int, int] = {}
         deadline = time.monotonic() + limit_s
         while not set(expected) <= set(found):
@@ -172,7 +172,7 @@ class PoolProcesses:
 
 
 def receive(connection: socket.socket, kind: type[_Message], limit_s: float) -> _Message | None:
-    """The next message, of type `kind`; None when the peer is gone or `limit_s` seconds passed."""
+    """The next message, of type ``kind``; None when the peer is gone or ``limit_s`` seconds passed."""
     if not _is_readable(connection, limit_s):
         return None
     try:
@@ -199,6 +199,9 @@ def _ready(fds: Sequence[int], limit_s: float) -> set[int]:
     return {fd for fd, _ in poll.poll(max(0, int(limit_s * 1000)))}
 
 
+# How many rank processes may live side by side on this machine, and how many threads each may have.
+
+
 # What an idle rank holds of its own beyond what it shares with the fork server, and what a small plan's rank takes at work.
 _BYTES_PER_RANK = 256 << 20
 _PER_CORE = 8
@@ -206,7 +209,7 @@ _ALWAYS = 4
 
 
 def threads_per_rank(world: int, environ: Mapping[str, str], cores: int | None = None) -> int:
-    """Threads for each of `world` ranks such that those of all xdist workers together fit the cores; at least 1."""
+    """Threads for each of ``world`` ranks such that those of all xdist workers together fit the cores; at least 1."""
     return max(1, _cores(cores) // (world * workers(environ)))
 
 

@@ -11,9 +11,9 @@ MAX_RANKS = 64
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A TCPStore that somebody serves; `prefix` keeps one group's keys apart from another's.
+    """A TCPStore that somebody serves; ``prefix`` keeps one group's keys apart from another's.
 
-    `is_at_home`: all ranks are on this machine, and shall talk over loopback alone.
+    ``is_at_home``: all ranks are on this machine, and shall talk over loopback alone.
     """
 
     host: str
@@ -26,9 +26,9 @@ class StoreAddress:
 class PoolRequest:
     """Parent to server, with the descriptors of control, ledgers, and of each rank its socket and its stack file.
 
-    `ranks` of a world of `world` are to be forked, which meet at `store`, or in memory of their own if all are here. `backend`
-    is what their default process group runs on; "": they join none. `devices`: one for each of `ranks`, "cpu" or "cuda:0".
-    `gpus`: on GPUs, the UUID of the one that each of `ranks` sees.
+    ``ranks`` of a world of ``world`` are to be forked, which meet at ``store``, or in memory of their own if all are here.
+    ``backend`` is what their default process group runs on; "": they join none. ``devices``: one for each of ``ranks``, "cpu"
+    or "cuda:0". ``gpus``: on GPUs, the UUID of the one that each of ``ranks`` sees.
     """
 
     world: int
@@ -42,14 +42,14 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class ServerReady:
-    """Server to parent once torch is imported; `problem` says why it could not start."""
+    """Server to parent once torch is imported; ``problem`` says why it could not start."""
 
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """Server to pool, with a pidfd for each rank; `problem` says why there are none."""
+    """Server to pool, with a pidfd for each rank; ``problem`` says why there are none."""
 
     pids: tuple[int, ...]
     problem: str = ""
@@ -57,7 +57,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """Server to pool: process `index` of it ended with `status` as os.waitstatus_to_exitcode gives it (negative: a signal)."""
+    """Server to pool: process ``index`` of it ended with ``status`` as waitstatus_to_exitcode gives it (< 0: a signal)."""
 
     index: int
     status: int
@@ -67,7 +67,7 @@ class Exited:
 class Job:
     """Parent to rank, followed by the payload's frame; with it go the descriptors that take the output of its ranks.
 
-    `number`: which of this rank's jobs it is, 1 the first.
+    ``number``: which of this rank's jobs it is, 1 the first.
     """
 
     number: int
@@ -82,9 +82,9 @@ class Job:
 class Reply:
     """Rank to parent, before the result's buffers.
 
-    `outcome` is "ready" (the group is up), "returned", "raised" or "unpicklable"; `at` the monotonic clock in seconds;
-    `error` one line, `error_type` the exception's class name, `traceback` its text. `job` is the number of the job that it
-    answers, 0 for "ready", and `pid` who says so. `lost`: what the job took away that other jobs would need.
+    ``outcome`` is "ready" (the group is up), "returned", "raised" or "unpicklable"; ``at`` the monotonic clock in seconds;
+    ``error`` one line, ``error_type`` the exception's class name, ``traceback`` its text. ``job`` is the number of the job that
+    it answers, 0 for "ready", and ``pid`` who says so. ``lost``: what the job took away that other jobs would need.
     """
 
     outcome: str

@@ -20,10 +20,10 @@ _READS = 32
 
 
 class Output:
-    """Output of ranks, whose names are given for each process in turn: `targets` of a process take what its ranks print.
+    """Output of ranks, whose names are given for each process in turn: ``targets`` of a process take what its ranks print.
 
-    `sources`, one for each name, must be read through `take`. With a folder, each has a file there, `<name>.log`, which no
-    other user can read.
+    ``sources``, one for each name, must be read through ``take``. With a folder, each has a file there, ``<name>.log``, which
+    no other user can read.
     """
 
     def __init__(self, log_dir: Path | None, names: Sequence[Sequence[str]]) -> None:
@@ -42,7 +42,7 @@ class Output:
                 self._printed.append(_Printed(_open(log_dir / f"{name}.log") if log_dir is not None else None))
 
     def take(self, index: int) -> None:
-        """Read some of what rank number `index` has printed."""
+        """Read some of what rank number ``index`` has printed."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(_READS):
                 self._printed[index].add(os.read(self.sources[index], KEPT_BYTES))
@@ -62,7 +62,7 @@ class Output:
 
 
 class _Printed:
-    """What one rank printed: its beginning in the file `log`, and its end."""
+    """What one rank printed: its beginning in the file ``log``, and its end."""
 
     def __init__(self, log: int | None) -> None:
         self._log = log
@@ -104,6 +104,9 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
+# Where the output of a process goes that plays several ranks: into the rank's own pipe, as long as it is that rank's turn.
+
+
 _given: Sequence[int] = ()
 
 
@@ -121,7 +124,7 @@ class Outlets:
         self._fds = (self._first[0], *_given)
 
     def lead_to(self, rank: int) -> None:
-        """Let output go to `rank`'s pipe from now on."""
+        """Let output go to ``rank``'s pipe from now on."""
         _flush()
         os.dup2(self._fds[rank], 1)
         os.dup2(self._fds[rank], 2)

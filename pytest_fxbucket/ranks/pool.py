@@ -1,4 +1,4 @@
-"""A pool of warm ranks: `RankPool`, one for each world size and back end."""
+"""A pool of warm ranks: ``RankPool``, one for each world size and back end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_S = 30.0 * 24 * 3600
 class Attempt:
     """What became of one job: a state for each process's rank, their results as they came, and whether all was in time.
 
-    `outputs`: the end of what each rank printed, also of those that have no process of their own.
+    ``outputs``: the end of what each rank printed, also of those that have no process of their own.
     """
 
     states: list[RankState]
@@ -93,13 +93,13 @@ class RankPool:
         what: str = "",
         on_output: Callable[[int, str], None] | None = None,
     ) -> list[object]:
-        """Call `job` ("package.module:function") as function(rank, world, payloads[rank]) on every rank; results in rank order.
+        """Call ``job`` ("module:function") as function(rank, world, payloads[rank]) on each rank; results in rank order.
 
-        `paths` go first on the ranks' sys.path, with this process's own path, directory and environment behind. Output goes to
-        `log_dir`/rank{r}.log, and its last 64 KiB go to `on_output`(rank, text), for each rank that printed something, before
-        this returns or raises. `what` names the task in messages. Payloads and results are pickled; tensors become copies.
-        Raises RankFailure when a rank raises, dies, returns what cannot be pickled, when the ranks launched different
-        collectives, or when not all have answered within `timeout_s` seconds; RankError when ranks cannot be started. After
+        ``paths`` go first on the ranks' sys.path, with this process's own path, directory and environment behind. Output goes
+        to ``log_dir``/rank{r}.log, and its last 64 KiB go to ``on_output``(rank, text), for each rank that printed something,
+        before this returns or raises. ``what`` names the task in messages. Payloads and results are pickled; tensors become
+        copies. Raises RankFailure when a rank raises, dies, returns what cannot be pickled, when the ranks launched different
+        collectives, or when not all have answered within ``timeout_s`` seconds; RankError when ranks cannot be started. After
         that the next run has fresh processes.
         """
         __tracebackhide__ = True  # the line that asked for the run is what helps
@@ -122,7 +122,7 @@ class RankPool:
         task: str,
         is_over: Callable[[], bool] | None = None,
     ) -> Attempt:
-        """As run, but says what became of the job instead of judging it. `is_over`: see Talk.run."""
+        """As run, but says what became of the job instead of judging it. ``is_over``: see Talk.run."""
         if len(payloads) != len(self._request.ranks):
             raise ValueError(f"{len(payloads)} payloads for {len(self._request.ranks)} ranks")
         try:
@@ -215,7 +215,7 @@ def tell_output(states: Sequence[RankState], on_output: Callable[[int, str], Non
 
 
 def task_text(what: str, job: str) -> str:
-    """What runs, for messages; a job of ours says nothing that `what` does not."""
+    """What runs, for messages; a job of ours says nothing that ``what`` does not."""
     if what and job.startswith("pytest_fxbucket."):
         return what
     return ", ".join(part for part in (what, f"job {job}") if part)
@@ -234,7 +234,7 @@ def _frame(buffers: list[wire.Buffer]) -> list[wire.Buffer]:
 
 
 def _look_at(crew: PoolProcesses, states: Sequence[RankState]) -> None:
-    """Add to `states` what can be seen from outside: exit statuses, the kernel's view, and stacks."""
+    """Add to ``states`` what can be seen from outside: exit statuses, the kernel's view, and stacks."""
     for index, state in enumerate(states):
         state.process = watchdog.process_state(crew.pids[index])
         state.where = crew.ledgers.read(state.rank)

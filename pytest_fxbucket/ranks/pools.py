@@ -1,4 +1,4 @@
-"""All pools of one pytest session: `Pools`."""
+"""All pools of one pytest session: ``Pools``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE_LIMIT_S = 1800.0
 
 
 class Pools:
-    """The rank pools of one pytest session, and the fork server behind them, which imports the modules `warm` for the ranks."""
+    """The rank pools of one pytest session, and the fork server behind them, which imports modules ``warm`` for the ranks."""
 
     has_gpus = True
     """Whether its ranks may use GPUs, where there are some."""
@@ -43,7 +43,7 @@ class Pools:
         self._server = ForkServer(self._warm)
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
-        """The pool of `world` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
+        """The pool of ``world`` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
         if backend in IN_ONE_PROCESS:
             return self._together(world, backend)
         if backend not in (*BACKENDS, PLAIN):
@@ -66,7 +66,7 @@ class Pools:
         return self._pools[world, backend]
 
     def use(self, pool: RankPool) -> None:
-        """Note that `pool` is at work now: others make room before it does."""
+        """Note that ``pool`` is at work now: others make room before it does."""
         self._alive = [*(one for one in self._alive if one.pids and one is not pool), pool]
 
     def fork(self, request: PoolRequest) -> PoolProcesses:

@@ -1,4 +1,4 @@
-"""The fork server, `python -m pytest_fxbucket.ranks.server FD PPID [MODULE ...]`: imports torch once and forks ranks.
+"""The fork server, ``python -m pytest_fxbucket.ranks.server FD PPID [MODULE ...]``: imports torch once and forks ranks.
 
 It has one thread, for ever, and forks only then: an OpenMP region before a fork would hang the ranks. It ends, and its ranks
 with it, when the parent hangs up or dies.
@@ -63,7 +63,7 @@ class _Brood:
 
 
 class Server:
-    """Forks pools of ranks for the parent at the other end of `connection` (SOCK_SEQPACKET); imports `warm` when idle."""
+    """Forks pools of ranks for the parent at the other end of ``connection`` (SOCK_SEQPACKET); imports ``warm`` when idle."""
 
     def __init__(self, connection: socket.socket, warm: list[str]) -> None:
         self._connection = connection

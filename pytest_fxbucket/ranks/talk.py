@@ -68,7 +68,7 @@ class _Reader:
 
 
 class Talk:
-    """Sends each process its frames, then collects its reply to job number `job`; `index` is its place in the crew.
+    """Sends each process its frames, then collects its reply to job number ``job``; ``index`` is its place in the crew.
 
     What a process has to say of another job, or another process on its connection, is dropped.
     """
@@ -92,9 +92,9 @@ class Talk:
         self._selector = selectors.DefaultSelector()
 
     def run(self, deadline: float) -> bool:
-        """Until every rank answered, one failed (and the grace is over), or `deadline` (monotonic): False then.
+        """Until every rank answered, one failed (and the grace is over), or ``deadline`` (monotonic): False then.
 
-        `is_over`, asked every 0.1 s, ends the waiting as a failure here would.
+        ``is_over``, asked every 0.1 s, ends the waiting as a failure here would.
         """
         with self._selector:
             self._watch()
@@ -112,7 +112,7 @@ class Talk:
         return any(state.outcome not in ("running", "returned", "ready") for state in self.states)
 
     def _listen(self, deadline: float) -> bool:
-        """Act on what happens next; False at `deadline`."""
+        """Act on what happens next; False at ``deadline``."""
         left = deadline - time.monotonic()
         if left <= 0:
             return False

@@ -16,7 +16,7 @@ _LAST_LINES = ("in _run_module_as_main\n", "  ...\n", "...\n")
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for `pid`: R runs, S sleeps, D waits for a device, T is stopped; "" when it is gone."""
+    """The kernel's letter for ``pid``: R runs, S sleeps, D waits for a device, T is stopped; "" when it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -66,7 +66,7 @@ def _await(dumps: Sequence[_Dump], deadline: float) -> None:
 
 
 def read_from(file: int, start: int = 0, limit_bytes: int = 1 << 18) -> str:
-    """Text in `file` from `start` on."""
+    """Text in ``file`` from ``start`` on."""
     return os.pread(file, limit_bytes, start).decode("utf-8", "replace")
 
 

@@ -1,9 +1,8 @@
 """What travels between the parent and a rank: pickles, with the bytes of CPU tensors beside them.
 
-A frame is a list of buffers: four bytes that begin every frame, `count` (uint32), `count` lengths in bytes (uint64 each), all
-little endian, then the buffers.
-The first buffer is a pickle (protocol 5), the others its out-of-band buffers. Tensors become plain copies: no shared memory,
-no files.
+A frame is a list of buffers: four bytes that begin every frame, ``count`` (uint32), ``count`` lengths in bytes (uint64 each),
+all little endian, then the buffers. The first buffer is a pickle (protocol 5), the others its out-of-band buffers. Tensors
+become plain copies: no shared memory, no files.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: object) -> list[Buffer]:
-    """The pickle of `value` and its out-of-band buffers, which share the memory of its tensors. Raises Unpicklable."""
+    """The pickle of ``value`` and its out-of-band buffers, which share the memory of its tensors. Raises Unpicklable."""
     buffers: list[pickle.PickleBuffer] = []
     out = io.BytesIO()
     try:
@@ -54,7 +53,7 @@ def pack(value: object) -> list[Buffer]:
 
 
 def unpack(buffers: Sequence[Buffer]) -> object:
-    """The value behind `pack`; tensors own the received memory. Raises Unpicklable."""
+    """The value behind ``pack``; tensors own the received memory. Raises Unpicklable."""
     try:
         return pickle.loads(buffers[0], buffers=buffers[1:])
     except Exception as error:
@@ -62,9 +61,9 @@ def unpack(buffers: Sequence[Buffer]) -> object:
 
 
 def pack_whole(value: object) -> bytes:
-    """`value` as one pickle, tensors copied into it: to be part of another value. Raises Unpicklable.
+    """``value`` as one pickle, tensors copied into it: to be part of another value. Raises Unpicklable.
 
-    Not as PickleBuffers of `pack`'s memoryviews: CPython crashes when it collects garbage that has both.
+    Not as PickleBuffers of ``pack``'s memoryviews: CPython crashes when it collects garbage that has both.
     """
     out = io.BytesIO()
     try:
@@ -75,12 +74,12 @@ def pack_whole(value: object) -> bytes:
 
 
 def head(buffers: Sequence[Buffer]) -> bytes:
-    """The beginning, the count and the lengths that go before `buffers`."""
+    """The beginning, the count and the lengths that go before ``buffers``."""
     return HEAD.pack(_BEGIN, len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
 
 
 def count(data: Buffer) -> int:
-    """How many buffers a frame that begins with `data` (HEAD.size bytes) has, at least 1. Raises Garbled."""
+    """How many buffers a frame that begins with ``data`` (HEAD.size bytes) has, at least 1. Raises Garbled."""
     begin, found = HEAD.unpack(data)
     if begin != _BEGIN or not 0 < found <= _MOST_BUFFERS:
         raise Garbled
@@ -96,7 +95,7 @@ def lengths(data: Buffer) -> tuple[int, ...]:
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor or parameter that is nothing but its numbers."""
+    """Whether ``value`` is a tensor or parameter that is nothing but its numbers."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
@@ -104,7 +103,7 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
-    """`rebuild_tensor`, and its arguments for a copy of a plain tensor; the first shares its memory, if that is possible."""
+    """``rebuild_tensor``, and its arguments for a copy of a plain tensor; the first shares its memory, if that is possible."""
     import torch
 
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()  # what was on a GPU arrives on the CPU
@@ -138,7 +137,7 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 def rebuild_tensor(
     data: bytearray, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool, is_parameter: bool
 ) -> torch.Tensor:
-    """The tensor on the memory `data`; `dtype` as "float32"."""
+    """The tensor on the memory ``data``; ``dtype`` as "float32"."""
     import torch
 
     kind: torch.dtype = getattr(torch, dtype)
@@ -166,7 +165,7 @@ def line_of(error: BaseException) -> str:
 
 
 def cut(text: str, most: int = MOST_OF_TEXT) -> str:
-    """`text`, or its beginning and its end, `most` characters in all, with a word of what was left out between them."""
+    """``text``, or its beginning and its end, ``most`` characters in all, with a word of what was left out between them."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} ... ({len(text) - most:,} characters left out) ... {text[len(text) - most // 2 :]}"

@@ -70,7 +70,7 @@ class _HungUp(Exception):
 
 
 def serve(seat: WorkerConfig) -> None:
-    """Answer jobs over `seat.connection`; returns when the parent hangs up."""
+    """Answer jobs over ``seat.connection``; returns when the parent hangs up."""
     sys.dont_write_bytecode = True
     _install_faulthandler(seat)
     calling.stand_apart(seat.connection)
@@ -212,12 +212,15 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
     return data
 
 
+# What all jobs of a rank stand on, and no job can be given back once another has taken it away.
+
+
 _LIMITS = tuple(sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")))
 _STANDARD = (0, 1, 2)
 
 
 class Footing:
-    """Descriptors 0 to 2 and `fds`, the default process group, Python's output, and resource limits, as they are now."""
+    """Descriptors 0 to 2 and ``fds``, the default process group, Python's output, and resource limits, as they are now."""
 
     def __init__(self, fds: Sequence[int]) -> None:
         self._files = {fd: _file(fd) for fd in (*_STANDARD, *fds)}

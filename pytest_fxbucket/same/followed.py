@@ -183,6 +183,9 @@ def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:
     return packed, buffers
 
 
+# What a launch brings, told by the bytes that its members send.
+
+
 class Launching:
     """The launches of one graph, in its order."""
 

@@ -1,4 +1,4 @@
-"""Same of one plan: every distinct graph that a rank runs, held against the graph that no pass has seen."""
+"""Same of one plan: each distinct graph that a rank runs, held against the one that no pass has seen; differences in words."""
 
 from __future__ import annotations
 
@@ -137,6 +137,8 @@ class Same:
 def _side(graph: fx.Graph, root: object, step: StepGraph, phase: Phase) -> Side:
     return Side(without_kept_order(graph), root, step.inputs[phase], step.outputs[phase], {})  # type: ignore[arg-type]
 
+
+# Expressions, differences and waste in words.
 
 _DEPTH = 3
 _MOST = 240

@@ -1,4 +1,7 @@
-"""What a graph's attributes hold, by its bytes: a pass may call them what it likes."""
+"""What a graph's attributes and storages hold while it is walked.
+
+Attributes are told by their bytes: a pass may call them what it likes.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,9 @@ def digest_of(root: torch.nn.Module, name: str) -> str:
         return hashlib.sha256(form.encode() + raw_bytes(held)).hexdigest()
     except (NotImplementedError, RuntimeError):  # a fake one has no bytes
         return f"{form} {name}"
+
+
+# What storages hold that are written in place: which values share one, and the chain of writes that it went through.
 
 
 Home = tuple[Any, ...]

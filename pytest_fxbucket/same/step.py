@@ -178,6 +178,9 @@ def _why(table: Table, number: int) -> str:
     return next((table.left[one] for one in sorted(table.within([number])) if one in table.left), "")
 
 
+# Two graphs, number by number: what stands for another expression, and what is computed for nothing.
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """What something stands for in the graph before and after."""

@@ -1,4 +1,6 @@
-"""Expressions by number: equal numbers, equal expressions, whichever graph they were met in (hash-consing, A. P. Ershov, 1958).
+"""Expressions by number, and what of an operator goes into them: equal numbers, equal expressions, in whichever graph.
+
+Hash-consing (A. P. Ershov, 1958): whichever graph an expression was met in, it has one number.
 
 An expression is a tuple: its operator's name, then numbers of what it is made of, and constants. Every int in it, at any depth,
 is the number of another expression; all else that is an integer stands in a :class:`Const` or a :class:`Where`.
@@ -114,6 +116,9 @@ def _numbers(key: Key) -> Iterator[int]:
             yield item
         elif type(item) is tuple:
             yield from _numbers(item)
+
+
+# What the walk must know of an operator, read off its schema once.
 
 
 _SAME = frozenset({"aten::detach", "aten::alias"})

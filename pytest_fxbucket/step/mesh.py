@@ -161,6 +161,9 @@ def make_groups(mesh: Mesh, rank: int) -> None:
         make_group(name, ranks)
 
 
+# Process groups as people and goldens name them: by the mesh dimensions that they span, the same on every rank.
+
+
 def dims_text(ranks: Sequence[int], mesh: Sequence[MeshDim]) -> str:
     """``dp_shard``, ``dp_replicate x dp_shard``; of a group that spans no dimension its size and spacing: ``2 ranks 4 apart``.
 

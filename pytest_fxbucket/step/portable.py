@@ -1,4 +1,8 @@
-"""Graphs as plain data, sent to ranks and told apart by digests; and copies of one's own."""
+"""Graphs as plain data, sent to ranks and told apart by digests; and copies of one's own.
+
+Only what a graph computes is kept: operators, arguments, constants. Names and metadata are not part of the digest, but names
+travel along, since they tell people where two runs part.
+"""
 
 from __future__ import annotations
 
@@ -203,6 +207,9 @@ def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
     if operator is None and not isinstance(value, (Enum, type)):
         raise TypeError(f"a value of type {type(value).__name__}")
     return operator or value
+
+
+# A graph module of one's own: nothing that is done to it, in place too, reaches the one that it was copied from.
 
 
 def own_copy(module: fx.GraphModule) -> fx.GraphModule:

@@ -1,4 +1,7 @@
-"""Two reductions on their way to a sum, and whether what they send may be added instead of what they bring."""
+"""``add_before_reducing``: RS(a) + RS(b) becomes RS(a + b), which rounds otherwise.
+
+First two reductions on their way to a sum, and whether what they send may be added instead of what they bring.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +115,9 @@ def _differ(one: Reduced, other: Reduced) -> str:
         ways = [[(step.target, repr(step.args[1:]), repr(step.kwargs)) for step in reduced.steps] for reduced in (one, other)]
         is_same = ways[0] == ways[1]
     return "" if is_same else "they do not go the same way to the sum"
+
+
+# What two reductions bring, and is only added up, is added before one reduction.
 
 
 NAME = "add_before_reducing"

@@ -155,6 +155,9 @@ def _kind(shape: Any, dtype: Any) -> str:
     return f"shape {tuple(shape)} and dtype {dtype}"
 
 
+# What no transformation of a step may break: looked at after each, so that the first that breaks one can be named.
+
+
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What one graph of a step does, as one rank has it."""

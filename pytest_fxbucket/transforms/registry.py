@@ -101,6 +101,9 @@ def _refuse_late_rounding(order: Sequence[tuple[str, str, Traits]]) -> None:
             )
 
 
+# Runs transformations on a step, one after the other, on copies, and looks at what each left.
+
+
 State = dict[str, "torch.Tensor"]
 Transform = Callable[..., "StepGraph"]
 """``(step, state, **args)`` to the same step, changed. The graphs are the transformation's own: it may work in place.

@@ -189,7 +189,7 @@ def grouped(record: Record, stored: Sequence[Record]) -> list[Runs]:
 
 
 def _kind(record: Record) -> str:
-    """Equal for runs that `comparable` has nothing against, and that are of one pass."""
+    """Equal for runs that ``comparable`` has nothing against, and that are of one pass."""
     kind = (record.title, record.machine, record.backend, record.ranks, record.has_priority, record.workload, record.pass_name)
     return json.dumps(kind, sort_keys=True)
 

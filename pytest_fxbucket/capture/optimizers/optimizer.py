@@ -203,6 +203,9 @@ def _refuse_other_options(where: str, groups: Sequence[Mapping[str, Any]], made:
             raise PlanError(f'{where} groups {number} has no option "{foreign}"{near}')
 
 
+# The optimizers of a plan, over one rank's parts of a model's parameters: fake ones in capture, real ones in the ranks.
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizing:
     """What makes the optimizers; plain data that goes to the ranks."""

@@ -133,6 +133,9 @@ def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Call
     return lambda *args, **kwargs: checkpoint(named, *args, use_reentrant=False, **kwargs)
 
 
+# Experts parted over ep: tokens travel to the rank of their expert and back, by two all-to-alls (GShard, arXiv 2006.16668).
+
+
 def experts_forward(fqn: str, module: nn.Module, experts: int, group: Group) -> Callable[[torch.Tensor], torch.Tensor]:
     """What is to be called instead of ``module.forward``, which computes with this rank's part of all ``experts``.
 

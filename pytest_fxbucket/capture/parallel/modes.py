@@ -124,6 +124,9 @@ class Replicated:
         return averaged
 
 
+# Parameters sharded on dimension 0: gathered where they are read, gradients reduced and scattered (arXiv 2411.00284).
+
+
 @dataclass(frozen=True, slots=True)
 class Sharded:
     """``mode = "fully_shard"``; with a group of copies ``"hybrid_shard"``."""

@@ -167,6 +167,12 @@ def hooks_of(model: nn.Module) -> dict[str, list[Hook]]:
     return found
 
 
+# Whole parameters wherever a model reads its own: by attribute, ``parameters()``, ``functional_call``, a list that it keeps.
+#
+# A module's place of a parameter gives the gathered one, as under FSDP2. Who holds the parameter itself (the flat weights of an
+# LSTM, a list, a closure) has it exchanged where torch is called with it.
+
+
 Gathered = Callable[[Any], Any]
 """What is to be read instead of a value: the gathered tensor of a parameter, anything else as it is."""
 

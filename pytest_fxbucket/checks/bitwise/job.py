@@ -294,6 +294,9 @@ def compare(step: int, rank: int, what: str, fqn: str, a: Any, b: Any) -> Iterat
         yield Difference(step, rank, what, fqn, int(elements), a.numel(), ulps_apart(a, b))
 
 
+# Values that no step's data holds by itself, and that a pass may lose: zeros of both signs, denormals, large numbers.
+
+
 FEWEST_STEPS = 3
 """With fewer steps none is on edge values: they may saturate whatever the model computes."""
 

@@ -1,4 +1,4 @@
-"""Bits of tensors: as integers to compare, as distances, as digests."""
+"""Where two runs of a step part; and bits of tensors: as integers to compare, as distances, as digests."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ def bits_digest(tensors: Sequence[torch.Tensor]) -> str:
         text.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
         text.update(raw_bytes(tensor))
     return text.hexdigest()
+
+
+# Where two runs of a step part: the first node that both have, and whose bits differ.
 
 
 Batch = Sequence[torch.Tensor]

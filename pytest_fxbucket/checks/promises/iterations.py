@@ -55,6 +55,9 @@ def is_moved(entry_of: Mapping[str, str], bucket: Bucket) -> bool:
     return bucket.kind in REDUCTIONS and not entry_of.keys().isdisjoint(bucket.fqns)
 
 
+# Does what moved into the next call hide behind its forward? Launched first, waited for right before somebody needs it.
+
+
 def hidden_by_nothing(entry_of: Mapping[str, str], steady: Phased) -> list[str]:
     """Entries that are needed before anything of the forward computes: they move, and nothing hides that."""
     computes = _forward(steady.reading)
@@ -126,6 +129,12 @@ def _needed(entry_of: Mapping[str, str], entry: str, reading: GraphAnalysis) -> 
 def _forward(reading: GraphAnalysis) -> list[tuple[int, str]]:
     """Forward compute, in order."""
     return [(place, fqn) for place, direction, fqn in reading.computes if direction == "forward" and place not in reading.late]
+
+
+# Do set-up, steady and clean-up graphs do together what the bucketed graph did, and does what moved hide behind the forward?
+#
+# Read off the four graphs alone. Of what moved: reduced in no set-up, once in steady and clean-up; launched before the forward
+# computes, waited for right before it needs the result, and not later; made of what was handed on, of the right call.
 
 
 _HANDS_ON: tuple[Phase, ...] = ("setup", "steady")

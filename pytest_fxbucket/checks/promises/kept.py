@@ -169,6 +169,9 @@ def _through(bits: int) -> str:
     return names[0] if names and bits != EXACT else f"{bits} bits"
 
 
+# Is what forward gathered gathered again in backward, or kept, as each entry of the plan has it?
+
+
 def resharding_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """A sentence for what is kept though it should not be, and one for what is gathered again though it should be kept."""
     kept = _kept(promise, captured)

@@ -1,8 +1,8 @@
-"""Which launches a plan promises, told from the graph before the pass: each one's members, in byte order.
+"""Which launches a plan promises, told from the graph before the pass, each one's members in byte order; and is each there?
 
 Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype; a cap closes a
 launch before it would grow above it; members that need each other's results end in different launches, as few as the longest
-chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.reading.Bucket.apart`) stays alone.
+chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.apart`) stays alone.
 """
 
 from __future__ import annotations
@@ -171,6 +171,9 @@ def _parted(buckets: Sequence[Bucket], level: Mapping[str, int]) -> list[list[Bu
     return [parts[number] for number in sorted(parts)]
 
 
+# Is each launch that the plan promises there: whole, alone, in the layout asked for, and no more of them?
+
+
 Member = tuple[str, str]
 """FQN, and process group where it is launched on several."""
 _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "all-reduced"}
@@ -280,6 +283,12 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
             yield f"{one.label}: {member.fqn} begins at byte {member.offset} of a rank's part, expected {begin}"
             return
         begin += member.bytes
+
+
+# Which launches of a graph need which others' results, through any path of values and writes; asked of groups of launches.
+#
+# All pairs would be the square of the launches. What is asked is less: who in a group needs whom in it, and which part of a
+# group needs which. One walk, with a bit for each part at every node.
 
 
 Groups = Sequence[Sequence[str]]

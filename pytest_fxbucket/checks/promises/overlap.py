@@ -211,6 +211,9 @@ def _entries(promise: Expectations, bucket: Bucket) -> set[str]:
     return {promise.entry_of.get(fqn, fqn) for fqn in bucket.fqns}
 
 
+# Do launches and waits that the user placed by hand stand there: right before an entry's compute?
+
+
 def placing_problems(promise: Expectations, passed: GraphAnalysis) -> Iterator[str]:
     """Launches of ``launch_at``, and waits of ``wait_before``, that do not stand right before the compute they name."""
     for direction in DIRECTIONS:

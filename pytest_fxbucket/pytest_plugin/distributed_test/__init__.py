@@ -1,1 +1,1 @@
-"""Users' own tests on ranks: `item.py` decides and sends a test's body, `job.py` runs it in each rank."""
+"""Users' own tests on ranks: ``item.py`` decides and sends a test's body, ``job.py`` runs it in each rank."""

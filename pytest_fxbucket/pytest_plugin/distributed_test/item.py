@@ -1,4 +1,4 @@
-"""The marker `fxbucket_ranks`: what it asks for, and what is wrong with it."""
+"""The marker ``fxbucket_ranks``: what it asks for, a test's body sent to the ranks, and what came of it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Wanted:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The mesh's sizes by name; without one all ranks are `dp_shard`."""
+        """The mesh's sizes by name; without one all ranks are ``dp_shard``."""
         return self.mesh or {"dp_shard": self.world}
 
 
 def is_marked(item: pytest.Item) -> bool:
-    """Say whether the body of `item` is to run on ranks."""
+    """Say whether the body of ``item`` is to run on ranks."""
     return item.get_closest_marker(NAME) is not None
 
 
@@ -99,6 +99,9 @@ def _marker_given(item: pytest.Item) -> str:
     assert marker is not None
     parts = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
     return f"({', '.join(parts)})"
+
+
+# A test's body sent to the ranks, and what came of it made the item's outcome.
 
 
 _ALONE = {

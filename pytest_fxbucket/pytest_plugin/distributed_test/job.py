@@ -56,7 +56,7 @@ class Body:
     given: bytes
     """Fixtures and parameters by name, and the attributes that set-up gave to the test's instance, packed.
 
-    Apart, since they may be of classes in the test's own module, which must be imported by `origins`.
+    Apart, since they may be of classes in the test's own module, which must be imported by ``origins``.
     """
     mesh: Mapping[str, int]
     """size of each mesh dimension by name"""

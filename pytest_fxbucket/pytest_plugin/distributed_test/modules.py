@@ -1,4 +1,4 @@
-"""The user's test modules as pytest imported them, and the same imports in a rank.
+"""The user's test modules as pytest imported them, the same imports in a rank, and values that each rank makes itself.
 
 pytest's import modes name modules in ways that the import path alone does not give back (importlib mode above all), and rewrite
 the asserts of some. So pytest's process says which name is which file, and a rank imports by that.
@@ -68,7 +68,7 @@ def _origins(item: pytest.Function) -> dict[str, Origin]:
 
 @contextlib.contextmanager
 def own_conftest(item: pytest.Item) -> Iterator[None]:
-    """Within it `conftest` is the one nearest to the item: those outside of packages share that name, the last one has it."""
+    """Within it ``conftest`` is the one nearest to the item: those outside of packages share that name, the last one has it."""
     plugins = item.config.pluginmanager.get_plugins()
     files = {getattr(one, "__file__", None): one for one in plugins if getattr(one, "__name__", "") == "conftest"}
     nearest = next((files[file] for folder in item.path.parents if (file := str(folder / "conftest.py")) in files), None)
@@ -128,13 +128,16 @@ class Finder(MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, origin.file, loader=loader, submodule_search_locations=folders)
 
 
+# Values that each rank makes for itself.
+
+
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "contains")
 _CONVERTING = ("int", "index", "float", "str", "format", "iter", "len", "getitem", "call")
 _COUNTING = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "rmod", "and", "or", "xor", "neg")
 
 
 class PerRank:
-    """Stands in pytest's process for a value that each rank has of its own: its number, its mesh, or its folder below `path`.
+    """Stands in pytest's process for a value that each rank has of its own: its number, its mesh, or its folder below ``path``.
 
     Whatever a fixture does with it but hand it on raises RankError: there it would be the same for all ranks.
     """
@@ -167,7 +170,7 @@ for _name in (*_COMPARING, *_CONVERTING, *_COUNTING):
 
 
 def made(value: object, rank: int, sizes: Mapping[str, int]) -> object:
-    """What `value` is on `rank`; `sizes` are those of the mesh, by name of the dimension."""
+    """What ``value`` is on ``rank``; ``sizes`` are those of the mesh, by name of the dimension."""
     if not isinstance(value, PerRank):
         return value
     if value.kind == "rank":

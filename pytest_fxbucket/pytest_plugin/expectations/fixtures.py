@@ -84,7 +84,7 @@ def _show(item: pytest.Item, report: pytest.TestReport, book: GoldenBook) -> Non
             if len(lines) > _SHOWN_LINES or sum(map(len, lines)) > _SHOWN_CHARACTERS:
                 report.sections.append((lines[0], "\n".join(lines[1:])))
     if report.passed and book.unread and not hasattr(report, "wasxfail"):
-        # `assert not graph == golden`, or a comparison that nobody asserts: nothing was compared, so nothing has passed.
+        # ``assert not graph == golden``, or a comparison that nobody asserts: nothing was compared, so nothing has passed.
         report.outcome = "failed"
         report.longrepr = book.unread[0]
 
@@ -107,7 +107,7 @@ def _folder(item: pytest.Item, name: str) -> Folder:
 
 
 def _words(item: pytest.Item) -> list[str]:
-    """Arguments of pytest that run `item`: its node id, and the plan that the option gave it."""
+    """Arguments of pytest that run ``item``: its node id, and the plan that the option gave it."""
     from pytest_fxbucket.pytest_plugin.items import PlanRef
 
     words = [item.nodeid]

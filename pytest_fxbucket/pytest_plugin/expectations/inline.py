@@ -1,4 +1,7 @@
-"""Expectations that stand in the test itself: which literal a call was given, read from its source, rewritten when accepted."""
+"""Expectations that stand in the test itself: which literal a call was given, read from its source, rewritten when accepted.
+
+Finding is by the place that Python's bytecode gives of a call; writing is expecttest's.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +127,13 @@ def _is_one_string(text: str) -> bool:
     except (tokenize.TokenError, SyntaxError):
         return False
     return [token.type for token in tokens if token.string.strip() and token.type != tokenize.ENCODING] == [tokenize.STRING]
+
+
+# Expectations that stand in the test itself: ``fxbucket_expect(graph, """...""")``, rewritten in place when accepted.
+#
+# A test makes edits, plain dicts that leave with its report; one process writes each source file, once and whole, when the run
+# ends. An edit names the bytes of the literal and the digest of the file that it is an edit of: on any other file it is
+# nothing.
 
 
 Edit = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Edits of expectations, collected from all tests and written into their source files by one process, at the end."""
+"""Edits of expectations, collected from all tests and written into source files by one process at the end; its hooks."""
 
 from __future__ import annotations
 
@@ -113,6 +113,9 @@ def _write(path: Path, shown: str, edits: list[Edit]) -> None:
 def _refuse_another(source: bytes, shown: str, edits: list[Edit]) -> None:
     if {digest(source)} != {edit["digest"] for edit in edits}:
         raise UsageError(f"{shown} was changed since the run began, so its expectations are left as they are; run again")
+
+
+# Hooks of the process that writes inline expectations into their files; and the refusal to do so with several workers.
 
 
 _REFUSED = "fxbucket_refused"

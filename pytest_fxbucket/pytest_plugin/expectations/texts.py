@@ -1,4 +1,4 @@
-"""The structure text of whatever a test holds: a graph, a step, what a pass made of it, or text already."""
+"""The structure text of whatever a test holds (a graph, a step, what a pass made of it, text); and how two texts differ."""
 
 from __future__ import annotations
 

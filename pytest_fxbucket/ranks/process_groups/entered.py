@@ -32,7 +32,7 @@ _MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})
 
 
 class Entered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
-    """While it is on, each launch of this process is entered in the ledger of global rank `rank`.
+    """While it is on, each launch of this process is entered in the ledger of global rank ``rank``.
 
     Waits are not: on GPUs they do not hold up the process.
     """
@@ -48,7 +48,7 @@ class Entered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_sub
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Enter `func` if it launches a collective, and call it."""
+        """Enter ``func`` if it launches a collective, and call it."""
         kwargs = kwargs or {}
         namespace, _, name = func._schema.name.partition("::")
         if namespace in _NAMESPACES:

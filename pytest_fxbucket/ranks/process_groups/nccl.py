@@ -37,7 +37,7 @@ _AT_HOME = {
 
 
 def settings(backend: str, gpu: str = "") -> dict[str, str]:
-    """The environment of a rank, whose only GPU is `gpu` (a UUID): to be set before CUDA starts, and kept. Empty off GPUs."""
+    """The environment of a rank, whose only GPU is ``gpu`` (a UUID): to be set before CUDA starts, and kept. Empty off GPUs."""
     if backend not in ON_GPUS:
         return {}
     ours = {"CUDA_VISIBLE_DEVICES": gpu, **_REPEATABLE}
@@ -59,7 +59,7 @@ def apply(backend: str) -> None:
 
 
 def record(backend: str) -> tuple[str, ...]:
-    """What `settings` and `apply` set, as it is now in this process, and the versions behind it: a line `name=value` each."""
+    """What ``settings`` and ``apply`` set, as it is now in this process, and versions behind it: a line ``name=value`` each."""
     if backend not in ON_GPUS:
         return ()
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

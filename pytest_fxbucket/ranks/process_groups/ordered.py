@@ -28,9 +28,9 @@ BACKEND = "ordered_gloo"
 
 
 class OrderedWork(c10d.Work):
-    """Exchanges in flight; the first wait (from any thread) runs `finish`, which adds and fills the outputs.
+    """Exchanges in flight; the first wait (from any thread) runs ``finish``, which adds and fills the outputs.
 
-    `token` is the launch's in the rank's ledger.
+    ``token`` is the launch's in the rank's ledger.
     """
 
     def __init__(self, token: int, exchanges: Sequence[Any], finish: Callable[[], None], result: list[torch.Tensor]) -> None:
@@ -89,7 +89,7 @@ class OrderedWork(c10d.Work):
 class OrderedGloo(c10d.ProcessGroup):
     """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms.
 
-    `ranks` are the members' global ranks. Each launch and wait is entered in the rank's ledger.
+    ``ranks`` are the members' global ranks. Each launch and wait is entered in the rank's ledger.
     """
 
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> None:
@@ -107,17 +107,17 @@ class OrderedGloo(c10d.ProcessGroup):
     def allreduce(  # type: ignore[override]  # one signature for torch's overloads, here and below
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> c10d.Work:
-        """Reduce each of `tensors` in place over all ranks; `opts` are AllreduceOptions or an operation."""
+        """Reduce each of ``tensors`` in place over all ranks; ``opts`` are AllreduceOptions or an operation."""
         return self._all_reduce(listed(tensors), options(c10d.AllreduceOptions, opts or op))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> c10d.Work:
-        """Reduce each of `tensors` in place over all ranks."""
+        """Reduce each of ``tensors`` in place over all ranks."""
         return self._all_reduce(list(tensors), options(c10d.AllreduceCoalescedOptions, opts))
 
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> c10d.Work:
-        """Reduce each of `tensors` over all ranks into the root's; `opts` are ReduceOptions or the root."""
+        """Reduce each of ``tensors`` over all ranks into the root's; ``opts`` are ReduceOptions or the root."""
         if opts is None or isinstance(opts, int):
             root = opts if root is None else root
             opts = options(c10d.ReduceOptions, op)
@@ -127,12 +127,12 @@ class OrderedGloo(c10d.ProcessGroup):
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> c10d.Work:
-        """Reduce `inputs[i][r]` (any sizes) over all ranks into rank r's `outputs[i]`."""
+        """Reduce ``inputs[i][r]`` (any sizes) over all ranks into rank r's ``outputs[i]``."""
         rows = [inputs] if isinstance(outputs, torch.Tensor) else inputs
         return self._reduce_scatter(listed(outputs), [list(row) for row in rows], opts or op)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Reduce the r-th of equal chunks of `source` over all ranks into rank r's `output`."""
+        """Reduce the r-th of equal chunks of ``source`` over all ranks into rank r's ``output``."""
         return self._reduce_scatter([output], [even_chunks(source, self.size())], opts)
 
     def reduce_scatter_single_coalesced(
@@ -152,7 +152,7 @@ class OrderedGloo(c10d.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> c10d.Work:
-        """Gather each of `inputs` of all ranks, one after the other, into the output beside it."""
+        """Gather each of ``inputs`` of all ranks, one after the other, into the output beside it."""
         opts = opts or c10d.AllgatherOptions()
         token = self._launch("all_gather", inputs)
         ours = room_for(outputs)
@@ -161,7 +161,7 @@ class OrderedGloo(c10d.ProcessGroup):
         return OrderedWork(token, work, partial(bring_back, outputs, ours), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Gather `source` of all ranks, one after the other, into `output`."""
+        """Gather ``source`` of all ranks, one after the other, into ``output``."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
@@ -190,12 +190,12 @@ class OrderedGloo(c10d.ProcessGroup):
         return self._passed(token, self._gloo.broadcast(ours, *args, **named), listed(tensors), (tensors, ours))
 
     def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
-        """Send tensors to the rank that is number `peer` of the group."""
+        """Send tensors to the rank that is number ``peer`` of the group."""
         token = self._launch_to_peer(f"send to rank {self._ranks[peer]}", tensors)
         return self._passed(token, self._gloo.send(on_cpu(tensors), peer, *args, **named))
 
     def recv(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
-        """Receive tensors from the rank that is number `peer` of the group."""
+        """Receive tensors from the rank that is number ``peer`` of the group."""
         token = self._launch_to_peer(f"receive from rank {self._ranks[peer]}", tensors)
         ours = room_for(tensors)
         return self._passed(token, self._gloo.recv(ours, peer, *args, **named), listed(tensors), (tensors, ours))
@@ -265,7 +265,7 @@ class OrderedGloo(c10d.ProcessGroup):
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed as `ordered_gloo`; idempotent."""
+    """Make the backend known to torch.distributed as ``ordered_gloo``; idempotent."""
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
@@ -280,8 +280,13 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one element counts as contiguous whatever its stride
 
 
+# Tensors on a GPU for a group that works on the CPU: copied there to be sent, and what arrives copied back.
+#
+# Containers may be nested lists; they come back as lists of the same nesting. A tensor on the CPU is its own stand-in.
+
+
 def is_staged(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` needs a stand-in."""
+    """Whether ``tensor`` needs a stand-in."""
     return tensor.device.type != "cpu"
 
 

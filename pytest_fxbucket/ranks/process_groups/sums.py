@@ -42,16 +42,16 @@ _PREMULTIPLIED = frozenset({torch.float32, torch.bfloat16})
 
 
 def combining(operation: Operation) -> Callable[..., torch.Tensor]:
-    """What makes one addend of two, into `out`."""
+    """What makes one addend of two, into ``out``."""
     return _COMBINE[operation.name]
 
 
 def in_rank_order(
     parts: Sequence[torch.Tensor], operation: Operation, ranks: Sequence[int] = (), owner: int | None = None
 ) -> torch.Tensor:
-    """All `parts`, in their order, combined into the first, which is returned.
+    """All ``parts``, in their order, combined into the first, which is returned.
 
-    It makes no difference of which `ranks` they are, nor who owns the result.
+    It makes no difference of which ``ranks`` they are, nor who owns the result.
     """
     parts = addends(parts, operation)
     total, combine = parts[0], combining(operation)
@@ -61,7 +61,7 @@ def in_rank_order(
 
 
 def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[torch.Tensor]:
-    """What `operation` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up.
+    """What ``operation`` combines; of an average each part by 1/ranks, in its own dtype, as NCCL and DDP add averages up.
 
     Of other dtypes than float32 and bfloat16 FSDP2 averages no addends: it divides their sum.
     """
@@ -74,12 +74,12 @@ def addends(parts: Sequence[torch.Tensor], operation: Operation) -> Sequence[tor
 
 
 def averaged(total: torch.Tensor, operation: Operation, ranks: int) -> torch.Tensor:
-    """`total` of all addends of `operation`; divided by `ranks` where that is still to be done of an average."""
+    """``total`` of all addends of ``operation``; divided by ``ranks`` where that is still to be done of an average."""
     return total.div_(ranks) if operation.name == "AVG" and total.dtype not in _PREMULTIPLIED else total
 
 
 def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
-    """The operation in `opts`; ValueError if there is none in rank order, or none for the dtype of `tensors`."""
+    """The operation in ``opts``; ValueError if there is none in rank order, or none for the dtype of ``tensors``."""
     name = str(opts.reduceOp.op.name)
     if name not in _COMBINE:
         raise ValueError(f"reductions in rank order have no {name}; expected one of {', '.join(_COMBINE)}")
@@ -92,7 +92,7 @@ def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
 
 
 def options(kind: Callable[[], Any], given: Any) -> Any:
-    """`given` as options: they may be options already, a bare operation, or None."""
+    """``given`` as options: they may be options already, a bare operation, or None."""
     if hasattr(given, "reduceOp"):
         return given
     opts = kind()
@@ -107,17 +107,20 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def even_chunks(source: torch.Tensor, world: int) -> list[torch.Tensor]:
-    """`world` equal chunks of `source`, flat; ValueError if they are not equal."""
+    """``world`` equal chunks of ``source``, flat; ValueError if they are not equal."""
     if source.numel() % world:
         raise ValueError(f"reduce_scatter of {source.numel()} elements, which {world} ranks cannot share evenly")
     return list(source.detach().contiguous().view(world, -1).unbind())
 
 
 def require_same_size(output: torch.Tensor, piece: torch.Tensor) -> None:
-    """ValueError if `output` cannot take `piece`."""
+    """ValueError if ``output`` cannot take ``piece``."""
     if output.numel() != piece.numel() or output.dtype != piece.dtype:
         have, want = f"{output.numel()} {output.dtype}", f"{piece.numel()} {piece.dtype}"
         raise ValueError(f"reduce_scatter into an output of {have}, where {want} are due")
+
+
+# In which order the ranks' addends are added: in rank order, unless the job at hand asks for another one.
 
 
 class Sums(Protocol):
@@ -145,6 +148,20 @@ def add_by(sums: Sums = in_rank_order) -> None:
 def current() -> Sums:
     """How a launch at hand is to add, also when that is done later."""
     return _now
+
+
+# Sums in the order of NCCL's ring, where what an element's addends are added in depends on where it lies in its message.
+#
+# A ring sends partial sums from rank to rank: whoever has a piece in the end adds its own addend last, and the rank behind it
+# in the ring begins. NCCL splits a message over channels, each with a ring of its own; of an all-reduce a channel splits its
+# part into rounds of as many chunks as there are ranks, each of which ends at another rank. So moving an element within a
+# bucket may change its bits from three ranks on (of an all-reduce; of a reduce-scatter from four on, since x + y is y + x), and
+# NCCL's are not gloo's.
+#
+# Source: NCCL 2.30, ``runRing`` in src/device/reduce_scatter.h, all_reduce.h and reduce.h, the parts of channels in
+# src/enqueue.cc, ``FuncPreMulSum`` in src/device/reduce_kernel.h. What differs there: a message below 32 KiB of traffic a
+# channel uses fewer of them, and smaller chunks; messages launched as one share the channels; which rings there are depends on
+# the machine's links; trees, NVLS and CollNet add in other orders.
 
 
 _CELL_BYTES = 16

@@ -1,1 +1,1 @@
-"""Back ends `local` and `fake`: one process plays all ranks, one at a time."""
+"""Back ends ``local`` and ``fake``: one process plays all ranks, one at a time."""

@@ -20,14 +20,14 @@ class CollectiveMismatch(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a member says of a collective: `text` for people, `agreed` what all members must say alike."""
+    """What a member says of a collective: ``text`` for people, ``agreed`` what all members must say alike."""
 
     text: str
     agreed: Hashable
 
 
 class Exchange:
-    """One collective of the group of `ranks`; `index` counts on it from 0, and is -1 where two ranks talk to each other."""
+    """One collective of the group of ``ranks``; ``index`` counts on it from 0, and is -1 where two ranks talk to each other."""
 
     def __init__(self, ranks: Sequence[int], index: int) -> None:
         self._ranks, self._index = tuple(ranks), index
@@ -37,7 +37,7 @@ class Exchange:
         self._is_done = False
 
     def join(self, member: int, said: Said, brought: object) -> None:
-        """Come as number `member` of the group with what it sends. Raises CollectiveMismatch."""
+        """Come as number ``member`` of the group with what it sends. Raises CollectiveMismatch."""
         rank = self._ranks[member]
         if self._first is None:
             self._first = rank, said
@@ -56,7 +56,7 @@ class Exchange:
         return len(self._brought) == len(self._ranks)
 
     def result(self, compute: Callable[[list[Any]], Any]) -> Any:
-        """`compute` of what the members sent, in the group's order: made once, for all.
+        """``compute`` of what the members sent, in the group's order: made once, for all.
 
         It is made at the first wait that finds all members here, and not before. A collective reads its inputs until its wait:
         a step that writes to one in between is wrong, and the later they are read, the more of such writes show in the values.
@@ -72,13 +72,13 @@ class Exchange:
 
 @dataclass(slots=True)
 class ExchangeTable:
-    """The exchanges under way of one group of `ranks`, by number; between two ranks by who talks to whom."""
+    """The exchanges under way of one group of ``ranks``, by number; between two ranks by who talks to whom."""
 
     ranks: tuple[int, ...]
     under_way: dict[Hashable, Exchange] = field(default_factory=dict)
 
     def join(self, key: Hashable, members: tuple[int, ...], member: int, said: Said, brought: object) -> Exchange:
-        """Come to the exchange `key` of `members` (numbers in the group) as `member`. Raises CollectiveMismatch."""
+        """Come to the exchange ``key`` of ``members`` (numbers in the group) as ``member``. Raises CollectiveMismatch."""
         index = key if isinstance(key, int) else -1
         if key not in self.under_way:
             self.under_way[key] = Exchange([self.ranks[one] for one in members], index)
@@ -97,10 +97,13 @@ class Tables:
         self._made: Counter[Hashable] = Counter()
 
     def sit_down(self, name: str, ranks: tuple[int, ...], member: int) -> ExchangeTable:
-        """The table of the group `name` for its number `member`; a group that is made again gets another."""
+        """The table of the group ``name`` for its number ``member``; a group that is made again gets another."""
         made = (name, ranks, member)
         self._made[made] += 1
         return self._tables.setdefault((name, ranks, self._made[made]), ExchangeTable(ranks))
+
+
+# What each kind of collective makes of the tensors that members sent: ``sent[m]`` are member m's; results are flat copies.
 
 
 _Tensors = list[torch.Tensor]
@@ -109,9 +112,9 @@ _Tensors = list[torch.Tensor]
 def reduction(
     operation: Operation, ranks: Sequence[int], owner: Callable[[int], int | None]
 ) -> Callable[[list[_Tensors]], _Tensors]:
-    """A function that combines the i-th tensors of all members, the `ranks`, for all i.
+    """A function that combines the i-th tensors of all members, the ``ranks``, for all i.
 
-    The member `owner`(i) gets the result; None: all do.
+    The member ``owner``(i) gets the result; None: all do.
     """
     add = sums.current()
 
@@ -130,7 +133,7 @@ def by_input(sent: list[_Tensors]) -> _Tensors:
 
 
 def in_a_row(into: _Tensors, parts: Sequence[torch.Tensor]) -> None:
-    """Copy the parts that `by_input` gives into tensors that each take those of all members, one after the other."""
+    """Copy the parts that ``by_input`` gives into tensors that each take those of all members, one after the other."""
     for index, tensor in enumerate(into):
         members = len(parts) // len(into)
         mine = parts[index * members : (index + 1) * members]
@@ -146,12 +149,12 @@ def copies_of_all(sent: list[_Tensors]) -> list[_Tensors]:
 
 
 def copies_of(root: int) -> Callable[[list[_Tensors]], _Tensors]:
-    """A function that copies what member `root` sent."""
+    """A function that copies what member ``root`` sent."""
     return lambda sent: [_copy(tensor) for tensor in sent[root]]
 
 
 def slices(tensor: torch.Tensor, sizes: Sequence[int], world: int) -> _Tensors:
-    """`world` slices of the first dimension, of `sizes` rows or of equal ones. Raises ValueError."""
+    """``world`` slices of the first dimension, of ``sizes`` rows or of equal ones. Raises ValueError."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes and rows % world:
         raise ValueError(f"all_to_all of {rows} rows, which {world} ranks cannot share evenly")
@@ -184,7 +187,7 @@ def spoil(outputs: _Tensors, inputs: _Tensors) -> None:
 
 
 def require_whole(output: torch.Tensor, source: torch.Tensor, world: int) -> None:
-    """ValueError if `output` cannot take `source` of `world` members."""
+    """ValueError if ``output`` cannot take ``source`` of ``world`` members."""
     if output.numel() != source.numel() * world or output.dtype != source.dtype:
         have, want = f"{output.numel():,} {_dtype(output)}", f"{source.numel() * world:,} {_dtype(source)}"
         raise ValueError(f"all_gather into an output of {have}, where {want} are due")

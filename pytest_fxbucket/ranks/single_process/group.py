@@ -86,7 +86,7 @@ class LocalWork(c10d.Work):
 
 
 class LocalGroup(c10d.ProcessGroup):
-    """One rank's end of a group of `table`, as its number `member`. Launches and waits are entered in the rank's ledger."""
+    """One rank's end of a group of ``table``, as its number ``member``. Launches and waits are entered in the rank's ledger."""
 
     def __init__(self, name: str, table: ExchangeTable, member: int, baton: TurnScheduler) -> None:
         super().__init__(member, len(table.ranks))  # type: ignore[call-arg]  # only this one can be subclassed
@@ -118,17 +118,17 @@ class LocalGroup(c10d.ProcessGroup):
     def allreduce(  # type: ignore[override]  # one signature for torch's overloads, here and below
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> c10d.Work:
-        """Reduce each of `tensors` in place over all members; `opts` are AllreduceOptions or an operation."""
+        """Reduce each of ``tensors`` in place over all members; ``opts`` are AllreduceOptions or an operation."""
         return self._all_reduce(listed(tensors), options(c10d.AllreduceOptions, opts or op))
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> c10d.Work:
-        """Reduce each of `tensors` in place over all members."""
+        """Reduce each of ``tensors`` in place over all members."""
         return self._all_reduce(list(tensors), options(c10d.AllreduceCoalescedOptions, opts))
 
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> c10d.Work:
-        """Reduce each of `tensors` over all members into the root's; `opts` are ReduceOptions or the root."""
+        """Reduce each of ``tensors`` over all members into the root's; ``opts`` are ReduceOptions or the root."""
         if opts is None or isinstance(opts, int):
             root = opts if root is None else root
             opts = options(c10d.ReduceOptions, op)
@@ -138,7 +138,7 @@ class LocalGroup(c10d.ProcessGroup):
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> c10d.Work:
-        """Reduce `inputs[i][m]` (any sizes) over all members into member m's `outputs[i]`."""
+        """Reduce ``inputs[i][m]`` (any sizes) over all members into member m's ``outputs[i]``."""
         return self._reduce_scatter(listed(outputs), _rows(inputs), opts or op)
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> c10d.Work:
@@ -146,23 +146,23 @@ class LocalGroup(c10d.ProcessGroup):
         return self._reduce_scatter(outputs, [sums.even_chunks(source, self.size()) for source in inputs], opts, inputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Reduce the m-th of equal chunks of `source` over all members into member m's `output`."""
+        """Reduce the m-th of equal chunks of ``source`` over all members into member m's ``output``."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> c10d.Work:
-        """Gather each of `inputs` of all members, one after the other, into the output beside it."""
+        """Gather each of ``inputs`` of all members, one after the other, into the output beside it."""
         for output, source in zip(outputs, inputs, strict=True):
             require_whole(output, source, self.size())
         return self._launch("all_gather", inputs, inputs, outputs, by_input, in_a_row)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Gather `source` of all members, one after the other, into `output`."""
+        """Gather ``source`` of all members, one after the other, into ``output``."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def allgather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, *args: Any, **named: Any
     ) -> c10d.Work:
-        """Gather `inputs[i]` of member m into `outputs[i][m]`, for all m."""
+        """Gather ``inputs[i]`` of member m into ``outputs[i][m]``, for all m."""
         into = [tensor for row in _rows(outputs) for tensor in row]
         return self._launch("all_gather", listed(inputs), listed(inputs), into, by_input, fill, compared=False)
 
@@ -175,14 +175,14 @@ class LocalGroup(c10d.ProcessGroup):
         *args: Any,
         **named: Any,
     ) -> c10d.Work:
-        """Send the m-th slice of `source`'s first dimension to member m, whose slice for this one goes into `output`."""
+        """Send the m-th slice of ``source``'s first dimension to member m, whose slice for this one goes into ``output``."""
         sent = slices(source, input_sizes, self.size())
         return self._to_all(slices(output, output_sizes, self.size()), sent, [output])
 
     def alltoall(  # type: ignore[override]
         self, outputs: _Tensors, inputs: _Tensors, *args: Any, **named: Any
     ) -> c10d.Work:
-        """Send `inputs[m]` to member m, whose piece for this one goes into `outputs[m]`."""
+        """Send ``inputs[m]`` to member m, whose piece for this one goes into ``outputs[m]``."""
         return self._to_all(list(outputs), list(inputs), outputs)
 
     def broadcast(  # type: ignore[override]
@@ -199,7 +199,7 @@ class LocalGroup(c10d.ProcessGroup):
     def gather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
-        """Gather the one input of member m into the root's `outputs[0][m]`, for all m."""
+        """Gather the one input of member m into the root's ``outputs[0][m]``, for all m."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
         into = [tensor for row in _rows(outputs) for tensor in row] if root == self.rank() else []
         return self._launch(f"gather to {root}", listed(inputs), listed(inputs), into, by_input, fill)
@@ -207,7 +207,7 @@ class LocalGroup(c10d.ProcessGroup):
     def scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
-        """Send the root's `inputs[0][m]` to member m's one output."""
+        """Send the root's ``inputs[0][m]`` to member m's one output."""
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
         sent = [tensor for row in _rows(inputs) for tensor in row] if root == self.rank() else []
         compute = copies_of(root)
@@ -228,13 +228,13 @@ class LocalGroup(c10d.ProcessGroup):
     def send(  # type: ignore[override]
         self, tensors: Any, peer: int, tag: int = 0, *args: Any, **named: Any
     ) -> c10d.Work:
-        """Send tensors to the group's number `peer`; over once it has received them."""
+        """Send tensors to the group's number ``peer``; over once it has received them."""
         return self._talk(f"send to rank {self._table.ranks[peer]}", listed(tensors), (self.rank(), peer), tag, [])
 
     def recv(  # type: ignore[override]
         self, tensors: Any, peer: int, tag: int = 0, *args: Any, **named: Any
     ) -> c10d.Work:
-        """Receive tensors from the group's number `peer`."""
+        """Receive tensors from the group's number ``peer``."""
         into = listed(tensors)
         return self._talk(f"receive from rank {self._table.ranks[peer]}", into, (peer, self.rank()), tag, into)
 
@@ -290,7 +290,7 @@ class LocalGroup(c10d.ProcessGroup):
         *,
         compared: bool = True,
     ) -> c10d.Work:
-        """A collective of all: `sent` goes out, `compute` makes one result of what all sent, `deliver` puts that `into`."""
+        """A collective of all: ``sent`` goes out, ``compute`` makes one result of all sent, ``deliver`` puts that ``into``."""
         said = _said(kind, tensors, compared)
         token = flight_recorder.launch(self._handle, kind, _dtype(tensors), _numel(tensors), compared=compared)
         members = tuple(range(self.size()))

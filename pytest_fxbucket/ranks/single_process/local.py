@@ -1,4 +1,7 @@
-"""What each rank of a process that plays several has done: asked for and told in one job of that process."""
+"""Back end ``local``: all ranks in one process, one at a time, so that runs are alike and nothing can hang for ever.
+
+One job of the process plays them all: first what each rank is asked and what it tells, then the stage that they share.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ from pytest_fxbucket.ranks.single_process.scheduler import LocalStore, TurnSched
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    """Parent to process: call `function` ("package.module:function") as every rank.
+    """Parent to process: call ``function`` ("package.module:function") as every rank.
 
-    `payloads` has one packed payload a rank: each its own, or ranks would share the tensors.
+    ``payloads`` has one packed payload a rank: each its own, or ranks would share the tensors.
     """
 
     function: str
@@ -40,7 +43,7 @@ class JobOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Process to parent, for one rank; the words of `outcome` are those of a RankState. `result` is packed."""
+    """Process to parent, for one rank; the words of ``outcome`` are those of a RankState. ``result`` is packed."""
 
     outcome: str
     at: float = 0.0
@@ -52,7 +55,7 @@ class Answer:
 
 
 def answer(order: JobOrder, rank: int) -> Answer:
-    """Call the function as `rank`, and say what it did."""
+    """Call the function as ``rank``, and say what it did."""
     told = _called(order, rank)
     if calling.is_twin():
         calling.end(rank, told.outcome, told.error_type, told.error, told.traceback)
@@ -60,7 +63,7 @@ def answer(order: JobOrder, rank: int) -> Answer:
 
 
 def raised(error: BaseException) -> Answer:
-    """An answer that tells of `error`, without the frames through which a rank comes to its function."""
+    """An answer that tells of ``error``, without the frames through which a rank comes to its function."""
     told = calling.raised(error)
     return Answer("raised", time.monotonic(), told.error, told.error_type, told.traceback)
 
@@ -78,6 +81,12 @@ def _called(order: JobOrder, rank: int) -> Answer:
     except wire.Unpicklable as error:
         text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
         return Answer("unpicklable", time.monotonic(), text)
+
+
+# What of a process's state a rank may take for its own, to be changed when the process goes on as another rank.
+#
+# Thread-local state (grad mode, autocast, the default device) needs no change, since each rank has a thread. Modules, and what
+# they keep in their globals, are shared.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ class _Stage:
         self._of_rank = [replace(self.start, groups=Groups()) for _ in range(world)]
 
     def enter(self, rank: int) -> None:
-        """Let this process be `rank`."""
+        """Let this process be ``rank``."""
         self._of_rank[rank].put_back()
         flight_recorder.act_as(rank)
         self._outlets.lead_to(rank)
@@ -126,7 +135,7 @@ class _Stage:
         flight_recorder.act_as(0)
 
     def group(self, name: str, ranks: tuple[int, ...], member: int) -> LocalGroup:
-        """This rank's end of a new group; no `ranks`: the default group, of all."""
+        """This rank's end of a new group; no ``ranks``: the default group, of all."""
         table = self.tables.sit_down(name, ranks or tuple(range(self.world)), member)
         return LocalGroup(name, table, member, self.baton)
 

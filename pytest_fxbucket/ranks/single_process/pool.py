@@ -1,4 +1,4 @@
-"""Pools whose ranks are all in one process: back ends `local` and `fake`."""
+"""Pools whose ranks are all in one process: back ends ``local`` and ``fake``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
 
 
 class SingleProcessPool(RankPool):
-    """A pool of `world` ranks in one process that stays warm."""
+    """A pool of ``world`` ranks in one process that stays warm."""
 
     def __init__(self, pools: Keeper, world: int, backend: str) -> None:
         if not 1 <= world <= MOST_RANKS[backend]:
@@ -53,7 +53,7 @@ class SingleProcessPool(RankPool):
     ) -> list[object]:
         """As RankPool.run. Ranks that wait for each other for ever are a RankFailure of kind "deadlock", at once.
 
-        Under `fake` the ranks run one after the other, up to the first that fails, and all output is rank 0's.
+        Under ``fake`` the ranks run one after the other, up to the first that fails, and all output is rank 0's.
         """
         __tracebackhide__ = True  # the line that asked for the run is what helps
         if len(payloads) != self.world:
@@ -109,7 +109,7 @@ class SingleProcessPool(RankPool):
         return states
 
     def _is_through(self, rank: int, acting: int, where: RankPosition) -> bool:
-        """Whether `rank`, whose turn it is not, has ended: only a wait lets the next rank go on."""
+        """Whether ``rank``, whose turn it is not, has ended: only a wait lets the next rank go on."""
         return rank < acting if self.backend == "fake" else bool(where.groups) and where.does != "waits for"
 
 

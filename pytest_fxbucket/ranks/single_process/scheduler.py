@@ -1,4 +1,7 @@
-"""Whose turn it is: several ranks in one process, one at a time, in rank order; and the store that makes them wait."""
+"""Whose turn it is: several ranks in one process, one at a time, in rank order; and the store that makes them wait.
+
+So a run is the same each time, and a deadlock is plain at once: nobody is left who could take the baton.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class Deadlock(BaseException):
 
 
 class TurnScheduler:
-    """`on_switch(old, new)` is called between two ranks' turns; `stacks` has those of ranks that were stuck."""
+    """``on_switch(old, new)`` is called between two ranks' turns; ``stacks`` has those of ranks that were stuck."""
 
     def __init__(self, world: int, on_switch: Callable[[int, int], None]) -> None:
         self.holder = 0
@@ -31,7 +34,7 @@ class TurnScheduler:
         self._is_stuck = False
 
     def play(self, parts: Sequence[Callable[[], None]]) -> None:
-        """Run `parts[rank]` in a thread for each rank, rank 0 first; returns when all have ended. They must not raise."""
+        """Run ``parts[rank]`` in a thread for each rank, rank 0 first; returns when all have ended. They must not raise."""
         for turn in self._turns:
             turn.acquire()
         threads = [threading.Thread(target=self._named(rank, part), daemon=True) for rank, part in enumerate(parts)]
@@ -42,7 +45,7 @@ class TurnScheduler:
             thread.join()
 
     def wait_until(self, rank: int, ready: _Ready) -> None:
-        """Let the others go on until `ready()`; called by `rank`, whose turn it is. Raises Deadlock when no rank can go on."""
+        """Let the others go on until ``ready()``; called by ``rank``, whose turn it is. Raises Deadlock if none can go on."""
         while not ready():
             if self._is_stuck:
                 self.stacks[rank] = _stack()
@@ -99,6 +102,9 @@ def _stack() -> str:
     return "\n".join(lines) + "\n"
 
 
+# The store of a process that plays several ranks: who waits for a key lets the others go on.
+
+
 class LocalStore(c10d.Store):
     """Keys and values in this process's memory; waiting raises Deadlock when no rank can go on. There is no time to run out."""
 
@@ -108,39 +114,39 @@ class LocalStore(c10d.Store):
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set the value of `key`."""
+        """Set the value of ``key``."""
         self._values[key] = _as_bytes(value)
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, once there is one."""
+        """The value of ``key``, once there is one."""
         self.wait([key])
         return self._values[key]
 
     def add(self, key: str, value: int) -> int:
-        """Add to the number at `key`, which begins with 0; the sum."""
+        """Add to the number at ``key``, which begins with 0; the sum."""
         total = int(self._values.get(key, b"0")) + value
         self._values[key] = str(total).encode()
         return total
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all `keys` are there; who asks in a loop lets the others go on."""
+        """Whether all ``keys`` are there; who asks in a loop lets the others go on."""
         if not self._has(keys):
             self._baton.pause(self._baton.holder)
         return self._has(keys)
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
-        """Return once all `keys` are there."""
+        """Return once all ``keys`` are there."""
         self._baton.wait_until(self._baton.holder, lambda: self._has(keys))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Set `key` if its value is the expected one, or if there is none and none is expected; its value then."""
+        """Set ``key`` if its value is the expected one, or if there is none and none is expected; its value then."""
         value = self._values.get(key, b"")
         if value == _as_bytes(expected_value):
             value = self._values[key] = _as_bytes(desired_value)
         return value or _as_bytes(expected_value)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; whether it was there."""
+        """Remove ``key``; whether it was there."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:

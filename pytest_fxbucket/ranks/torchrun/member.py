@@ -13,7 +13,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of `world`. `node` counts agents of torchrun, one a machine; `host` and `port` are the common store's."""
+    """One process of ``world``. ``node`` counts agents of torchrun, one a machine; ``host`` and ``port`` are the store's."""
 
     rank: int
     world: int
@@ -30,12 +30,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        """For files: `node0.rank1`."""
+        """For files: ``node0.rank1``."""
         return f"node{self.node}.rank{self.rank}"
 
 
 def member_of(environ: Mapping[str, str] = os.environ) -> Member | None:
-    """What torchrun said in `environ`; None where it did not start this process. Raises UsageError if a part is missing."""
+    """What torchrun said in ``environ``; None where it did not start this process. Raises UsageError if a part is missing."""
     if "TORCHELASTIC_RUN_ID" not in environ or "RANK" not in environ:
         return None
 

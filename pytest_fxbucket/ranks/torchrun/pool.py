@@ -40,7 +40,7 @@ class _Coming:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What became of one process's rank: `problem` says why it could not be started."""
+    """What became of one process's rank: ``problem`` says why it could not be started."""
 
     state: RankState | None
     result: object
@@ -52,7 +52,7 @@ class _Done:
 class TorchrunPools(Pools):
     """As Pools, for a process that holds one rank of each world over gloo.
 
-    Worlds in one process (`local`, `fake`) are this process's own: all come to the same without a word.
+    Worlds in one process (``local``, ``fake``) are this process's own: all come to the same without a word.
     """
 
     has_gpus = False
@@ -63,7 +63,7 @@ class TorchrunPools(Pools):
         self._seats: dict[tuple[int, str], TorchrunPool] = {}
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
-        """The pool of the first `world` of torchrun's ranks. Raises RankError for more than there are, or another back end."""
+        """The pool of the first ``world`` of torchrun's ranks. Raises RankError for more than these, or another back end."""
         __tracebackhide__ = True
         if backend in _ALONE:
             return super().get(world, backend)
@@ -81,7 +81,7 @@ class TorchrunPools(Pools):
 
 
 class TorchrunPool(RankPool):
-    """One rank of a world whose other ranks are other processes' (`rank >= world`: none, and this one listens only)."""
+    """One rank of a world whose other ranks are other processes' (``rank >= world``: none, and this one listens only)."""
 
     def __init__(self, pools: TorchrunPools, world: int, backend: str) -> None:
         self._seat_pools, self._meeting = pools, pools.meeting
@@ -105,7 +105,7 @@ class TorchrunPool(RankPool):
     ) -> list[object]:
         """As RankPool.run; every process of the meeting must call it with the same job at the same time.
 
-        Who has not come within `timeout_s` seconds fails the job for all. Results and output are those of all ranks.
+        Who has not come within ``timeout_s`` seconds fails the job for all. Results and output are those of all ranks.
         """
         __tracebackhide__ = True
         if len(payloads) != self.world:

@@ -61,7 +61,7 @@ class _Beats:
         return True
 
     def silent_s(self, rank: int, beat: str) -> float:
-        """For how long `rank` has not gone on from `beat`."""
+        """For how long ``rank`` has not gone on from ``beat``."""
         last, at = self.seen.get(rank, ("", 0.0))
         if last != beat:
             at = time.monotonic()
@@ -70,12 +70,12 @@ class _Beats:
 
 
 class Rendezvous:
-    """The meeting of all `member.world` processes, from the first word on. Raises RankError if they do not come together."""
+    """The meeting of all ``member.world`` processes, from the first word on. Raises RankError if they do not come together."""
 
     def __init__(self, member: Member) -> None:
         self.member, self.rank, self.world = member, member.rank, member.world
         self.over = ""
-        """Why this process must end, if it must; then nothing waits any more, and `exchange` raises Lost."""
+        """Why this process must end, if it must; then nothing waits any more, and ``exchange`` raises Lost."""
         self.gone: dict[int, str] = {}
         """Who has died, as far as this process knows, and how that was seen."""
         self.was_left = False
@@ -92,7 +92,7 @@ class Rendezvous:
         self.is_on_one_machine = self._sit_down()
 
     def who(self, rank: int) -> str:
-        """`rank 3`, with its node where there are several."""
+        """``rank 3``, with its node where there are several."""
         return f"rank {rank} (node {self._nodes[rank]})" if self.member.nodes > 1 and rank in self._nodes else f"rank {rank}"
 
     @property
@@ -101,10 +101,10 @@ class Rendezvous:
         return self._board.prefix
 
     def exchange(self, topic: str, value: object, *, limit_s: float, note: str = "") -> Round:
-        """What each process says at `topic`; the same for all of them. Waits up to `limit_s` seconds for those that are late.
+        """What each process says at ``topic``; the same for all. Waits up to ``limit_s`` seconds for those that are late.
 
-        Topics must grow from call to call, as strings go; who is at a larger one already will not come, and `note` tells those
-        who wait at a smaller one why. Raises Lost.
+        Topics must grow from call to call, as strings go; who is at a larger one already will not come, and ``note`` tells
+        those who wait at a smaller one why. Raises Lost.
         """
         self._go_on(topic, note)
         self._board.put(f"{topic}/{self.rank}", value)
@@ -114,12 +114,12 @@ class Rendezvous:
         return self._follow(topic, limit_s)
 
     def alarm(self, topic: str) -> None:
-        """Let those who are at work for `topic` know that this process has failed at it."""
+        """Let those who are at work for ``topic`` know that this process has failed at it."""
         if not self.over:
             self._board.count(f"{topic}/failed", 1)
 
     def is_alarmed(self, topic: str) -> bool:
-        """Whether somebody has failed at `topic`, or is gone."""
+        """Whether somebody has failed at ``topic``, or is gone."""
         if self.over:
             return True
         self.look()
@@ -151,7 +151,7 @@ class Rendezvous:
     def leave(self, note: str) -> None:
         """Say, as far as that can still be said, that this process will come to nothing any more, and who is gone.
 
-        `note` tells those who wait for it why.
+        ``note`` tells those who wait for it why.
         """
         with contextlib.suppress(StoreLost):
             self.look()
@@ -235,7 +235,7 @@ class Rendezvous:
         return told
 
     def _silent(self, topic: str, *, in_detail: bool = True) -> list[int]:
-        """Who has said nothing at `topic` yet; not in detail it is all if it is any."""
+        """Who has said nothing at ``topic`` yet; not in detail it is all if it is any."""
         others = range(1, self.world)
         if self._board.count(f"{topic}/said") == self.world - 1:
             return []
@@ -268,7 +268,7 @@ class Rendezvous:
         return Round(mine, {0: f"did not answer within {limit_s:g} s"})
 
     def _passed(self, rank: int, topic: str) -> str:
-        """Why `rank` will not come to `topic`, if it is further on."""
+        """Why ``rank`` will not come to ``topic``, if it is further on."""
         at, _, note = self._position(rank).partition("\n")
         if at <= topic:
             return ""
@@ -301,7 +301,7 @@ class Rendezvous:
 
 
 def _ticks(limit_s: float) -> Iterator[bool]:
-    """Moments to ask, at first close together, until `limit_s` seconds are over; true where it is time for a longer look."""
+    """Moments to ask, at first close together, until ``limit_s`` seconds are over; true where it is time for a longer look."""
     start = looked = time.monotonic()
     pause = _SHORTEST_S
     while (now := time.monotonic()) - start < limit_s:

@@ -1,4 +1,9 @@
-"""Values of any size in torchrun's TCPStore: JSON and the bytes of tensors, of which nothing can run."""
+"""Values of any size in torchrun's TCPStore: JSON and the bytes of tensors, of which nothing can run.
+
+Whoever reaches torchrun's store can write there, so what is read is taken for data, never for code: JSON's own scalars stand
+for themselves, and all else is a list that begins with what it is. Of classes only this package's own dataclasses come back,
+field by field, without a call of theirs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ class Refused(RankError):
 
 
 def pack(value: object) -> list[wire.Buffer]:
-    """JSON (UTF-8) of `value`, and the buffers that it counts. Raises NotPlain."""
+    """JSON (UTF-8) of ``value``, and the buffers that it counts. Raises NotPlain."""
     buffers: list[wire.Buffer] = []
     try:
         text = json.dumps(_plain(value, buffers), separators=(",", ":"))
@@ -49,7 +54,7 @@ def pack(value: object) -> list[wire.Buffer]:
 
 
 def unpack(buffers: Sequence[wire.Buffer]) -> object:
-    """The value behind `pack`; tensors own the received memory. Raises Refused."""
+    """The value behind ``pack``; tensors own the received memory. Raises Refused."""
     try:
         return _value(json.loads(bytes(buffers[0])), buffers[1:])
     except Exception as error:
@@ -124,6 +129,9 @@ def _no(what: str) -> NoReturn:
     raise ValueError(f"{what} is not known here")
 
 
+# Values of any size in a TCPStore, whose own values end at 8 MiB, and torch's errors as ours.
+
+
 _PART_BYTES = 4 << 20
 _HEAD = struct.Struct("<4sI")
 _BEGIN = b"fxb1"
@@ -156,7 +164,7 @@ class Board:
         self._store = self._ask(lambda: _connected(member, self.prefix, is_server))
 
     def put(self, key: str, value: object) -> None:
-        """Let `key` have a value of plain data; it is seen whole or not at all. Raises NotPlain."""
+        """Let ``key`` have a value of plain data; it is seen whole or not at all. Raises NotPlain."""
         buffers = pack(value)
         data = b"".join([wire.head(buffers), *buffers])
         starts = range(_PART_BYTES, len(data), _PART_BYTES)
@@ -165,7 +173,7 @@ class Board:
         self._set(key, _HEAD.pack(_BEGIN, len(starts)) + data[:_PART_BYTES])
 
     def get(self, key: str) -> object:
-        """The value that somebody has put at `key`. Raises Refused for what is no plain data."""
+        """The value that somebody has put at ``key``. Raises Refused for what is no plain data."""
         first = self._get(key)
         data = bytearray(first[_HEAD.size :])
         for index in range(_parts(first)):
@@ -173,7 +181,7 @@ class Board:
         return unpack(_split(data))
 
     def has(self, *keys: str) -> bool:
-        """Whether all `keys` have values."""
+        """Whether all ``keys`` have values."""
         return bool(self._ask(lambda: self._store.check(list(keys))))
 
     def forget(self, key: str) -> None:
@@ -187,16 +195,16 @@ class Board:
         self._ask(lambda: [self._store.delete_key(key) for key in keys])
 
     def note(self, key: str, text: str) -> None:
-        """Let `key` have a text; later texts replace it."""
+        """Let ``key`` have a text; later texts replace it."""
         self._ask(lambda: self._store.set(key, text))
 
     def notes(self, keys: Sequence[str]) -> list[str]:
-        """The texts of `keys`, which must be there."""
+        """The texts of ``keys``, which must be there."""
         texts = self._ask(lambda: self._store.multi_get(list(keys))) if keys else []
         return [bytes(text).decode("utf-8", "replace") for text in texts]
 
     def count(self, key: str, more: int = 0) -> int:
-        """Add to the counter `key`; its value."""
+        """Add to the counter ``key``; its value."""
         return int(self._ask(lambda: self._store.add(key, more)))
 
     def _get(self, key: str) -> bytes:
@@ -257,7 +265,7 @@ def _listen(member: Member) -> int | None:
 
 
 def _parts(first: bytes) -> int:
-    """How many values belong to one that begins with `first`."""
+    """How many values belong to one that begins with ``first``."""
     begin, parts = _HEAD.unpack_from(first) if len(first) >= _HEAD.size else (b"", 0)
     return int(parts) if begin == _BEGIN else 0
 

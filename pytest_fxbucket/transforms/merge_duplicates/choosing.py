@@ -155,6 +155,9 @@ def _alike(offers: Iterable[tuple[Sent, list[Hashable]]]) -> list[tuple[Sent, li
     return found
 
 
+# Which side of a step a launch works for, forward or backward, and in which round: each microbatch has one of both.
+
+
 Side = Literal["forward", "backward"]
 """Updates, and what else comes after backward, count as backward."""
 

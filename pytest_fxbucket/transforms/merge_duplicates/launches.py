@@ -121,6 +121,9 @@ def _written(sent: Sent, writes: Writes) -> str:
     return f"{named(order.nodes[writing[0]])} its result" if writing else ""
 
 
+# What people call a launch: its kind, the parameters that it carries, its direction.
+
+
 class Labels:
     """Names of the launches of a graph, which is read when the first is asked for: before it changes."""
 
@@ -156,6 +159,9 @@ def labelled(kind: str, carried: Sequence[str], direction: str) -> str:
     """One label for launches of one kind and direction: the first three that they carry, and how many more."""
     names = ", ".join(carried[:3]) + (f" and {len(carried) - 3} more" if len(carried) > 3 else "")
     return f"{kind} of {names} ({direction})"
+
+
+# When memory of a graph is written, by whomever: by what says so, and by what may write anything.
 
 
 class Writes:

@@ -1,4 +1,4 @@
-"""Takes a launch out of a graph whose result another one brings already, and with it what nothing needs any more."""
+"""``merge_duplicates``: what is gathered or reduced twice is gathered or reduced once; never across a write to that value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shape, dtype and place in memory of what nodes give, as text: symbolic sizes cannot be compared for certain."""
+"""Numbers for what nodes hold: equal numbers, equal elements in equal order, down to the bit.
+
+Shape, dtype and place in memory are told as text: symbolic sizes cannot be compared for certain.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,12 @@ def place_of(node: fx.Node) -> Hashable:
 def _form(value: torch.Tensor) -> tuple[str, ...]:
     strides = tuple(value.stride()) if value.layout is torch.strided else value.layout
     return str(tuple(value.shape)), str(value.dtype), str(value.device), str(strides)
+
+
+# Numbers for what nodes hold: equal numbers, equal elements in equal order, down to the bit.
+#
+# Value numbering (J. Cocke, J. T. Schwartz, 1970) over what moves data, casts it or computes it element by element. What only
+# shows elements in another shape has the number of what it shows. Memory that was written since has a number of its own.
 
 
 _SAME = frozenset(

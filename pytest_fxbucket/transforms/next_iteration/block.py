@@ -1,4 +1,4 @@
-"""The reductions of the entries that are to move, or why there is none that could move by itself."""
+"""What moves: from the reductions of the entries asked for, or why they cannot move, to new parameters and state."""
 
 from __future__ import annotations
 
@@ -74,6 +74,13 @@ def _why_none(step: StepGraph, entry: ResolvedEntry) -> str:
     if not trained:
         return "none of its parameters is trained"
     return f"no reduction brings the gradient of {trained[0]}, so there is nothing that could be hidden"
+
+
+# What moves: the nodes from the reductions on to new parameters and state, and what they are given from elsewhere.
+#
+# Reductions and all that depends on them; new state that does not, as a step counter; and copies of what is made of parameters
+# and state of the block, learning rates and numbers alone, and of what packs its gradients. Everything else that the block
+# reads is carried.
 
 
 @dataclass

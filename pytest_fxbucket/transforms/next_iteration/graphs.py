@@ -1,4 +1,4 @@
-"""What goes from one call to the next: gradients not yet reduced, learning rates, and whatever else a block is given."""
+"""The three graphs, put together from copies of a joint graph's nodes; and what goes from one call to the next."""
 
 from __future__ import annotations
 
