@@ -16,8 +16,8 @@ from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fx import why_not_its_graph
 from pytest_fxbucket.errors import CaptureError, FxbucketError
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.groups import members_of_groups

@@ -86,7 +86,7 @@ class PlanRun:
 
     def parity(self, told: str) -> Verdict:
         """The check eager with learning rates that stay, whose ranks tell each step through the named pipe ``told``."""
-        from pytest_fxbucket.eager.of_plan import run
+        from pytest_fxbucket.eager.check import run
 
         context = self._context("parity")
         context.folder.clear()

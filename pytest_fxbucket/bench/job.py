@@ -30,7 +30,7 @@ from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.record import traced_steps
 from pytest_fxbucket.bench.turns import REST_STEPS, Turn
 from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.checks.placing import place
+from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_fxbucket.checks.placing import cannot_run_on
-from pytest_fxbucket.checks.stages import disagreements
+from pytest_fxbucket.checks.agreement import disagreements
+from pytest_fxbucket.checks.devices import cannot_run_on
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks

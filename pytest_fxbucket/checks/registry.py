@@ -41,9 +41,9 @@ CHECKS = {
         Check("audit", "pytest_fxbucket.checks.audit"),
         Check("golden", "pytest_fxbucket.checks.golden"),
         Check("collectives", "pytest_fxbucket.checks.collectives"),
-        Check("same", "pytest_fxbucket.same.of_plan"),
-        Check("bitwise", "pytest_fxbucket.checks.bitwise.of_plan", on_ranks=True),
-        Check("eager", "pytest_fxbucket.eager.of_plan", on_ranks=True),
+        Check("same", "pytest_fxbucket.same.check"),
+        Check("bitwise", "pytest_fxbucket.checks.bitwise.check", on_ranks=True),
+        Check("eager", "pytest_fxbucket.eager.check", on_ranks=True),
         Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True),
     )
 }

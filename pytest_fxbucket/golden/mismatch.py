@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.golden.changes import changes
-from pytest_fxbucket.golden.schedule import Schedule
-from pytest_fxbucket.golden.text import schedule_lines
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.step.roles import MeshDim
+    pass
 
 _MOST_WORDS = 40
 _MOST_DIFF = 60
-
-
-def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule]) -> str:
-    """Body of the golden of ``plan``; ``schedules`` by phase of the step. An empty name or mesh is left out."""
-    lines = [f"plan {plan}"] if plan else []
-    lines += ["mesh " + " ".join(f"{dim.name}={dim.size}" for dim in mesh)] if mesh else []
-    for phase, schedule in schedules.items():
-        lines += ["", f"graph {phase}", "", *schedule_lines(schedule)]
-    return "\n".join(lines).strip() + "\n"
 
 
 def change_lines(old: str, new: str, names: tuple[str, str] = ("golden", "found"), rest: Path | None = None) -> list[str]:

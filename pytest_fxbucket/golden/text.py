@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pytest_fxbucket.golden.schedule import PADDING, NamedBucket, Schedule, in_order
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.roles import MeshDim
 
 INDEX = re.compile(
     # in a name (layers.0, layer_0, block0), a whole name (where it is launched or computed), or a name's first part (0.weight)
@@ -303,3 +307,12 @@ def _bucket_line(bucket: NamedBucket) -> str:
         f"{bucket.direction} {bucket.kind}{number}: {count} member{'s' * (count != 1)}, {bucket.dtype}, "
         f"{bucket.bytes} bytes, {op}{bucket.dims}"
     )
+
+
+def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule]) -> str:
+    """Body of the golden of ``plan``; ``schedules`` by phase of the step. An empty name or mesh is left out."""
+    lines = [f"plan {plan}"] if plan else []
+    lines += ["mesh " + " ".join(f"{dim.name}={dim.size}" for dim in mesh)] if mesh else []
+    for phase, schedule in schedules.items():
+        lines += ["", f"graph {phase}", "", *schedule_lines(schedule)]
+    return "\n".join(lines).strip() + "\n"

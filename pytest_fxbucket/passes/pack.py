@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.compat.fake_tensors import FakeTensor
-    from pytest_fxbucket.passes.launches import Part
+    from pytest_fxbucket.passes.mergeable import Part
     from pytest_fxbucket.passes.packers import Unpack
     from pytest_fxbucket.passes.targets import Target
 

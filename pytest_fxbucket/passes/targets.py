@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.passes import launches
+from pytest_fxbucket.passes import mergeable
 from pytest_fxbucket.passes.carried import Carried, carried
-from pytest_fxbucket.passes.launches import Part
+from pytest_fxbucket.passes.mergeable import Part
 from pytest_fxbucket.passes.module_names import ModuleStackFn, entries_by_module
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _sort(
     planned: list[Target] = []
     left: list[LeftAlone] = []
     for node, name in sorted(names.items(), key=lambda item: order.index[item[0]]):
-        launch = launches.read(node, order) if name.entry is not None else name.reason
+        launch = mergeable.read(node, order) if name.entry is not None else name.reason
         if isinstance(launch, str):
             kind = str(collectives.launch_kind(node))
             left.append(LeftAlone(_describe(node, name), launch, name.direction, kind, name.fqns))
@@ -210,7 +210,7 @@ def _sort(
     return Targets(tuple(planned), tuple(left), len(names), order, entries, launching=launching)
 
 
-def _target(launch: launches.MergeableLaunch, name: _Name) -> Target:
+def _target(launch: mergeable.MergeableLaunch, name: _Name) -> Target:
     return Target(
         launch=launch.node,
         parts=launch.parts,

@@ -76,7 +76,7 @@ def unfolded(graphs: Graphs) -> str:
 def nothing_folds() -> Iterator[None]:
     """Write every layer out."""
     lines = schedule_text.schedule_lines
-    with mock.patch("pytest_fxbucket.golden.mismatch.schedule_lines", lambda schedule: lines(schedule, folded=False)):
+    with mock.patch("pytest_fxbucket.golden.text.schedule_lines", lambda schedule: lines(schedule, folded=False)):
         yield
 
 

@@ -27,8 +27,8 @@ from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.torch_pass import torch_manual_overlap_bucketing
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.calls import calls_of
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes import manual_overlap_bucketing

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_llama import SmallLlama, make_project
 
-from pytest_fxbucket.checks.bitwise import of_plan
+from pytest_fxbucket.checks.bitwise import check
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.ranks.pools import Pools
@@ -264,7 +264,7 @@ class TestFromTheCommandLine:
 def test_ranks_that_read_both_graphs_wrongly_ran_others_than_those_checked(
     llama: SmallLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_plan, "_JOB", "suites.checks.wrong_decode:run")
+    monkeypatch.setattr(check, "_JOB", "suites.checks.wrong_decode:run")
     verdict = llama.run("manual").check("bitwise")
     assert verdict.outcome == "failed"
     said = "\n".join([verdict.summary, *verdict.lines])

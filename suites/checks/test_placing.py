@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pytest_fxbucket.checks.placing import cannot_run_on, place
+from pytest_fxbucket.checks.devices import cannot_run_on, place
 from pytest_fxbucket.step.portable import decode, digest, encode_module
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes import launches
+from pytest_fxbucket.passes import mergeable
 from pytest_fxbucket.passes.pack import Packed, build
 from pytest_fxbucket.passes.targets import Target
 from suites.passes.all_ranks import Env, run
@@ -21,7 +21,7 @@ def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Tar
     """Each launch of ``graph`` as a member of one entry; ``ranks`` are in its process group."""
     order, found = order_of(graph), []
     for place, node in enumerate(n for n in graph.nodes if collectives.launch_kind(n)):
-        launch = launches.read(node, order)
+        launch = mergeable.read(node, order)
         assert not isinstance(launch, str), launch
         found.append(
             Target(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from pytest_fxbucket.same.of_plan import difference_text, waste_text
+from pytest_fxbucket.same.check import difference_text, waste_text
 from pytest_fxbucket.same.step import Found, Side, compared
 from pytest_fxbucket.same.table import Table
 from pytest_fxbucket.step.roles import Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import Event, NamedBucket, Schedule
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.step.roles import Direction
 
 KINDS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
 

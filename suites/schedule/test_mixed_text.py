@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from pytest_fxbucket.golden.changes import changes
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 
 F32, BF16, BYTE = torch.float32, torch.bfloat16, torch.uint8

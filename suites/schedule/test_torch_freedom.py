@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from torch import fx
 
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.order import order_of

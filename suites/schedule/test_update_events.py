@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.golden.changes import changes
-from pytest_fxbucket.golden.mismatch import golden_text
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
+from pytest_fxbucket.golden.text import golden_text
 from suites.graph.whole_steps import Kind, WholeStep, entries, passed
 
 KINDS: tuple[Kind, ...] = ("fused", "foreach", "plain", "in_place")

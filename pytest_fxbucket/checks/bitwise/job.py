@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.checks.bitwise.localise import bits, bits_digest, first_difference, ulps_apart
-from pytest_fxbucket.checks.placing import place
+from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device

@@ -145,7 +145,7 @@ def _entry_of(
 
 
 def _joined(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[Any, Schedule]) -> str:
-    from pytest_fxbucket.golden.mismatch import golden_text
+    from pytest_fxbucket.golden.text import golden_text
 
     return golden_text(plan, mesh, dict(schedules))
 

@@ -14,7 +14,7 @@ from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.updates import made_of
 from pytest_fxbucket.passes.new_nodes import has_numbers
-from pytest_fxbucket.transforms.merge_duplicates.launches import Sent, Writes, named, read
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
 
 if TYPE_CHECKING:

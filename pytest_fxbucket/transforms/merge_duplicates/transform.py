@@ -18,7 +18,7 @@ from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Told
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Left, MergeChoice, choose
-from pytest_fxbucket.transforms.merge_duplicates.launches import Labels, labelled
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, labelled
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.step.roles import Phase, StepGraph
-    from pytest_fxbucket.transforms.merge_duplicates.launches import Sent
+    from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent
 
 _clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.transforms.merge_duplicates.launches import Writes
+    from pytest_fxbucket.transforms.merge_duplicates.mergeable import Writes
 
 
 def form_of(node: fx.Node) -> Hashable:

@@ -17,7 +17,7 @@ from pytest_fxbucket.step.roles import Told
 from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
 from pytest_fxbucket.transforms.next_iteration.legal import refuse_illegal
-from pytest_fxbucket.transforms.next_iteration.placing import Hidden, place_late
+from pytest_fxbucket.transforms.next_iteration.steady import Hidden, place_late
 from pytest_fxbucket.transforms.traits import BUCKET, transformation
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import fx
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
 from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
-from pytest_fxbucket.checks.bitwise.of_plan import task_of
+from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks.pools import Pools
 from suites.bench.timeline.trace_jobs import Traced

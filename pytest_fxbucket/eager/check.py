@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.checks.bitwise import judge
+from pytest_fxbucket.checks.bitwise.check import steps_of, task_of
 from pytest_fxbucket.checks.bitwise.crossing import run_digests
-from pytest_fxbucket.checks.bitwise.of_plan import steps_of, task_of
 from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
 from pytest_fxbucket.eager.job import EagerTask, Seen
