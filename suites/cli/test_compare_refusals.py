@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.cli import main
 from suites.cli.small_repository import SmallRepository, command, environment
-from suites.plugin.processes import ends
+from suites.pytest_plugin.processes import ends
 from suites.soak.speeds_project import MODEL, PLAN
 
 Capsys = pytest.CaptureFixture[str]

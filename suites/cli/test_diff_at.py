@@ -13,7 +13,7 @@ import pytest
 from pytest_fxbucket.cli import main
 from pytest_fxbucket.golden.store import render
 from suites.cli.small_repository import BODY, OTHER_PLAN, PLAN, SmallRepository, command, environment
-from suites.plugin.processes import ends
+from suites.pytest_plugin.processes import ends
 
 Capsys = pytest.CaptureFixture[str]
 

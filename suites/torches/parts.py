@@ -18,7 +18,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "pass": (
         "suites/passes",
         "suites/golden",
-        "suites/schedule",
         "suites/ranks/test_local.py",
         "suites/eager",
         "suites/same",

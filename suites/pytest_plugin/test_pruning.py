@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.golden.store import FORMAT
-from suites.plugin.golden_project import INI, PLAN, files, make_tests, put
+from suites.pytest_plugin.golden_project import INI, PLAN, files, make_tests, put
 
 ASKS = """
 def test_one(golden):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fxbucket.golden.store import FORMAT, parse, render
-from suites.plugin.golden_project import PLANS, files, make_project, write_plan
+from suites.pytest_plugin.golden_project import PLANS, files, make_project, write_plan
 
 ROW = '\n[[matrix]]\nid = "x"\nrun.seed = 1\n'
 GOOD = render("a line\nanother line\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from suites.plugin.processes import ends
+from suites.pytest_plugin.processes import ends
 
 LIMIT_S = 240
 

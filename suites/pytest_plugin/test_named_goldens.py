@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.golden.store import render
-from suites.plugin.graphs_project import run, write
+from suites.pytest_plugin.graphs_project import run, write
 
 GOLDEN = Path("golden/tests/test_x/two.txt")
 TEST = """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from suites.plugin import agents
-from suites.plugin.torchrun_project import FILES
+from suites.pytest_plugin import agents
+from suites.pytest_plugin.torchrun_project import FILES
 
 
 def project(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.golden.store import render
-from suites.plugin.golden_project import PLANS, files, make_project, make_tests, put
+from suites.pytest_plugin.golden_project import PLANS, files, make_project, make_tests, put
 
 NEW, OLD = render("new").encode(), render("old").encode()
 # a: as it was, b: changed, c: missing; nobody owns the golden of a plan that is gone.

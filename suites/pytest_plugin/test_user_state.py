@@ -22,7 +22,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import digest, encode_module
-from suites.plugin.conftest import MODEL, PLAN
+from suites.pytest_plugin.conftest import MODEL, PLAN
 
 HEAD = "import os, random, signal, sys, warnings\nimport numpy, pytest, torch\nimport tiny\nfrom tiny import batch, loss\n\n"
 LEAVES = {

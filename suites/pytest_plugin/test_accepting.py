@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.golden.store import FORMAT, render
-from suites.plugin.golden_project import files, make_tests, put
+from suites.pytest_plugin.golden_project import files, make_tests, put
 
 THREE = """
 import pytest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from suites.plugin.processes import Trace
+from suites.pytest_plugin.processes import Trace
 from suites.ranks.fault_jobs import FAULTS
 
 ROOT = str(Path(__file__).resolve().parents[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suites.plugin.conftest import MODEL, PLAN
+from suites.pytest_plugin.conftest import MODEL, PLAN
 
 GOOD = PLAN.replace("dp_shard = 2", "dp_shard = 4")
 BITWISE_ALONE = "\n[checks]\naudit = false\ngolden = false\ncollectives = false\n"

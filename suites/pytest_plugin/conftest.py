@@ -54,7 +54,7 @@ def loss(output, batch):
 @pytest.fixture
 def user(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with a module of small graphs, `graphs`, and a folder `tests`."""
-    from suites.plugin.graphs_project import make_project
+    from suites.pytest_plugin.graphs_project import make_project
 
     return make_project(pytester)
 

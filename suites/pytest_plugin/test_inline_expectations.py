@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suites.plugin.graphs_project import run, write
+from suites.pytest_plugin.graphs_project import run, write
 
 SOURCE = Path("tests/test_x.py")
 TEXT = '''def test_text(fxbucket_expect):
