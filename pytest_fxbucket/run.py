@@ -18,12 +18,12 @@ from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.bench.step_time import StepTime, Timing
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.ranks.backend import BackendChoice
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import StepGraph

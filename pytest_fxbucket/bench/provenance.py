@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.commit import Repository
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.ranks.backend import nvidia_smi
+from pytest_fxbucket.ranks.machine import nvidia_smi
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Machine

@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from pytest_fxbucket.backends import BACKENDS, choose, row_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.explain.find import find_plan, root_of
 from pytest_fxbucket.plan.factories import first_on_path
-from pytest_fxbucket.ranks.calling import die_with, ignore_interrupts
+from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.pools import Pools
 
 if TYPE_CHECKING:
@@ -134,15 +135,15 @@ class TimedSide:
         return {"peak_bytes": [one.peak_bytes for one in taken], "has_priority": all(one.has_priority for one in taken)}
 
     def _backend(self) -> str:
-        from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, choose, this_machine
+        from pytest_fxbucket.ranks.machine import this_machine
 
         asked = self.asked_backend or self.world.plan.run.backend
-        if asked in IN_ONE_PROCESS:
+        if not row_of(asked).timed_on:
             raise BenchmarkError(f"{self.world.plan.path}: back end {asked} has no step time; use gloo, nccl or auto")
         found = choose(asked, self.world.size, this_machine())
         if found.backend is None:
             raise BenchmarkError(f"{self.world.plan.path}: {found.lacking}")
-        return PLAIN if found.backend == "gloo" else found.backend
+        return BACKENDS[found.backend].timed_on
 
 
 def _imported() -> list[str]:

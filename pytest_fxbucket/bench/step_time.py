@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.artifacts import Folder
+from pytest_fxbucket.backends import BACKENDS, MAX_RANKS, BackendChoice, row_of
 from pytest_fxbucket.bench.measure import BUCKETED, Measured, Runner, Worlds, measure
 from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_of
 from pytest_fxbucket.bench.stats import Estimate, ratio_of
@@ -22,8 +23,6 @@ from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
 from pytest_fxbucket.checks.verdict import Verdict, passed, skipped
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
-from pytest_fxbucket.ranks.backend import IN_ONE_PROCESS, PLAIN, BackendChoice
-from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
@@ -95,7 +94,7 @@ class Timing:
     def choice(self, plan: Plan) -> BackendChoice:
         """What the ranks run on; none where nothing can be timed."""
         asked = self.settings.backend or plan.run.backend
-        if asked in IN_ONE_PROCESS:
+        if not row_of(asked).timed_on:
             return BackendChoice(
                 None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time"
             )
@@ -110,7 +109,7 @@ class Timing:
             raise BenchmarkError(f"{self.name}: step time cannot be measured: {self.choice(plan).lacking}")
 
         def run(tasks: Sequence[object]) -> list[object]:
-            pool = self.pools.get(len(tasks), PLAIN if backend == "gloo" else backend)
+            pool = self.pools.get(len(tasks), BACKENDS[backend].timed_on)
             try:
                 return pool.run(
                     "pytest_fxbucket.bench.job:run",

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pytest_fxbucket.backends import BACKENDS, BackendChoice, choose, row_of
 from pytest_fxbucket.checks.agreement import disagreements
 from pytest_fxbucket.checks.devices import cannot_run_on
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
-from pytest_fxbucket.ranks import backend as backends
-from pytest_fxbucket.ranks.backend import ON_GPUS, BackendChoice, choose
-from pytest_fxbucket.ranks.messages import MAX_RANKS
+from pytest_fxbucket.ranks import machine as machines
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -71,8 +70,7 @@ class Context:
 
     def choice(self, check: str) -> BackendChoice | Verdict:
         """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
-        if (self.settings.backend or self.plan.run.backend) != "fake":
-            refuse_too_many_ranks(self.plan, MAX_RANKS, self.name)
+        refuse_too_many_ranks(self.plan, row_of(self.settings.backend or self.plan.run.backend).most_ranks, self.name)
         choice = self.backend()
         if choice.backend is None:
             return skipped(check, choice.lacking)
@@ -97,15 +95,15 @@ class Context:
     def backend(self) -> BackendChoice:
         """What the ranks run on. Raises :class:`FxbucketError` if it lacks what it must have here."""
         asked = self.settings.backend or self.plan.run.backend
-        if asked == "fake":
-            return BackendChoice(None, "back end fake holds no values to compare")
+        if not row_of(asked).has_values:
+            return BackendChoice(None, f"back end {asked} holds no values to compare")
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
             return BackendChoice("gloo")
-        machine = backends.this_machine()
+        machine = machines.this_machine()
         choice = choose(asked, self.plan.run_world, machine)
         if choice.lacking and self.settings.require_gpus:
             raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
-        if choice.backend not in ON_GPUS:
+        if choice.backend is None or not BACKENDS[choice.backend].gpus:
             # That a machine without GPUs does not use them is no news.
             return choice if machine.gpus or choice.backend is None else BackendChoice(choice.backend)
         problem = next(filter(None, (cannot_run_on("cuda", one) for one in self.run_world.step(0).graphs.values())), "")

@@ -14,9 +14,9 @@ from pytest_fxbucket.step.iterations import CROSSING
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.ranks.backend import BackendChoice
     from pytest_fxbucket.step.roles import Parameter, Phase, Value
 
 

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.cli.apart import typed
 from pytest_fxbucket.cli.asked import add_for_sides, refuse_no_pass, up_to_two
 from pytest_fxbucket.cli.benchmarked import Named, named_plans
@@ -18,7 +19,6 @@ from pytest_fxbucket.cli.trees import Asked, CommitSide, CommitTree, plan_compar
 from pytest_fxbucket.commit import Repository, stoppable
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.progress import Progress
-from pytest_fxbucket.ranks.backend import CHOICES
 
 _NOT_SLOWER, _SLOWER, _UNTOLD = 0, 1, 2
 

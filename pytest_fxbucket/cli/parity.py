@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
 from pytest_fxbucket.cli.show import name_of
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan, root_of
 from pytest_fxbucket.progress import Progress
-from pytest_fxbucket.ranks.backend import CHOICES
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict

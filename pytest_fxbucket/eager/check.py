@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.checks.bitwise import judge
 from pytest_fxbucket.checks.bitwise.check import steps_of, task_of
 from pytest_fxbucket.checks.bitwise.crossing import run_digests
@@ -38,7 +39,7 @@ class Eager(OnRanks):
         plan, world = self.world.plan, self.world
         if missing := lacking(plan, world.step(0), world.resolution, world.rounding):
             return skipped("eager", missing)
-        if plan.run.reduce == "ring" and self.backend == "nccl":
+        if plan.run.reduce == "ring" and BACKENDS[self.backend].has_own_sums:
             return skipped("eager", 'NCCL adds round rings of its own; [run] reduce = "ring" is for gloo and local')
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")
         try:

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.key_forms import Benchmark, Ring
 from pytest_fxbucket.plan.rules import (
@@ -62,7 +63,7 @@ class Run:
         default="auto",
         metadata=one_of(
             'process group back end, see below; `"auto"`: `"nccl"` if there is a GPU for each rank, else `"gloo"`',
-            *("auto", "gloo", "gloo:cuda", "nccl", "local", "fake"),
+            *CHOICES,
         ),
     )
     world: Mapping[str, int] = field(

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import MODES
 from pytest_fxbucket.pass_names import no_pass
-from pytest_fxbucket.ranks.backend import CHOICES
 
 
 @dataclass(frozen=True, slots=True)

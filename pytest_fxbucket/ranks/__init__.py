@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.ranks.backend import device
 from pytest_fxbucket.ranks.flight_recorder import mark
+from pytest_fxbucket.ranks.machine import device
 
 __all__ = ["device", "mark"]

@@ -88,14 +88,22 @@ class RankFailure(RankError):
     rank: int
     states: tuple[RankState, ...] = ()
     parted: tuple[str, ...] = ()
-    error: str = ""
-    error_type: str = ""
     buckets: Mapping[int, str] = field(default_factory=dict)
     has_processes: bool = True
     """Whether each rank was a process, and not all of them one."""
 
     def __str__(self) -> str:
         return self.sentence
+
+    @property
+    def error(self) -> str:
+        """The first line of what the first to fail raised, or why it could not answer."""
+        return self._first.error if self._first is not None else ""
+
+    @property
+    def error_type(self) -> str:
+        """The class of what it raised."""
+        return self._first.error_type if self._first is not None else ""
 
     @property
     def traceback(self) -> str:
@@ -140,7 +148,7 @@ class RankFailure(RankError):
         for state in raised[1:]:
             yield from _traceback_of(state)
         yield from (line for line in self.parted if line not in self.sentence)
-        yield from (f"try: {line}" for line in lines(self.kind, self._first, self.has_processes))
+        yield from (f"try: {line}" for line in what_to_try(self.kind, self._first, self.has_processes))
         yield from folded(self.stacks)
         tail = self.output.get(self.rank, "").rstrip().splitlines()[-_TAIL_LINES:]
         if tail and with_output:
@@ -202,8 +210,6 @@ def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | N
         states=tuple(states),
         # That a rank which died or raised launched less than the others is no news.
         parted=tuple(one.sentence for one in parted if kind in ("timeout", "mismatch") or not one.is_missing),
-        error=first.error,
-        error_type=first.error_type,
     )
 
 
@@ -248,7 +254,7 @@ def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|MemoryError|cannot allocate", re.I)
 
 
-def lines(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
+def what_to_try(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
     """Sentences for a failure of ``kind`` whose first rank is ``first``; ``has_processes``: each rank was one."""
     if kind in ("mismatch", "deadlock"):
         yield "make every rank launch the same collectives in the same order (in a plan's graphs the check `collectives` looks)"

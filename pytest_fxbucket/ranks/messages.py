@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_RANKS = 64
-"""Processes of one pool, or ranks of one process that have outputs of their own: 250 descriptors go with one message."""
+from pytest_fxbucket.ranks.failure import RankState
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class PoolRequest:
     """Parent to server, with the descriptors of control, ledgers, and of each rank its socket and its stack file.
 
     ``ranks`` of a world of ``world`` are to be forked, which meet at ``store``, or in memory of their own if all are here.
-    ``backend`` is what their default process group runs on; "": they join none. ``devices``: one for each of ``ranks``, "cpu"
+    ``backend`` is the one whose default process group they join, if it has one. ``devices``: one for each of ``ranks``, "cpu"
     or "cuda:0". ``gpus``: on GPUs, the UUID of the one that each of ``ranks`` sees.
     """
 
@@ -80,18 +79,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Rank to parent, before the result's buffers.
+    """Rank to parent, before the result's buffers: what became of job number ``job``, and ``pid``, who says so.
 
-    ``outcome`` is "ready" (the group is up), "returned", "raised" or "unpicklable"; ``at`` the monotonic clock in seconds;
-    ``error`` one line, ``error_type`` the exception's class name, ``traceback`` its text. ``job`` is the number of the job that
-    it answers, 0 for "ready", and ``pid`` who says so. ``lost``: what the job took away that other jobs would need.
+    Once the group is up, ``state.outcome`` is "ready" and ``job`` is 0.
     """
 
-    outcome: str
-    at: float
-    error: str = ""
-    error_type: str = ""
-    traceback: str = ""
+    state: RankState
     job: int = 0
     pid: int = 0
-    lost: str = ""

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.ranks import watchdog, wire
-from pytest_fxbucket.ranks.backend import ON_GPUS, spread
 from pytest_fxbucket.ranks.failure import NO_STACK, RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.gpu_lease import Lease
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, PoolProcesses, import_path, oom_kills
+from pytest_fxbucket.ranks.machine import spread
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
 from pytest_fxbucket.ranks.talk import Talk
+
+Packed = TypeVar("Packed")
 
 __all__ = ["Attempt", "RankFailure", "RankPool"]
 
@@ -109,7 +112,7 @@ class RankPool:
         if not attempt.in_time or has_failed(attempt.states):
             self.close()
             raise failure_of(attempt.states, task=task, timed_out_s=None if attempt.in_time else timeout_s)
-        return unpack_results(attempt, task)
+        return unpack_results(attempt.states, attempt.results, task)
 
     def attempt(
         self,
@@ -158,7 +161,7 @@ class RankPool:
             raise
 
     def _on_its_gpus(self) -> PoolRequest:
-        if self.backend not in ON_GPUS:
+        if not BACKENDS[self.backend].gpus:
             return self._request
         self._lease = self._pools.lease(self.world, self.backend)
         count = len(self._request.ranks)
@@ -171,7 +174,7 @@ class RankPool:
         packed: dict[int, list[wire.Buffer]] = {}
         for rank, payload in zip(self._request.ranks, payloads, strict=True):
             if id(payload) not in packed:
-                packed[id(payload)] = _pack_payload(payload, rank, task)
+                packed[id(payload)] = packed_payload(wire.pack, payload, rank, task)
         return [_frame(order) + _frame(packed[id(payload)]) for payload in payloads]
 
     def _attempt(
@@ -221,12 +224,12 @@ def task_text(what: str, job: str) -> str:
     return ", ".join(part for part in (what, f"job {job}") if part)
 
 
-def _pack_payload(payload: object, rank: int, task: str) -> list[wire.Buffer]:
+def packed_payload(pack: Callable[[object], Packed], payload: object, rank: int, task: str) -> Packed:
+    """``payload`` as ``pack`` makes it. Raises RankFailure for what cannot be sent."""
     try:
-        return wire.pack(payload)
+        return pack(payload)
     except wire.Unpicklable as error:
-        text = f"the payload for rank {rank} cannot be pickled: {error} ({task})"
-        raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
+        raise _unpicklable(f"the payload for rank {rank} cannot be pickled: {error} ({task})", rank, error) from error
 
 
 def _frame(buffers: list[wire.Buffer]) -> list[wire.Buffer]:
@@ -250,13 +253,17 @@ def _look_at(crew: PoolProcesses, states: Sequence[RankState]) -> None:
         states[index].stack = stack or NO_STACK
 
 
-def unpack_results(attempt: Attempt, task: str) -> list[object]:
-    """What the processes returned, in their order. Raises RankFailure for what cannot be read."""
-    results = []
-    for rank, buffers in zip((state.rank for state in attempt.states), attempt.results, strict=True):
+def unpack_results(states: Sequence[RankState], results: Sequence[Sequence[wire.Buffer]], task: str) -> list[object]:
+    """What each of ``states`` returned. Raises RankFailure for what cannot be read."""
+    values = []
+    for state, buffers in zip(states, results, strict=True):
         try:
-            results.append(wire.unpack(buffers))
+            values.append(wire.unpack(buffers))
         except wire.Unpicklable as error:
-            text = f"the result of rank {rank} cannot be read: {error} ({task})"
-            raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
-    return results
+            text = f"the result of rank {state.rank} cannot be read: {error} ({task})"
+            raise _unpicklable(text, state.rank, error) from error
+    return values
+
+
+def _unpicklable(text: str, rank: int, error: wire.Unpicklable) -> RankFailure:
+    return RankFailure(text, "unpicklable", rank, (RankState(rank, "unpicklable", error=str(error)),))

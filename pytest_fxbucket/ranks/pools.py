@@ -6,11 +6,12 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 
+from pytest_fxbucket.backends import BACKENDS, NAMES, Backend, Machine
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.backend import BACKENDS, IN_ONE_PROCESS, PLAIN, Machine, choose, gpus, gpus_to_lease
 from pytest_fxbucket.ranks.gpu_lease import Lease, take
 from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
-from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
+from pytest_fxbucket.ranks.machine import gpus
+from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 
 # A run waits this long for GPUs that others hold.
@@ -44,26 +45,24 @@ class Pools:
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of ``world`` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
-        if backend in IN_ONE_PROCESS:
-            return self._together(world, backend)
-        if backend not in (*BACKENDS, PLAIN):
-            raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(BACKENDS)}')
-        if not 1 <= world <= MAX_RANKS:
-            raise RankError(f"a pool of {world} ranks; expected 1 to {MAX_RANKS}")
+        row = BACKENDS.get(backend)
+        if row is None:
+            raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(NAMES)}')
+        if not 1 <= world <= row.most_ranks:
+            over = f" over {backend}" if row.play else ""
+            raise RankError(f"a pool of {world} ranks{over}; expected 1 to {row.most_ranks}")
         self.start()
         if (world, backend) not in self._pools:
-            threads = threads_per_rank(world, os.environ)
-            request = PoolRequest(world, threads, tuple(range(world)), backend, ("cpu",) * world)
-            self._pools[world, backend] = RankPool(self, request)
+            self._pools[world, backend] = self._new(world, row)
         return self._pools[world, backend]
 
-    def _together(self, world: int, backend: str) -> RankPool:
-        from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
+    def _new(self, world: int, row: Backend) -> RankPool:
+        if row.play:
+            from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
 
-        self.start()
-        if (world, backend) not in self._pools:
-            self._pools[world, backend] = SingleProcessPool(self, world, backend)
-        return self._pools[world, backend]
+            return SingleProcessPool(self, world, row)
+        threads = threads_per_rank(world, os.environ)
+        return RankPool(self, PoolRequest(world, threads, tuple(range(world)), row.name, ("cpu",) * world))
 
     def use(self, pool: RankPool) -> None:
         """Note that ``pool`` is at work now: others make room before it does."""
@@ -88,10 +87,10 @@ class Pools:
     def lease(self, world: int, backend: str) -> Lease:
         """GPUs for the pool at work. Raises RankError where there are too few, or others keep them for too long."""
         there = gpus()
-        lacking = choose(backend, world, Machine(there, has_cuda=True, has_nccl=True)).lacking
-        if lacking:
+        row = BACKENDS[backend]
+        if lacking := row.lacking(world, Machine(there, has_cuda=True, has_nccl=True)):
             raise RankError(lacking)
-        count, shared = gpus_to_lease(backend, world, len(there)), backend != "nccl"
+        count, shared = row.gpus_to_lease(world, len(there)), row.gpus == "shared"
         try:
             return take(count, there, shared=shared, limit_s=0)
         except RankError:

@@ -19,7 +19,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
-from pytest_fxbucket.ranks.calling import die_with, ignore_interrupts
+from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
 
 MESSAGE_BYTES = 65536

@@ -177,10 +177,7 @@ class Talk:
             raise wire.Garbled
         if (reply.job, reply.pid) != (self._job, self._crew.pids[index]):
             return False
-        state = self.states[index]
-        state.outcome, state.at = reply.outcome, reply.at
-        state.error, state.error_type, state.traceback = reply.error, reply.error_type, reply.traceback
-        state.lost = reply.lost
+        self.states[index] = reply.state
         self.results[index] = buffers[1:]
         return True
 

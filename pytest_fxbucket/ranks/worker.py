@@ -10,22 +10,23 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import cast
 
 import torch.distributed as dist
 
+from pytest_fxbucket.backends import BACKENDS, MAX_RANKS, Backend
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.compat.c10d import destroy_subgroups, gather_one_by_one, leave_groups_unwrapped
-from pytest_fxbucket.ranks import calling, flight_recorder, output, wire
-from pytest_fxbucket.ranks.backend import PLAIN, use_device
+from pytest_fxbucket.compat.c10d import destroy_subgroups
+from pytest_fxbucket.ranks import call_job, flight_recorder, output, wire
+from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.fresh import Interpreter, Workplace
-from pytest_fxbucket.ranks.messages import MAX_RANKS, Job, PoolRequest, Reply, StoreAddress
-from pytest_fxbucket.ranks.process_groups import nccl, ordered, sums
+from pytest_fxbucket.ranks.machine import use_device
+from pytest_fxbucket.ranks.messages import Job, PoolRequest, Reply, StoreAddress
+from pytest_fxbucket.ranks.process_groups import nccl, sums
 from pytest_fxbucket.ranks.process_groups.entered import Entered
 
 # Longer than any job (see pool.LONGEST_S): the parent is the one that looks at the clock.
@@ -54,6 +55,11 @@ class WorkerConfig:
         return self.request.world
 
     @property
+    def backend(self) -> Backend:
+        """What its ranks run on."""
+        return BACKENDS[self.request.backend]
+
+    @property
     def settings(self) -> dict[str, str]:
         """What its environment holds whatever a job's says."""
         gpus = self.request.gpus
@@ -73,44 +79,31 @@ def serve(seat: WorkerConfig) -> None:
     """Answer jobs over ``seat.connection``; returns when the parent hangs up."""
     sys.dont_write_bytecode = True
     _install_faulthandler(seat)
-    calling.stand_apart(seat.connection)
+    call_job.stand_apart(seat.connection)
     flight_recorder.adopt(seat.ledgers_fd, seat.world)
     flight_recorder.act_as(seat.rank)
     use_device(seat.request.devices[seat.index])
     os.environ.update(seat.settings)
     try:
-        if seat.request.backend:
+        if seat.backend.join:
             _join(seat)
         flight_recorder.settle()
         workplace = Workplace(seat.request.threads, seat.is_at_home, seat.request.backend, seat.settings)
         interpreter = Interpreter.take()
-        _send(seat.connection, Reply("ready", time.monotonic()))
+        _send(seat.connection, RankState(seat.rank, "ready"))
         while True:
             _one_job(seat, workplace, interpreter)
     except (_HungUp, ConnectionError):
         return
     except Exception as error:
         with contextlib.suppress(OSError):
-            _send(seat.connection, _raised(error))
+            _send(seat.connection, call_job.raised(seat.rank, error))
 
 
 def _join(seat: WorkerConfig) -> None:
     if seat.is_at_home:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = _store(seat, seat.request.store)
-    if seat.request.backend in ("nccl", PLAIN):
-        # What is to be timed; and wrapped gloo stands still where it is launched with the interpreter lock held.
-        leave_groups_unwrapped()
-    if seat.request.backend == "nccl":
-        nccl.join(store, seat.rank, seat.world, _NEVER)
-        return
-    if seat.request.backend == PLAIN:
-        backend = "gloo"
-        gather_one_by_one()
-    else:
-        backend = ordered.BACKEND
-        ordered.register()
-    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_NEVER)
+    call_job.load(seat.backend.join)(_store(seat, seat.request.store), seat.rank, seat.world, _NEVER)
 
 
 def _store(seat: WorkerConfig, address: StoreAddress | None) -> c10d.Store:
@@ -130,40 +123,23 @@ def _one_job(seat: WorkerConfig, workplace: Workplace, interpreter: Interpreter)
     output.give(outputs[1:])
     _send_output_to(outputs[0])
     footing = Footing((seat.connection.fileno(), seat.stacks_fd))
-    reply, result = _run(seat, workplace, job, payload)
-    if calling.is_twin():
-        calling.end(seat.rank, reply.outcome, reply.error_type, reply.error, reply.traceback)
+    state, result = call_job.call(seat.rank, partial(_run, seat, workplace, job, payload), wire.pack)
     interpreter.put_back(partial(_install_faulthandler, seat))
-    lost = footing.lost()
-    if not lost:
+    state.lost = footing.lost()
+    if not state.lost:
         for fd in outputs[1:]:
             os.close(fd)
         _send_output_to(None)
-    _send(seat.connection, replace(reply, job=job.number, lost=lost), result)
+    _send(seat.connection, state, result, job.number)
 
 
-def _run(seat: WorkerConfig, workplace: Workplace, job: Job, payload: list[wire.Buffer]) -> tuple[Reply, list[wire.Buffer]]:
-    try:
-        workplace.enter(job)
-        function = calling.load(job.function)
-        with Entered(seat.rank) if seat.request.backend == "nccl" else contextlib.nullcontext():
-            value = function(seat.rank, seat.world, wire.unpack(payload))
-        workplace.leave()
-    except wire.Unpicklable as error:
-        return Reply("unpicklable", time.monotonic(), error=f"its payload cannot be read ({error})"), []
-    except BaseException as error:  # SystemExit from a user's code is a failure like any other
-        return _raised(error), []
-    try:
-        buffers = wire.pack(value)
-    except wire.Unpicklable as error:
-        text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
-        return Reply("unpicklable", time.monotonic(), error=text), []
-    return Reply("returned", time.monotonic()), buffers
-
-
-def _raised(error: BaseException) -> Reply:
-    told = calling.raised(error)
-    return Reply("raised", time.monotonic(), told.error, told.error_type, told.traceback)
+def _run(seat: WorkerConfig, workplace: Workplace, job: Job, payload: list[wire.Buffer]) -> object:
+    workplace.enter(job)
+    function = call_job.load(job.function)
+    with Entered(seat.rank) if seat.backend.is_watched else contextlib.nullcontext():
+        value = function(seat.rank, seat.world, wire.unpack(payload))
+    workplace.leave()
+    return value
 
 
 def _install_faulthandler(seat: WorkerConfig) -> None:
@@ -181,8 +157,8 @@ def _send_output_to(target: int | None) -> None:
     os.close(fd)
 
 
-def _send(connection: socket.socket, reply: Reply, result: list[wire.Buffer] | None = None) -> None:
-    buffers = [*wire.pack(replace(reply, pid=os.getpid())), *(result or [])]
+def _send(connection: socket.socket, state: RankState, result: Sequence[wire.Buffer] = (), job: int = 0) -> None:
+    buffers = [*wire.pack(Reply(state, job, os.getpid())), *result]
     connection.sendall(wire.head(buffers))
     for buffer in buffers:
         connection.sendall(buffer)

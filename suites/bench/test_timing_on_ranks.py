@@ -16,7 +16,6 @@ from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
@@ -53,7 +52,7 @@ def run(
     pools: Pools, tasks: list[TimingTask], seconds: list[tuple[tuple[float, ...], ...]], **more: int
 ) -> list[tuple[Timed, list[str]]]:
     clocked = [Clocked(task, own, **more) for task, own in zip(tasks, seconds, strict=True)]
-    return pools.get(len(tasks), PLAIN).run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
+    return pools.get(len(tasks), "gloo:plain").run(JOB, clocked, timeout_s=60)  # type: ignore[return-value]  # jobs give objects
 
 
 def test_a_sample_is_the_time_of_the_slowest_rank_and_the_same_on_all(world: PlanOnMesh, pools: Pools) -> None:
@@ -89,7 +88,7 @@ def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(wo
     pids: list[tuple[int, ...]] = []
 
     def on_ranks(tasks: list[TimingTask]) -> list[object]:
-        pool = pools.get(2, PLAIN)
+        pool = pools.get(2, "gloo:plain")
         found = pool.run("pytest_fxbucket.bench.job:run", tasks, timeout_s=60)
         pids.append(pool.pids)
         pool.close()
@@ -114,7 +113,7 @@ def test_ranks_that_ran_another_graph_are_an_error(world: PlanOnMesh, pools: Poo
             (phase,) = task.phases
             graphs = {"unbucketed": phase.graphs["unbucketed"], "bucketed": phase.graphs["unbucketed"]}
             others.append(replace(task, phases=(replace(phase, graphs=graphs),)))
-        return pools.get(2, PLAIN).run("pytest_fxbucket.bench.job:run", others, timeout_s=60)
+        return pools.get(2, "gloo:plain").run("pytest_fxbucket.bench.job:run", others, timeout_s=60)
 
     with pytest.raises(BenchmarkError, match="rank 0 timed another bucketed graph than the one that it was sent"):
         measure(worlds_of(world, Benchmark()), Benchmark(budget_s=0.01), swapped)
@@ -122,7 +121,7 @@ def test_ranks_that_ran_another_graph_are_an_error(world: PlanOnMesh, pools: Poo
 
 def test_ranks_meet_before_the_clock_starts(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of({"bucketed": world}, Pacing(60, 0.5, least_rounds=8))
-    found = pools.get(2, PLAIN).run("suites.bench.timing_jobs:met", tasks, timeout_s=60)
+    found = pools.get(2, "gloo:plain").run("suites.bench.timing_jobs:met", tasks, timeout_s=60)
     assert found == [["barrier", "clock"] * 16] * 2
 
 
@@ -142,7 +141,7 @@ def test_a_plan_is_timed_once_and_in_new_processes_for_each_set(pools: Pools, tm
     (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
     run = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools)
     seen: list[tuple[int, ...]] = []
-    pool = pools.get(2, PLAIN)
+    pool = pools.get(2, "gloo:plain")
     close = pool.close
 
     def noted() -> None:
@@ -159,14 +158,14 @@ def test_a_plan_is_timed_once_and_in_new_processes_for_each_set(pools: Pools, tm
 
 
 def test_peak_memory_is_that_of_the_step_and_not_of_what_came_before(pools: Pools) -> None:
-    (peaks,) = pools.get(1, PLAIN).run("suites.bench.timing_jobs:peaks", [None], timeout_s=60)
+    (peaks,) = pools.get(1, "gloo:plain").run("suites.bench.timing_jobs:peaks", [None], timeout_s=60)
     large, small = peaks  # type: ignore[misc]  # jobs give objects
     assert large - small > 200 << 20
 
 
 def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanOnMesh, pools: Pools) -> None:
     tasks = tasks_of({"bucketed": world}, Pacing(0.01, 0.5))
-    (before, after), (other_before, other_after) = pools.get(2, PLAIN).run(
+    (before, after), (other_before, other_after) = pools.get(2, "gloo:plain").run(
         "suites.bench.timing_jobs:states", tasks, timeout_s=60
     )  # type: ignore[misc]  # jobs give objects
     assert not torch.equal(before, after)

@@ -25,7 +25,6 @@ from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.plan.key_forms import Benchmark
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.pools import Pools
 from suites.benchmarks.step_time_jobs import FSDP2, WARM, Beside
 
@@ -82,7 +81,7 @@ def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
     payload = _payload(world)
     sets = []
     for _ in range(SETS):
-        pool = pools.get(ranks, PLAIN)
+        pool = pools.get(ranks, "gloo:plain")
         job = "suites.benchmarks.step_time_jobs:timed"
         found = pool.run(job, [Beside(task, payload) for task in tasks], timeout_s=600 + budget_s, paths=[str(ROOT)])
         sets.append(found[0])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.backends import Machine
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError, RankError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
-from pytest_fxbucket.ranks import backend
-from pytest_fxbucket.ranks.backend import Machine
+from pytest_fxbucket.ranks import machine as machines
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
@@ -35,7 +35,7 @@ def bitwise(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     """Run the check of a plan that names a back end, on a machine with these GPUs; keywords are RunSettings."""
 
     def run(named: str, machine: Machine, **settings: object) -> Verdict:
-        monkeypatch.setattr(backend, "this_machine", lambda: machine)
+        monkeypatch.setattr(machines, "this_machine", lambda: machine)
         plan = replace(PLAN, run=replace(PLAN.run, backend=named))
         given = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
         return PlanRun(plan, replace(given, **settings), pools).check("bitwise")

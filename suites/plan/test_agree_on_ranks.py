@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.backends import MAX_RANKS
 from pytest_fxbucket.plan import Plan, PlanError, parse_plans
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.plan.schema import rule_of
-from pytest_fxbucket.ranks.messages import MAX_RANKS
 
 
 def plan_of(parallel: str, world: str = "") -> Plan:

@@ -9,19 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.backends import BACKENDS, NAMES, BackendChoice, Machine, choose
 from pytest_fxbucket.ranks import device
-from pytest_fxbucket.ranks.backend import (
-    BACKENDS,
-    BackendChoice,
-    Machine,
-    choose,
-    gpus,
-    gpus_to_lease,
-    nvidia_smi,
-    spread,
-    this_machine,
-    use_device,
-)
+from pytest_fxbucket.ranks.machine import gpus, nvidia_smi, spread, this_machine, use_device
 
 TWO_AND_A_SLICE = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-91f1b8a5-02a5-3f4c-8a9f-6d1c6e2d9f10)
@@ -59,14 +49,14 @@ class TestChoose:
         assert choose(asked, world, here) == choice
 
     def test_only_ranks_on_gpus_lease_any(self) -> None:
-        assert {backend: gpus_to_lease(backend, 4, 8) for backend in BACKENDS} == {
+        assert {name: BACKENDS[name].gpus_to_lease(4, 8) for name in NAMES} == {
             "gloo": 0,
             "gloo:cuda": 4,
             "nccl": 4,
             "local": 0,
             "fake": 0,
         }
-        assert gpus_to_lease("gloo:cuda", 4, 3) == 3
+        assert BACKENDS["gloo:cuda"].gpus_to_lease(4, 3) == 3
 
     def test_ranks_get_the_leased_gpus_in_turn(self) -> None:
         assert spread(("a", "b"), 5) == ("a", "b", "a", "b", "a")
@@ -122,7 +112,7 @@ class TestGpus:
         )
 
     def test_asking_for_gpus_imports_no_torch(self) -> None:
-        code = "import sys; from pytest_fxbucket.ranks.backend import gpus; gpus(); print('torch' in sys.modules)"
+        code = "import sys; from pytest_fxbucket.ranks.machine import gpus; gpus(); print('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "False"
 

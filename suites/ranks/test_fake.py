@@ -6,16 +6,13 @@ import pytest
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.pool import RankFailure
-from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
 
 ALONE = "suites.ranks.local_jobs:alone"
 
 
 @pytest.fixture(scope="module")
 def fake(pools):
-    pool = SingleProcessPool(pools, 6, "fake")
-    yield pool
-    pool.close()
+    return pools.get(6, "fake")
 
 
 def fail(pool, payload, timeout_s=60):
@@ -32,7 +29,7 @@ def test_each_rank_is_itself_and_begins_fresh(fake):
 
 
 def test_thousands_of_ranks(pools):
-    pool = SingleProcessPool(pools, 4096, "fake")
+    pool = pools.get(4096, "fake")
     try:
         results = pool.run(ALONE, [None] * 4096, timeout_s=120)
     finally:
@@ -64,4 +61,4 @@ def test_a_rank_that_goes_on_for_ever_is_named_with_its_stack(fake):
 @pytest.mark.parametrize(("world", "backend", "most"), [(65, "local", 64), (0, "local", 64), ((1 << 16) + 1, "fake", 1 << 16)])
 def test_too_many_ranks_are_refused(pools, world, backend, most):
     with pytest.raises(RankError, match=f"a pool of {world} ranks over {backend}; expected 1 to {most}"):
-        SingleProcessPool(pools, world, backend)
+        pools.get(world, backend)

@@ -11,8 +11,8 @@ import torch
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import gpu_lease
-from pytest_fxbucket.ranks.backend import nvidia_smi
 from pytest_fxbucket.ranks.failure import RankFailure
+from pytest_fxbucket.ranks.machine import nvidia_smi
 from pytest_fxbucket.ranks.pools import Pools
 
 GPUS = ("GPU-fake-0", "GPU-fake-1")

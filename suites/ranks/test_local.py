@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pytest_fxbucket.ranks.pool import RankFailure
-from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
 from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 
 JOBS = "suites.ranks.local_jobs:"
@@ -17,9 +16,7 @@ ORDERED = "suites.ranks.ordered_jobs:"
 
 @pytest.fixture(scope="module")
 def local(pools):
-    pool = SingleProcessPool(pools, 4, "local")
-    yield pool
-    pool.close()
+    return pools.get(4, "local")
 
 
 def run(pool, job, payload=None, **more):
@@ -130,7 +127,7 @@ def test_a_failure_has_the_output_of_the_rank(local, tmp_path, where):
     assert (failure.kind, failure.rank, failure.error) == ("raised", 2, "said enough")
     assert failure.output[2] == "out of 2\nerr of 2\nagain 2\n"
     assert "in say" in failure.traceback
-    assert "local.py" not in failure.traceback
+    assert "play.py" not in failure.traceback
 
 
 @pytest.mark.parametrize("job", ["leave_one_out", "stubborn"])

@@ -11,6 +11,7 @@ import sys
 import time
 
 from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.messages import Reply
 
 
@@ -74,7 +75,7 @@ def connections():
 
 def forge(rank, world, payload):
     """Answer before its turn, as another process would."""
-    buffers = [*wire.pack(Reply("returned", 0.0, job=payload[0], pid=payload[1])), *wire.pack("forged")]
+    buffers = [*wire.pack(Reply(RankState(rank, "returned"), *payload)), *wire.pack("forged")]
     for connection in connections():
         connection.sendall(b"".join([wire.head(buffers), *buffers]))
     return "honest"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import pytest
 
+from pytest_fxbucket.backends import CHOICES, choose, row_of
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.pytest_plugin.distributed_test.modules import PerRank
 from pytest_fxbucket.pytest_plugin.session import fx_session
 from pytest_fxbucket.pytest_plugin.terminal import error_text
-from pytest_fxbucket.ranks.backend import CHOICES, ON_GPUS
 from pytest_fxbucket.words import LONGEST_S
 
 if TYPE_CHECKING:
@@ -173,9 +173,9 @@ def _ran(item: pytest.Function) -> list[Ending]:
 
 def _backend(item: pytest.Item, asked: Wanted) -> str:
     """The back end to run on; too few GPUs for it skip the test, or fail it where GPUs are required."""
-    if asked.backend not in ON_GPUS and asked.backend != "auto":
+    if asked.backend != "auto" and not row_of(asked.backend).gpus:
         return asked.backend
-    from pytest_fxbucket.ranks.backend import choose, this_machine
+    from pytest_fxbucket.ranks.machine import this_machine
 
     choice = choose(asked.backend, asked.world, this_machine())
     if choice.lacking and fx_session(item.config).options.require_gpus:

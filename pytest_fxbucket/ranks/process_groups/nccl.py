@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks.backend import ON_GPUS
 
 _REPEATABLE = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -38,7 +38,7 @@ _AT_HOME = {
 
 def settings(backend: str, gpu: str = "") -> dict[str, str]:
     """The environment of a rank, whose only GPU is ``gpu`` (a UUID): to be set before CUDA starts, and kept. Empty off GPUs."""
-    if backend not in ON_GPUS:
+    if not BACKENDS[backend].gpus:
         return {}
     ours = {"CUDA_VISIBLE_DEVICES": gpu, **_REPEATABLE}
     return {**ours, **_ONE_RING, **_AT_HOME} if backend == "nccl" else ours
@@ -46,7 +46,7 @@ def settings(backend: str, gpu: str = "") -> dict[str, str]:
 
 def apply(backend: str) -> None:
     """Set torch's flags for a job: deterministic or an error, no TF32, no sums in less than float32. None off GPUs."""
-    if backend not in ON_GPUS:
+    if not BACKENDS[backend].gpus:
         return
     torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms(True), which imports inductor
     torch.set_float32_matmul_precision("highest")
@@ -60,7 +60,7 @@ def apply(backend: str) -> None:
 
 def record(backend: str) -> tuple[str, ...]:
     """What ``settings`` and ``apply`` set, as it is now in this process, and versions behind it: a line ``name=value`` each."""
-    if backend not in ON_GPUS:
+    if not BACKENDS[backend].gpus:
         return ()
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     flags = {
@@ -89,6 +89,7 @@ def join(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
     """
     if torch.version.cuda is None or not dist.is_nccl_available():
         raise RuntimeError("back end nccl needs a torch that was built with CUDA and NCCL")
+    c10d.leave_groups_unwrapped()  # they are timed, too
     gpu = torch.device("cuda", 0)
     torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timeout, device_id=gpu)

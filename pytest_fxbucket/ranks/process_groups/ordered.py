@@ -264,10 +264,19 @@ class OrderedGloo(c10d.ProcessGroup):
         return received, exchange([own] * self.size(), sizes, c10d.AllToAllOptions())
 
 
-def register() -> None:
-    """Make the backend known to torch.distributed as ``ordered_gloo``; idempotent."""
+def join(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
+    """Make the default process group of this process one that adds in rank order."""
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def join_plain_gloo(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
+    """Make it one over gloo as it is, which is to be timed."""
+    # Wrapped gloo stands still where it is launched with the interpreter lock held.
+    c10d.leave_groups_unwrapped()
+    c10d.gather_one_by_one()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def _create(options: Any, _: object) -> OrderedGloo:

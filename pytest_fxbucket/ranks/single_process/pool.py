@@ -9,21 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.backends import Backend
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.desync import partings
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 from pytest_fxbucket.ranks.launch import threads_per_rank
-from pytest_fxbucket.ranks.messages import MAX_RANKS, PoolRequest
-from pytest_fxbucket.ranks.pool import Keeper, RankPool, task_text, tell_output, unpack_results
-from pytest_fxbucket.ranks.single_process.local import Answer, JobOrder
+from pytest_fxbucket.ranks.messages import PoolRequest
+from pytest_fxbucket.ranks.pool import Keeper, RankPool, packed_payload, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.single_process.play import Answer, JobOrder
 from pytest_fxbucket.ranks.watchdog import process_state
 
-MOST_RANKS = {"local": MAX_RANKS, "fake": 1 << 16}
 # The name of a rank's thread in a dump, and the frames from which on they are all alike.
 _RANK = re.compile(r'scheduler\.py", line \d+ in rank_(\d+)$', re.M)
-_JOB_BEGINS = re.compile(r'^  File "[^"]*local\.py", line \d+ in _called$', re.M)
+_JOB_BEGINS = re.compile(r'^  File "[^"]*play\.py", line \d+ in _called$', re.M)
 # No letter of the kernel's: such ranks come last when it is asked who holds up the others.
 _WAITS_ITS_TURN = "-"
 _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
@@ -32,13 +31,12 @@ _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
 class SingleProcessPool(RankPool):
     """A pool of ``world`` ranks in one process that stays warm."""
 
-    def __init__(self, pools: Keeper, world: int, backend: str) -> None:
-        if not 1 <= world <= MOST_RANKS[backend]:
-            raise RankError(f"a pool of {world} ranks over {backend}; expected 1 to {MOST_RANKS[backend]}")
+    def __init__(self, pools: Keeper, world: int, row: Backend) -> None:
         # One rank runs at a time, and may have all cores.
-        super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), "", ("cpu",)))
-        self.backend = backend
-        self._log_names = [[f"rank{rank}" for rank in range(world if backend == "local" else 1)]]
+        super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), row.name, ("cpu",)))
+        self._play = row.play
+        self._takes_turns = row.has_values  # else each rank runs by itself, from its beginning to its end
+        self._log_names = [[f"rank{rank}" for rank in range(world if self._takes_turns else 1)]]
 
     def run(
         self,
@@ -59,10 +57,10 @@ class SingleProcessPool(RankPool):
         if len(payloads) != self.world:
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         task = task_text(what, job)
-        order = JobOrder(job, _packed(payloads, task))
+        packed = [packed_payload(wire.pack_whole, payload, rank, task) for rank, payload in enumerate(payloads)]
         attempt = self.attempt(
-            f"pytest_fxbucket.ranks.single_process.{self.backend}:run",
-            [order],
+            self._play,
+            [JobOrder(job, tuple(packed))],
             timeout_s=timeout_s,
             paths=paths,
             log_dir=log_dir,
@@ -73,14 +71,17 @@ class SingleProcessPool(RankPool):
             states = self._states_of_process(process, attempt.outputs)
             tell_output(states, on_output)
             raise self._failed(failure_of(states, task=task, timed_out_s=None if attempt.in_time else timeout_s))
-        answers = cast("list[Answer]", unpack_results(attempt, task)[0])
-        states = [_state(rank, one, self._where(rank)) for rank, one in enumerate(answers)]
+        (answers,) = cast("list[list[Answer]]", unpack_results(attempt.states, attempt.results, task))
+        states = [state for state, _ in answers]
+        for state in states:
+            state.where = self._where(state.rank)
+            state.stack = _JOB_BEGINS.split(state.stack)[0]
         for state, output in zip(states, attempt.outputs, strict=False):  # under fake there is one for all
             state.output = output
         tell_output(states, on_output)
         if has_failed(states):
             raise self._failed(_failure(states, task))
-        return _results(answers, task)
+        return unpack_results(states, [result for _, result in answers], task)
 
     def _failed(self, failure: RankFailure) -> RankFailure:
         self.close()
@@ -99,7 +100,7 @@ class SingleProcessPool(RankPool):
         states = []
         for rank in range(self.world):
             where = self._crew.ledgers.read(rank)
-            printed = outputs[rank] if self.backend == "local" else outputs[0] * (rank == acting)
+            printed = outputs[rank] if self._takes_turns else outputs[0] * (rank == acting)
             if rank == acting:
                 states.append(replace(process, rank=rank, where=where, process=letter, stack=stack, output=printed))
                 continue
@@ -110,31 +111,7 @@ class SingleProcessPool(RankPool):
 
     def _is_through(self, rank: int, acting: int, where: RankPosition) -> bool:
         """Whether ``rank``, whose turn it is not, has ended: only a wait lets the next rank go on."""
-        return rank < acting if self.backend == "fake" else bool(where.groups) and where.does != "waits for"
-
-
-def _packed(payloads: Sequence[object], task: str) -> tuple[bytes, ...]:
-    packed = []
-    for rank, payload in enumerate(payloads):
-        try:
-            packed.append(wire.pack_whole(payload))
-        except wire.Unpicklable as error:
-            text = f"the payload for rank {rank} cannot be pickled: {error} ({task})"
-            raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
-    return tuple(packed)
-
-
-def _state(rank: int, answer: Answer, where: RankPosition) -> RankState:
-    return RankState(
-        rank,
-        answer.outcome,
-        answer.at,
-        answer.error,
-        answer.error_type,
-        answer.traceback,
-        where=where,
-        stack=_JOB_BEGINS.split(answer.stack)[0],
-    )
+        return bool(where.groups) and where.does != "waits for" if self._takes_turns else rank < acting
 
 
 def _by_rank(stack: str) -> dict[int, str]:
@@ -164,7 +141,7 @@ def _mismatch(states: list[RankState], wrong: RankState, task: str) -> RankFailu
     parted = [one for one in partings({state.rank: state.where for state in states}) if not one.is_missing]
     rank, sentence = (parted[0].rank, parted[0].sentence) if parted else (wrong.rank, wrong.error)
     sentence = f"{sentence}{states[rank].place()} ({task})"
-    return RankFailure(sentence, "mismatch", rank, tuple(states), (), wrong.error, wrong.error_type)
+    return RankFailure(sentence, "mismatch", rank, tuple(states))
 
 
 def _deadlock(states: list[RankState], stuck: list[RankState], task: str) -> RankFailure:
@@ -181,14 +158,3 @@ def _who_waits(stuck: Sequence[RankState]) -> str:
     for state in stuck:
         waits.setdefault(state.where.text or "waits for a key of the store", []).append(state.rank)
     return "; ".join(f"{ranks_text(tuple(ranks))}: {what}" for what, ranks in waits.items())
-
-
-def _results(answers: Sequence[Answer], task: str) -> list[object]:
-    results = []
-    for rank, one in enumerate(answers):
-        try:
-            results.append(wire.unpack([one.result]))
-        except wire.Unpicklable as error:
-            text = f"the result of rank {rank} cannot be read: {error} ({task})"
-            raise RankFailure(text, kind="unpicklable", rank=rank, error=str(error)) from error
-    return results

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
@@ -25,7 +25,6 @@ from pytest_fxbucket.ranks.wire import line_of
 
 # A job's ranks may end at its very limit, and are looked at for their stacks after that.
 _LOOK_S = 5.0
-_ALONE = frozenset({"local", "fake"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,10 @@ class TorchrunPools(Pools):
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of the first ``world`` of torchrun's ranks. Raises RankError for more than these, or another back end."""
         __tracebackhide__ = True
-        if backend in _ALONE:
+        row = BACKENDS.get(backend)
+        if row is not None and row.play:
             return super().get(world, backend)
-        if backend not in ("gloo", PLAIN):
+        if row is None or row.gpus:
             raise RankError(
                 f'no ranks for backend "{backend}" under torchrun; expected gloo, local or fake (--fxbucket-backend=gloo)'
             )
@@ -217,7 +217,7 @@ class TorchrunPool(RankPool):
 def _plain_result(attempt: Attempt, state: RankState) -> object:
     """What this process's rank returned, if others may read it; or else its state says why not."""
     try:
-        (result,) = unpack_results(attempt, "")
+        (result,) = unpack_results(attempt.states, attempt.results, "")
         store.pack(result)
     except (RankFailure, store.NotPlain) as error:
         state.outcome, state.error = (

@@ -1,4 +1,4 @@
-"""What each rank does for a job: find its function, say what it raised, and see to processes that the job forks."""
+"""How a rank calls a job: its function is found and called, what became of it is said, and what it forks ends with the rank."""
 
 from __future__ import annotations
 
@@ -10,42 +10,62 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from pytest_fxbucket.ranks import wire
+from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.wire import cut, line_of
 
+Packed = list[wire.Buffer]
+"""A pickle and its buffers."""
 _OURS = frozenset({os.path.dirname(__file__), os.path.join(os.path.dirname(__file__), "single_process")})
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """An exception in words: the first line of its message, its class's name, and its traceback from the job on."""
-
-    error: str
-    error_type: str
-    traceback: str
-
-
-def load(name: str) -> Callable[[int, int, object], object]:
+def load(name: str) -> Callable[..., Any]:
     """The function "package.module:function"."""
     module, _, attribute = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
-    return cast("Callable[[int, int, object], object]", found)
+    return cast("Callable[..., Any]", found)
 
 
-def raised(error: BaseException) -> Raised:
-    """``error`` in words, whatever it makes of being asked for them."""
+def call(rank: int, job: Callable[[], object], pack: Callable[[object], Packed]) -> tuple[RankState, Packed]:
+    """What became of ``job``, called as ``rank``, and its result, packed; nothing unless it returned.
+
+    A process that the job forked, and that comes out of it too, ends here.
+    """
+    result: Packed = []
+    state = RankState(rank, "returned")
+    try:
+        value = job()
+    except wire.Unpicklable as error:
+        state = RankState(rank, "unpicklable", error=f"its payload cannot be read ({error})")
+    except BaseException as error:  # SystemExit from a user's code is a failure like any other
+        state = raised(rank, error)
+    if state.outcome == "returned":
+        try:
+            result = pack(value)
+        except wire.Unpicklable as error:
+            text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
+            state = RankState(rank, "unpicklable", error=text)
+    if os.getpid() != _rank_pid:
+        _end(state)
+    state.at = time.monotonic()
+    return state, result
+
+
+def raised(rank: int, error: BaseException) -> RankState:
+    """The state of a rank that ``error`` ended, in words, whatever it makes of being asked for them."""
     line = line_of(error)
     try:
         text = "".join(traceback.format_exception(_without_our_frames(error)))
     except BaseException as second:
         text = f"{type(error).__name__}: {line} (its traceback cannot be shown: {type(second).__name__})\n"
-    return Raised(line, type(error).__name__, cut(text))
+    return RankState(rank, "raised", time.monotonic(), line, type(error).__name__, cut(text))
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
@@ -72,26 +92,17 @@ def stand_apart(connection: socket.socket) -> None:
     os.register_at_fork(before=_before, after_in_child=lambda: _part(connection))
 
 
-def is_twin() -> bool:
-    """Whether this process is not the rank, but was forked by its job."""
-    return os.getpid() != _rank_pid
-
-
-def end(rank: int, outcome: str, error_type: str, error: str, traceback: str) -> NoReturn:
-    """End the twin of ``rank``, which came out of the job in this way, as a process of its own would have ended."""
-    if error_type != "SystemExit":
-        told = f"{traceback}fxbucket: process {os.getpid()}, which the job forked, came out of it beside rank {rank}"
-        sys.stderr.write(f"{told}, and was ended; end it with os._exit, and look at its exit status\n")
+def _end(state: RankState) -> NoReturn:
+    """End this process, which the job of a rank forked, as a process of its own would have ended that came to ``state``."""
+    if state.error_type != "SystemExit":
+        who = f"fxbucket: process {os.getpid()}, which the job forked, came out of it beside rank {state.rank}"
+        sys.stderr.write(f"{state.traceback}{who}, and was ended; end it with os._exit, and look at its exit status\n")
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(_status(outcome, error_type, error))
-
-
-def _status(outcome: str, error_type: str, error: str) -> int:
-    if error_type != "SystemExit":
-        return int(outcome != "returned")
-    return int(error) & 0xFF if error.lstrip("-").isdigit() else int(error not in ("", "None"))
+    if state.error_type != "SystemExit":
+        os._exit(int(state.outcome != "returned"))
+    os._exit(int(state.error) & 0xFF if state.error.lstrip("-").isdigit() else int(state.error not in ("", "None")))
 
 
 def _before() -> None:

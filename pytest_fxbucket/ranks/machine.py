@@ -1,4 +1,4 @@
-"""Which back ends there are, what each needs of the machine, and which one ``auto`` means on it."""
+"""The GPUs of this machine, what its torch was built with, and where a rank's own tensors belong."""
 
 from __future__ import annotations
 
@@ -7,59 +7,12 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-BACKENDS = ("gloo", "gloo:cuda", "nccl", "local", "fake")
-"""gloo: processes, sums in rank order. gloo:cuda: the same with tensors on GPUs, which ranks share. nccl: a GPU for each rank.
-local: all ranks in one process. fake: no values."""
-CHOICES = ("auto", *BACKENDS)
-PLAIN = "gloo:plain"
-"""For timing: gloo as it is, which reduces in an order of its own and on threads of its own; no choice of a plan."""
-ON_GPUS = frozenset({"gloo:cuda", "nccl"})
-IN_ONE_PROCESS = frozenset({"local", "fake"})
+from pytest_fxbucket.backends import Machine
 
 _SMI_LIMIT_S = 30.0
 _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)\s]+)\)")
 _device = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What back ends ask of a machine: UUIDs of the GPUs that may be used, and what this torch was built with."""
-
-    gpus: tuple[str, ...] = ()
-    has_cuda: bool = False
-    has_nccl: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BackendChoice:
-    """The back end to run on, None if the one that was asked for cannot run here.
-
-    ``lacking`` is one clause that says what kept it, or kept ``auto``, from GPUs; "" if nothing did.
-    """
-
-    backend: str | None
-    lacking: str = ""
-
-
-def choose(asked: str, world: int, machine: Machine) -> BackendChoice:
-    """What ``asked``, one of CHOICES, means for ``world`` ranks on ``machine``: auto is nccl where that can be, else gloo."""
-    if asked != "auto":
-        lacking = _lacking(asked, world, machine)
-        return BackendChoice(None if lacking else asked, lacking)
-    lacking = _lacking("nccl", world, machine)
-    return BackendChoice("gloo" if lacking else "nccl", lacking)
-
-
-def gpus_needed(backend: str, world: int) -> int:
-    """How many GPUs ``world`` ranks cannot do without."""
-    return {"nccl": world, "gloo:cuda": 1}.get(backend, 0)
-
-
-def gpus_to_lease(backend: str, world: int, there: int) -> int:
-    """How many of the GPUs ``there`` the ranks are spread over."""
-    return min(world, there) if backend == "gloo:cuda" else gpus_needed(backend, world)
 
 
 def spread(leased: Sequence[str], world: int) -> tuple[str, ...]:
@@ -104,17 +57,6 @@ def use_device(name: str) -> None:
     """Say so, once in a rank's process."""
     global _device
     _device = name
-
-
-def _lacking(backend: str, world: int, machine: Machine) -> str:
-    needed = gpus_needed(backend, world)
-    if len(machine.gpus) < needed:
-        return f"{backend} needs {needed} GPU{'s' * (needed > 1)}, this machine has {len(machine.gpus)}"
-    if needed and not machine.has_cuda:
-        return f"{backend} needs a torch that was built with CUDA"
-    if backend == "nccl" and not machine.has_nccl:
-        return "nccl needs a torch that was built with NCCL"
-    return ""
 
 
 def _visible(there: Sequence[str], said: str | None) -> tuple[str, ...]:

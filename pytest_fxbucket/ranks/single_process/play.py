@@ -1,19 +1,22 @@
-"""Back end ``local``: all ranks in one process, one at a time, so that runs are alike and nothing can hang for ever.
+"""One process plays all ranks, each in its turn: in one job, which gets a payload and gives an answer for each rank.
 
-One job of the process plays them all: first what each rank is asked and what it tells, then the stage that they share.
+``local``: ranks wait for each other, one running at a time, so that runs are alike and nothing can hang for ever. ``fake``: one
+rank after the other, in groups that move no data; any number of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.threads import (
     Groups,
     leave_python_groups_unrecorded,
@@ -22,7 +25,8 @@ from pytest_fxbucket.compat.threads import (
     take_groups,
 )
 from pytest_fxbucket.process.state import ProcessState
-from pytest_fxbucket.ranks import calling, flight_recorder, wire
+from pytest_fxbucket.ranks import call_job, flight_recorder, wire
+from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.output import Outlets
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.single_process.exchange import Tables
@@ -41,46 +45,23 @@ class JobOrder:
     payloads: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Process to parent, for one rank; the words of ``outcome`` are those of a RankState. ``result`` is packed."""
-
-    outcome: str
-    at: float = 0.0
-    error: str = ""
-    error_type: str = ""
-    traceback: str = ""
-    stack: str = ""
-    result: bytes = b""
+Answer = tuple[RankState, call_job.Packed]
+"""What became of one rank, and its result."""
 
 
-def answer(order: JobOrder, rank: int) -> Answer:
-    """Call the function as ``rank``, and say what it did."""
-    told = _called(order, rank)
-    if calling.is_twin():
-        calling.end(rank, told.outcome, told.error_type, told.error, told.traceback)
-    return told
+def _answer(order: JobOrder, rank: int) -> Answer:
+    return call_job.call(rank, partial(_called, order, rank), lambda value: [wire.pack_whole(value)])
 
 
-def raised(error: BaseException) -> Answer:
-    """An answer that tells of ``error``, without the frames through which a rank comes to its function."""
-    told = calling.raised(error)
-    return Answer("raised", time.monotonic(), told.error, told.error_type, told.traceback)
+def _called(order: JobOrder, rank: int) -> object:
+    function = call_job.load(order.function)
+    return function(rank, len(order.payloads), wire.unpack([order.payloads[rank]]))
 
 
-def _called(order: JobOrder, rank: int) -> Answer:
-    try:
-        function = calling.load(order.function)
-        value = function(rank, len(order.payloads), wire.unpack([order.payloads[rank]]))
-    except wire.Unpicklable as error:
-        return Answer("unpicklable", time.monotonic(), f"its payload cannot be read ({error})")
-    except BaseException as error:  # SystemExit from a user's code is a failure like any other
-        return raised(error)
-    try:
-        return Answer("returned", time.monotonic(), result=wire.pack_whole(value))
-    except wire.Unpicklable as error:
-        text = f"its result, of type {type(value).__name__}, cannot be pickled ({error})"
-        return Answer("unpicklable", time.monotonic(), text)
+def _import_first(order: JobOrder) -> None:
+    """Import the job's module: what that does to the process must not stay with the rank that comes first."""
+    with contextlib.suppress(Exception):  # it fails again in each rank, which says so
+        call_job.load(order.function)
 
 
 # What of a process's state a rank may take for its own, to be changed when the process goes on as another rank.
@@ -115,9 +96,10 @@ class _Stage:
 
     def __init__(self, world: int, outlets: Outlets) -> None:
         self.world = world
-        self.baton = TurnScheduler(world, self._switch)
+        self.scheduler = TurnScheduler(world, self._switch)
         self.tables = Tables()
-        self.store = LocalStore(self.baton)
+        self.store = LocalStore(self.scheduler)
+        self.threads = torch.get_num_threads()
         self._outlets = outlets
         self.start = Surroundings.take()
         # Each rank begins as a fresh process would, but for the groups, which are its own to make.
@@ -137,7 +119,7 @@ class _Stage:
     def group(self, name: str, ranks: tuple[int, ...], member: int) -> LocalGroup:
         """This rank's end of a new group; no ``ranks``: the default group, of all."""
         table = self.tables.sit_down(name, ranks or tuple(range(self.world)), member)
-        return LocalGroup(name, table, member, self.baton)
+        return LocalGroup(name, table, member, self.scheduler)
 
     def _switch(self, old: int, new: int) -> None:
         self._of_rank[old] = Surroundings.take()
@@ -147,54 +129,59 @@ class _Stage:
 _stage: _Stage | None = None
 
 
-def run(rank: int, world: int, order: JobOrder) -> list[Answer]:
-    """Call the order's function once as each rank; their answers, in rank order."""
+def play_local(rank: int, world: int, order: JobOrder) -> list[Answer]:
+    """Call the order's function once as each rank; their answers, in rank order. A rank that is stuck is "running"."""
     global _stage
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     let_python_groups_gather_into_given_tensors()
     leave_python_groups_unrecorded()
     sums.add_by()
-    # What the module does to the process when it is imported must not stay with the rank that comes first. Where this fails, it
-    # fails again in each rank, which says so.
-    with contextlib.suppress(Exception):
-        calling.load(order.function)
+    _import_first(order)
     world = len(order.payloads)
+    answers: list[Answer] = [(RankState(one), []) for one in range(world)]
     with Outlets() as outlets:
         _stage = stage = _Stage(world, outlets)
         try:
-            return _play(stage, order)
+            stage.enter(0)
+            stage.scheduler.play([partial(_play_local, stage, order, answers, one) for one in range(world)])
         finally:
             stage.leave()
             _stage = None
+    for stuck, stack in stage.scheduler.stacks.items():
+        answers[stuck] = RankState(stuck, stack=stack), []  # whatever such a rank made of it
+    return answers
 
 
-def _play(stage: _Stage, order: JobOrder) -> list[Answer]:
-    answers = [Answer("running")] * stage.world
-    threads = torch.get_num_threads()
-
-    def part(rank: int) -> Callable[[], None]:
-        def play() -> None:
-            answers[rank] = _answer(stage, order, rank, threads)
-
-        return play
-
-    stage.enter(0)
-    stage.baton.play([part(rank) for rank in range(stage.world)])
-    stacks = stage.baton.stacks
-    # Whatever such a rank made of it: it was stuck.
-    return [Answer("running", stack=stacks[rank]) if rank in stacks else one for rank, one in enumerate(answers)]
-
-
-def _answer(stage: _Stage, order: JobOrder, rank: int, threads: int) -> Answer:
+def _play_local(stage: _Stage, order: JobOrder, answers: list[Answer], rank: int) -> None:
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(stage.threads)
         # Backward passes stay on this thread, also those of a GPU: another could not tell for which rank it waits.
         torch.autograd.set_multithreading_enabled(False)
         dist.init_process_group(BACKEND, store=stage.store, rank=rank, world_size=stage.world)
     except Exception as error:
-        return raised(error)
-    return answer(order, rank)
+        answers[rank] = call_job.raised(rank, error), []
+    else:
+        answers[rank] = _answer(order, rank)
+
+
+def play_fake(rank: int, world: int, order: JobOrder) -> list[Answer]:
+    """Call the order's function once as each rank, up to the first that fails; answers in rank order."""
+    _import_first(order)
+    start = Surroundings.take()
+    world = len(order.payloads)
+    # Later than any that has failed.
+    answers: list[Answer] = [(RankState(one, "was not begun", math.inf), []) for one in range(world)]
+    for one in range(world):
+        flight_recorder.act_as(one)
+        try:
+            with fake_world(one, world):
+                answers[one] = _answer(order, one)
+        finally:
+            start.put_back()
+        if answers[one][0].outcome != "returned":
+            break
+    return answers
 
 
 def _create(options: Any, _: object) -> LocalGroup:
