@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.graph.collectives import is_waiting, launching
+from pytest_fxbucket.graph.collectives import communicates
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import by_operator, operator_name
 
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 def computes(node: fx.Node) -> bool:
     """Whether ``node`` calls something that neither communicates nor moves data."""
-    return node.op == "call_function" and not _communicates(node) and not moves_data(node)
-
-
-_communicates = by_operator(lambda op: is_waiting(op) or launching(op) is not None, False)
+    return node.op == "call_function" and not communicates(node) and not moves_data(node)
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"})

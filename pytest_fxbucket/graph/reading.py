@@ -216,9 +216,7 @@ class _Reader:
             direction: Direction = "forward" if len(backward) < len(uses) else "backward"
         else:
             direction = self._direction(node)
-        ranks = collectives.argument(node, "group_size")
-        parts = ranks if launch.kind in ("all_gather", "reduce_scatter") and isinstance(ranks, int) else 1
-        scale = parts if launch.kind == "all_gather" else 1
+        scale = launch.parts if launch.kind == "all_gather" else 1
         needs = self.needs[node]
         return Bucket(
             kind=launch.kind,
@@ -227,7 +225,7 @@ class _Reader:
             dtype=sent.dtype,
             numel=sent.numel * scale,
             bytes=sent.bytes * scale,
-            parts=parts,
+            parts=launch.parts,
             members=members,
             direction=direction,
             launch=self.position[node],

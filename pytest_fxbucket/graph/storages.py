@@ -15,8 +15,8 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.effects import Effects, shared
-from pytest_fxbucket.graph.ops import is_view, operator_name, overload, returns_written, written_arguments
+from pytest_fxbucket.graph.effects import Effects, shared, written_arguments
+from pytest_fxbucket.graph.ops import is_view, operator_name, overload, returns_written
 
 if TYPE_CHECKING:
     from torch import fx

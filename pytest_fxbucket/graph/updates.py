@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import launch_kind, waits_of
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:

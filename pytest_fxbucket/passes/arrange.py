@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.mergeable import Target
 
 
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:
@@ -107,10 +107,7 @@ def relink(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
 
 def _may_move(node: fx.Node) -> bool:
     """Launches, waits, writes, random numbers and barriers have places of their own."""
-    if node.op != "call_function" or collectives.is_wait(node) or collectives.launch_kind(node) is not None:
-        return False
-    does = effects_of(node)
-    return not (does.writes or does.everything or does.random or does.chained or does.barrier)
+    return node.op == "call_function" and not collectives.communicates(node) and not effects_of(node).acts
 
 
 # Buckets that are each free of dependence can still wait for each other in a circle (a1 before b1, b2 before a2).

@@ -26,19 +26,23 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution",
 
 
 class Carried(NamedTuple):
-    """What one launch carries."""
+    """What one launch carries, and for which entry."""
 
-    names: tuple[str, ...]
-    """Names of the graph inputs that it sends, or of the outputs that it reduces for."""
+    fqns: tuple[str, ...]
+    """Parameters that it carries, or whose gradients it reduces; where nobody says which those are, names of the graph's inputs
+    that it sends, or of the outputs that it reduces for."""
     place: int
-    """Of the first of them among the graph's inputs, or outputs."""
+    """Of the first of them in the order of registration, or among the graph's inputs, or outputs."""
     direction: Direction
     reason: str = ""
-    """Why it is no parameter and no gradient; empty if it is one."""
+    """Why no entry names it, or why it is no parameter and no gradient; empty if it is one."""
     level: int = 0
     """Through how many other launches what it sends went before."""
     again: bool = False
     """Of a gather: whether what it sends was gathered over its own group before."""
+    entry: str | None = None
+    """None: no entry names it, for ``reason``."""
+    round: int = 0
 
 
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
@@ -76,9 +80,8 @@ def _launched_before(node: fx.Node) -> int:
     queue = [node]
     for current in queue:
         for source in _data_inputs(current):
-            launches = collectives.launch_kind(source) is not None
-            if source not in depth and (launches or _moves(source) or collectives.is_wait(source)):
-                depth[source] = depth[current] + launches
+            if source not in depth and _passes_on(source):
+                depth[source] = depth[current] + (collectives.launch_kind(source) is not None)
                 queue.append(source)
     return max(depth.values())
 
@@ -91,8 +94,7 @@ def _gathered_before(gather: fx.Node) -> bool:
         for source in _data_inputs(current):
             if collectives.is_all_gather(source) and collectives.argument(source, "group_name") == group:
                 return True
-            passing = collectives.launch_kind(source) is not None or _moves(source) or collectives.is_wait(source)
-            if source not in seen and passing:
+            if source not in seen and _passes_on(source):
                 seen.add(source)
                 queue.append(source)
     return False
@@ -111,6 +113,10 @@ def _sources(node: fx.Node) -> list[fx.Node]:
             continue
         queue.extend(_data_inputs(current))
     return list(found)
+
+
+def _passes_on(node: fx.Node) -> bool:
+    return collectives.communicates(node) or _moves(node)
 
 
 def _moves(node: fx.Node) -> bool:

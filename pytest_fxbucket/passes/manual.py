@@ -23,9 +23,10 @@ from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, Rules, grouping_of
 from pytest_fxbucket.passes.keep_order import Pair, keep_order
-from pytest_fxbucket.passes.merge import Merged, merge
+from pytest_fxbucket.passes.merge import merge
 from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
+from pytest_fxbucket.passes.pack import Merged
 from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
