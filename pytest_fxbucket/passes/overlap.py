@@ -9,10 +9,10 @@ parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
@@ -26,28 +26,11 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.pack import Merged
+    from pytest_fxbucket.plan.tables import Overlap
     from pytest_fxbucket.step.roles import Direction
 
 Stage = list["Merged"]
-Places = Mapping[str, Mapping[str, str]]
-"""By direction: entry to entry."""
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How launches and waits move. The defaults are those of a plan file."""
-
-    prefetch: int = 1
-    """How many stages ahead an all-gather is launched; 0 leaves it where it was."""
-    defer_reduce: bool = True
-    """Wait for reductions behind the next stage's launches."""
-    launch_at: Places = field(default_factory=dict)
-    """Launch the key's all-gather when the value's compute starts."""
-    wait_before: Places = field(default_factory=dict)
-    """Wait for the key's reduction before the value's compute starts."""
-    updates: Literal["last", "ready"] = "last"
-    """Leave updates where they were, or let each start when the last reduction that it needs has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from torch import fx
 
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import components, drawn, drawn_together, is_acyclic
-from pytest_fxbucket.passes.grouping import Rules, grouping_of
+from pytest_fxbucket.passes.grouping import grouping_of
 from pytest_fxbucket.passes.targets import by_module
+from pytest_fxbucket.plan.tables import Bucket
 
 SHAPE = (8 * ROWS, COLUMNS)
 
@@ -18,7 +19,7 @@ SHAPE = (8 * ROWS, COLUMNS)
 def groups(gm: fx.GraphModule, *entries: str) -> list[tuple[str, ...]]:
     """Names of the launches of each bucket."""
     targets = by_module(gm.graph, [(entry, [entry]) for entry in entries], None)
-    found = grouping_of(order_of(gm.graph), targets.planned, Rules(), targets.entries).groups
+    found = grouping_of(order_of(gm.graph), targets.planned, Bucket(), targets.entries).groups
     return [tuple(target.launch.name.removeprefix("reduce_scatter_tensor_default") for target in group) for group in found]
 
 
