@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -64,13 +65,7 @@ def blocker(order: Order, starts: Iterable[int], place: float) -> int | None:
 
 def readers_before(after: Sequence[Sequence[int]], start: int, bound: int) -> list[int]:
     """What depends on the node ``start`` and stands before ``bound``, ``start`` first; ``after`` has the readers of each."""
-    found = {start: None}
-    queue = [start]
-    for index in queue:
-        fresh = [reader for reader in after[index] if reader < bound and reader not in found]
-        found.update(dict.fromkeys(fresh))
-        queue.extend(fresh)
-    return queue
+    return reached([start], lambda index: (reader for reader in after[index] if reader < bound))
 
 
 def readers(order: Order) -> list[list[int]]:
@@ -85,14 +80,12 @@ def readers(order: Order) -> list[list[int]]:
 def _needs(order: Order, starts: Iterable[int], place: float) -> list[int]:
     """``starts`` and what they need, as far as it stands at or behind ``place``; what may not move is not looked behind."""
     first = set(starts)
-    queue = [index for index in sorted(first) if index >= place]
-    seen = set(queue)
-    for index in queue:
-        if index in first or _may_move(order.nodes[index]):
-            fresh = [earlier for earlier in order.before[index] if earlier >= place and earlier not in seen]
-            seen.update(fresh)
-            queue.extend(fresh)
-    return queue
+
+    def onward(index: int) -> Iterable[int]:
+        free = index in first or _may_move(order.nodes[index])
+        return (earlier for earlier in order.before[index] if earlier >= place) if free else ()
+
+    return reached((index for index in sorted(first) if index >= place), onward)
 
 
 def relink(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

@@ -16,6 +16,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data, pads
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -89,30 +90,18 @@ def _launched_before(node: fx.Node) -> int:
 def _gathered_before(gather: fx.Node) -> bool:
     """Whether ``gather`` sends what another gather over its group brought, with data but moved and cast between."""
     group = collectives.argument(gather, "group_name")
-    queue, seen = [gather], {gather}
-    for current in queue:
-        for source in _data_inputs(current):
-            if collectives.is_all_gather(source) and collectives.argument(source, "group_name") == group:
-                return True
-            if source not in seen and _passes_on(source):
-                seen.add(source)
-                queue.append(source)
-    return False
+    before = reached([gather], lambda node: filter(_passes_on, _data_inputs(node)))[1:]
+    return any(collectives.is_all_gather(one) and collectives.argument(one, "group_name") == group for one in before)
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
     """Where the data that ``node`` sends comes from, back through moves, casts and other gathers; buffers are no source."""
-    found: dict[fx.Node, None] = {}
-    queue = [node]
-    for current in queue:
-        through = current is node or _moves(current) or collectives.is_wait(current) or collectives.is_all_gather(current)
-        if not through:
-            found[current] = None
-            continue
-        if current.op == "call_function" and not current.all_input_nodes:
-            continue
-        queue.extend(_data_inputs(current))
-    return list(found)
+
+    def passes_on(one: fx.Node) -> bool:
+        return one is node or _moves(one) or collectives.is_wait(one) or collectives.is_all_gather(one)
+
+    met = reached([node], lambda one: _data_inputs(one) if passes_on(one) else ())
+    return [one for one in met if not passes_on(one)]
 
 
 def _passes_on(node: fx.Node) -> bool:
@@ -136,14 +125,13 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, 
     direction = direction_of(node)
     if any(products.reached_from(user) for user in node.users):
         return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
-    queue = list(node.users)
-    for current in queue:
-        if current in outputs:
-            return Carried((f"output {outputs[current]}",), outputs[current], direction)
-        further = collectives.launch_kind(current) in collectives.REDUCTIONS  # over another dimension of the mesh
-        if further or collectives.is_wait(current) or _moves(current):
-            queue.extend(user for user in current.users if user not in queue)
-    return Carried((), len(outputs) + index, direction)
+
+    def onward(one: fx.Node) -> Iterable[fx.Node]:
+        further = collectives.launch_kind(one) in collectives.REDUCTIONS  # over another dimension of the mesh
+        return one.users if further or collectives.is_wait(one) or _moves(one) else ()
+
+    place = next((outputs[one] for one in reached(node.users, onward) if one in outputs), None)
+    return Carried((), len(outputs) + index, direction) if place is None else Carried((f"output {place}",), place, direction)
 
 
 class _Products:

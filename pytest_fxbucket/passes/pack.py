@@ -12,6 +12,7 @@ import torch
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.ops import is_view, operator_name, returns_written
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
 from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
 
@@ -240,16 +241,8 @@ _READERS = frozenset(
 
 def need_own_storage(node: fx.Node) -> bool:
     """Whether ``node``'s result, or a view of it, is read by an operator that its place in a larger storage would show to."""
-    queue = [node]
-    found = {node}
-    for current in queue:
-        for user in current.users:
-            if _asks(user):
-                return True
-            if _shares(user) and user not in found:
-                found.add(user)
-                queue.append(user)
-    return False
+    through = reached([node], lambda current: filter(_shares, current.users))
+    return any(_asks(user) for current in through for user in current.users)
 
 
 def _asks(node: fx.Node) -> bool:

@@ -21,7 +21,7 @@ from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.graph.updates import ancestors
+from pytest_fxbucket.graph.walks import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_parameter
 from pytest_fxbucket.step.roles import Value
