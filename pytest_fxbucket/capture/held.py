@@ -10,7 +10,7 @@ import torch
 
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.step.roles import Value
 

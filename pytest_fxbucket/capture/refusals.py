@@ -11,8 +11,9 @@ from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.collectives import is_all_gather
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import overload, written_arguments
+from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.storages import base
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import joins, moves_data
-from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.key_forms import Asked, kept_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter

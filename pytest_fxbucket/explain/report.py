@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
-from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.graph.order import displaced, order_of
 from pytest_fxbucket.graph.updates import readiness, updates_between
 from pytest_fxbucket.passes.compute import overlapped
@@ -134,7 +133,7 @@ def report_of_reading(
             for bucket, count, hidden, between in zip(planned, counts, behind, updates, strict=True)
         ),
         tuple(_left_alone(bucket) for bucket in left),
-        *displaced(*([node.name for node in one.nodes if not _communicates(node)] for one in graphs)),
+        *displaced(*([node.name for node in one.nodes if not communicates(node)] for one in graphs)),
         peak_bytes(gathered_lives(before)),
         peak_bytes(gathered_lives(after)),
         order_of(graph).barriers,
@@ -151,10 +150,6 @@ def _updates(after: GraphAnalysis, planned: Sequence[Bucket], entry_of: Mapping[
     }
     found = readiness(after.order, after.updating, waits)
     return updates_between(found, [(b.launch, b.wait or 0, name) for b, name in zip(planned, names, strict=True)])
-
-
-def _communicates(node: fx.Node) -> bool:
-    return collectives.is_wait(node) or collectives.launch_kind(node) is not None
 
 
 def _entries(bucket: Bucket, entry_of: Mapping[str, str]) -> list[str]:

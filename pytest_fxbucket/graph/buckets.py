@@ -46,19 +46,12 @@ class Member:
 # What is read off a graph: its launches with their members, and the compute that uses what they bring. Plain data.
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket(collectives.Collective):
     """One launch as the graph has it. Positions count the graph's nodes."""
 
-    kind: collectives.Kind
-    op: str
-    group: str
-    dtype: torch.dtype | None
-    """None if it launches tensors of several."""
     numel: int
-    """Elements of the larger side: the gathered result, or the input that is reduced."""
-    bytes: int
-    """Size of the larger side."""
+    """Elements of the larger side."""
     parts: int
     """Ranks whose parts the larger side has: all of the group; one for an all-reduce."""
     members: tuple[Member, ...]

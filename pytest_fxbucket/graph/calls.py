@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph import collectives, ops, storages
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
 
 if TYPE_CHECKING:
     from torch import fx
@@ -118,9 +118,8 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _group_problems(launch: collectives.Launch, ranks: Ranks) -> Iterator[str]:
-    size = collectives.argument(launch.node, "group_size")
-    if ranks and isinstance(size, int) and size != len(ranks):
-        yield f"{launch.operator} ({launch.node.name}) says that its group has {size} ranks, but it has {len(ranks)}"
+    if ranks and isinstance(launch.ranks, int) and launch.ranks != len(ranks):
+        yield f"{launch.operator} ({launch.node.name}) says that its group has {launch.ranks} ranks, but it has {len(ranks)}"
 
 
 def _source(launch: fx.Node) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Which nodes are collectives, and what each one says: kind, op, process group, sizes."""
+"""Which nodes are collectives, and what each one says: kind, op, process group, sizes. The kinds, a row for each."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import getitem as _getitem
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,17 +14,53 @@ if TYPE_CHECKING:
     from torch import fx
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "other"]
-REDUCTIONS: tuple[Kind, ...] = ("reduce_scatter", "all_reduce")
-"""Kinds that reduce gradients."""
 
-_KINDS: tuple[tuple[str, Kind], ...] = (
-    ("all_gather_into_tensor", "all_gather"),
-    ("reduce_scatter_tensor", "reduce_scatter"),
-    ("all_reduce", "all_reduce"),
-    ("all_to_all_single", "all_to_all"),
-    ("broadcast", "broadcast"),
+
+class KindRow(NamedTuple):
+    """A kind of collectives: all operators that do the same, to one tensor or several, in place or not, or of autograd."""
+
+    kind: Kind
+    operator: str
+    """What the names of its operators begin with."""
+    brings: Literal["all parts", "own part", "as much"] = "as much"
+    """What arrives of the bytes that are sent: those of all ranks, this rank's part of them, or as many."""
+    reduces: bool = False
+    """Whether it reduces gradients."""
+    merged: tuple[str, ...] = ()
+    """What the names of the operators end in that a pass may merge; the others work in place. None if no pass merges any."""
+
+
+KINDS = (
+    KindRow("all_gather", "all_gather_into_tensor", "all parts", merged=("", "_coalesced", "_out")),
+    KindRow("reduce_scatter", "reduce_scatter_tensor", "own part", reduces=True, merged=("", "_coalesced")),
+    KindRow("all_reduce", "all_reduce", reduces=True, merged=("", "_coalesced")),
+    KindRow("all_to_all", "all_to_all_single"),
+    KindRow("broadcast", "broadcast"),
+    KindRow("other", ""),
 )
-_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
+"""Every kind; the operator of a collective is of the first whose name it begins with."""
+ROWS = {row.kind: row for row in KINDS}
+REDUCTIONS = tuple(row.kind for row in KINDS if row.reduces)
+"""Kinds that reduce gradients."""
+MERGED = {f"_c10d_functional::{row.operator}{end}": row.kind for row in KINDS for end in row.merged}
+"""Kind of each operator that a pass may merge, by name."""
+NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+"""Of operators that launch and wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Collective:
+    """What is launched, whether it was read off a graph or is for a pass to merge."""
+
+    kind: Kind
+    op: str
+    """Reduction: sum, avg, ...; empty for a gather."""
+    group: str
+    """Name of the process group."""
+    dtype: torch.dtype | None
+    """None if it launches tensors of several."""
+    bytes: int
+    """Size of the larger side: the gathered result, or the input that is reduced."""
 
 
 class Launch(NamedTuple):
@@ -32,57 +69,54 @@ class Launch(NamedTuple):
     node: fx.Node
     kind: Kind
     op: str
-    """Reduction: sum, avg, ...; empty for a gather."""
+    """As :attr:`Collective.op`."""
     group: str
-    """Name of the process group."""
     operator: str
+    ranks: object
+    """Of the process group; None if the operator does not say, as of an all-reduce."""
+
+    @property
+    def parts(self) -> int:
+        """Ranks whose parts the larger side has: all of the group; one of what is as large before and after."""
+        return self.ranks if ROWS[self.kind].brings != "as much" and isinstance(self.ranks, int) else 1
+
+
+def flight(op: torch._ops.OpOverload) -> Kind | Literal["wait"] | None:
+    """Kind of the collective that ``op`` launches, "wait" if it waits for one; None for what does not communicate."""
+    namespace, _, name = op._schema.name.partition("::")
+    if namespace not in NAMESPACES or name == "_wrap_tensor_autograd":
+        return None
+    return "wait" if name == "wait_tensor" else next(row.kind for row in KINDS if name.startswith(row.operator))
+
+
+_NO_FLIGHT: Kind | Literal["wait"] | None = None
+_flight = by_operator(flight, _NO_FLIGHT)
 
 
 def is_wait(node: fx.Node) -> bool:
     """Whether ``node`` waits for a collective."""
-    return _waits(node)
+    return _flight(node) == "wait"
 
 
 def launch_kind(node: fx.Node) -> Kind | None:
     """Kind of the collective that ``node`` launches; None if it launches none."""
-    return _kind(node)
+    found = _flight(node)
+    return None if found == "wait" else found
 
 
-def is_waiting(op: torch._ops.OpOverload) -> bool:
-    """Whether ``op`` waits for a collective."""
-    return str(op._schema.name).endswith("_c10d_functional::wait_tensor")
-
-
-_waits = by_operator(is_waiting, False)
-
-
-def launching(op: torch._ops.OpOverload) -> Kind | None:
-    """Kind of the collective that ``op`` launches; None if it launches none."""
-    if not op._schema.name.startswith(_NAMESPACES) or is_waiting(op):
-        return None
-    name = op._schema.name.split("::")[1]
-    return next((kind for prefix, kind in _KINDS if name.startswith(prefix)), "other")
-
-
-def _defaults(op: torch._ops.OpOverload) -> dict[str, tuple[int, Any]]:
-    """Place and default value of each argument, by name."""
-    return {a.name: (i, a.default_value if a.has_default_value() else None) for i, a in enumerate(op._schema.arguments)}
-
-
-_NO_KIND: Kind | None = None
-_kind = by_operator(launching, _NO_KIND)
-_NO_ARGUMENTS: dict[str, tuple[int, Any]] = {}
-_arguments = by_operator(_defaults, _NO_ARGUMENTS)
+def communicates(node: fx.Node) -> bool:
+    """Whether ``node`` launches a collective or waits for one."""
+    return _flight(node) is not None
 
 
 def is_all_gather(node: fx.Node) -> bool:
     """Whether ``node`` launches an all-gather."""
-    return launch_kind(node) == "all_gather"
+    return _flight(node) == "all_gather"
 
 
 def is_reduce_scatter(node: fx.Node) -> bool:
     """Whether ``node`` launches a reduce-scatter."""
-    return launch_kind(node) == "reduce_scatter"
+    return _flight(node) == "reduce_scatter"
 
 
 def read_launch(node: fx.Node) -> Launch | None:
@@ -90,9 +124,17 @@ def read_launch(node: fx.Node) -> Launch | None:
     kind = launch_kind(node)
     if kind is None:
         return None
-    reduction = argument(node, "reduce_op")
-    group = argument(node, "group_name")
-    return Launch(node, kind, str(reduction or ""), str(group or ""), operator_name(node).split("::")[1])
+    op, group = (str(argument(node, name) or "") for name in ("reduce_op", "group_name"))
+    return Launch(node, kind, op, group, operator_name(node).split("::")[1], argument(node, "group_size"))
+
+
+def _defaults(op: torch._ops.OpOverload) -> dict[str, tuple[int, Any]]:
+    """Place and default value of each argument, by name."""
+    return {a.name: (i, a.default_value if a.has_default_value() else None) for i, a in enumerate(op._schema.arguments)}
+
+
+_NO_ARGUMENTS: dict[str, tuple[int, Any]] = {}
+_arguments = by_operator(_defaults, _NO_ARGUMENTS)
 
 
 def argument(node: fx.Node, name: str) -> object:
@@ -109,6 +151,12 @@ def sent_by(node: fx.Node) -> object:
     """First argument of the launch or wait ``node``, given by place or by name: what is sent, or waited for."""
     name = next(iter(_arguments(node)), None)
     return None if name is None else argument(node, name)
+
+
+def tensors_sent(node: fx.Node) -> list[fx.Node]:
+    """What the launch ``node`` sends, one tensor or a list of them, as nodes."""
+    sent = sent_by(node)
+    return [one for one in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(one, torch.fx.Node)]
 
 
 def waits_of(launch: fx.Node) -> list[fx.Node]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.graph.collectives import is_waiting, launching
+from pytest_fxbucket.graph.collectives import communicates
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import by_operator, operator_name
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 def computes(node: fx.Node) -> bool:
     """Whether ``node`` calls something that neither communicates nor moves data."""
-    return node.op == "call_function" and not _communicates(node) and not moves_data(node)
-
-
-_communicates = by_operator(lambda op: is_waiting(op) or launching(op) is not None, False)
+    return node.op == "call_function" and not communicates(node) and not moves_data(node)
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"})
@@ -72,15 +70,8 @@ _is_reduction = by_operator(lambda op: op._schema.name.endswith("norm") or _REDU
 def direct_reads(parameters: Mapping[fx.Node, str]) -> Iterator[tuple[fx.Node, str]]:
     """(compute, FQN) of each node that reads one of ``parameters``, through what only moves or casts its data."""
     for parameter, fqn in parameters.items():
-        queue = [parameter]
-        seen = {parameter}
-        for node in queue:
-            for user in node.users:
-                if computes(user):
-                    yield user, fqn
-                elif user not in seen and moves_data(user):
-                    seen.add(user)
-                    queue.append(user)
+        through = reached([parameter], lambda node: (user for user in node.users if not computes(user) and moves_data(user)))
+        yield from ((user, fqn) for node in through for user in node.users if computes(user))
 
 
 def in_rounds(places: Sequence[int], others: Sequence[int]) -> list[list[int]]:

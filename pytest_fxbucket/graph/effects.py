@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from pytest_fxbucket.graph.collectives import NAMESPACES as COLLECTIVES
+from pytest_fxbucket.graph.collectives import flight
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -45,6 +48,11 @@ class Effects:
     """It acts on the world (asserts, prints, sends to one rank): such nodes keep their order among each other."""
     barrier: str = ""
     """Why nothing may pass it; empty if it is no barrier."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether it writes, draws or acts on the world, as far as anybody knows: such nodes have places of their own."""
+        return bool(self.writes or self.everything or self.random or self.chained or self.barrier)
 
 
 PURE = Effects()
@@ -83,6 +91,15 @@ def written(node: fx.Node) -> list[fx.Node]:
     if not effects.writes or (effects.unless and _constant(node, effects.unless) is False):
         return []
     return chosen(node, effects.writes)
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """As :func:`written`, as far as that is known: nothing of what does not say what it writes.
+
+    See :attr:`pytest_fxbucket.graph.order.Order.barriers` for that.
+    """
+    effects = effects_of(node)
+    return written(node) if (effects.writes or effects.everything) and not effects.barrier else []
 
 
 def shared(node: fx.Node, effects: Effects) -> list[fx.Node]:
@@ -132,12 +149,12 @@ def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
         return Effects(everything=True, barrier="writes what is no argument of its own")
     if op.namespace not in KNOWN and not annotated and torch.Tag.pt2_compliant_tag not in op.tags:
         return Effects(everything=True, barrier=_SILENT)
-    random = torch.Tag.nondeterministic_seeded in op.tags
+    random, kind = torch.Tag.nondeterministic_seeded in op.tags, flight(op)
     found = Effects(
         writes=_written_by_schema(op) + _named(op, WRITES.get(name, ())),
         shares=_shared_by_schema(op) + _named(op, SHARES.get(name, ())),
         unless=next((a.name for a in arguments if a.name in TURNED_OFF), "") if name in WRITES and not annotated else "",
-        flight=_flight(op),
+        flight="launch" if kind not in (None, "wait") else kind or "",
         joins=name == "aten::set_",
         gives=bool(op._schema.returns),
         random=random,
@@ -146,15 +163,6 @@ def _operator(node: fx.Node, op: torch._ops.OpOverload) -> Effects:
     if op.namespace == "c10d":
         return replace(found, everything=True)
     return found
-
-
-def _flight(op: torch._ops.OpOverload) -> Literal["", "launch", "wait"]:
-    if op.namespace not in COLLECTIVES:
-        return ""
-    name = op._schema.name.split("::")[1]
-    if name == "wait_tensor":
-        return "wait"
-    return "" if name == "_wrap_tensor_autograd" else "launch"
 
 
 def _is_chained(node: fx.Node, op: torch._ops.OpOverload, random: bool) -> bool:
@@ -240,12 +248,10 @@ def _subgraph(node: fx.Node) -> fx.Graph | None:
 KNOWN = frozenset(
     [
         *("aten", "prims", "prim", "rngprims", "quantized", "quantized_decomposed", "_quantized", "mkldnn", "mkl", "onednn"),
-        *("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem", "fsdp"),
-        *("bucketing", "inductor", "profiler"),
+        *(*COLLECTIVES, "c10d", "_dtensor", "symm_mem", "fsdp", "bucketing", "inductor", "profiler"),
     ]
 )
 """Namespaces whose schemas and the tables below tell all; operators of others must annotate or carry pt2_compliant_tag."""
-COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 CHAINED_NAMESPACES = frozenset({"c10d", "symm_mem", "profiler"})
 """What they do to other ranks, to workspaces or to the profiler, no schema tells."""
 CHAINED = frozenset({"isend", "irecv", "batch_p2p_ops"})

@@ -19,8 +19,9 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.collectives import Launch
 from pytest_fxbucket.graph.contents import ByteRange, Memory, NotFollowedError, Runs, precision_of
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import execute, is_new_storage, joins, moves_data, reorders
-from pytest_fxbucket.graph.ops import operator_name, written_arguments
+from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.sending import Sent, Source, SourceTable
 from pytest_fxbucket.graph.storages import base
 
@@ -197,11 +198,9 @@ class _Walk:
             self.memory.write(tensor, contents.run(number, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype))
 
     def _launch(self, launch: Launch) -> None:
-        given = collectives.sent_by(launch.node)
-        several = isinstance(given, (list, tuple))
-        sent = Sent(launch, len(self.found.sent))
-        self.found.sent[launch.node] = sent
-        nodes = [item for item in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(item, torch.fx.Node)]
+        several = isinstance(collectives.sent_by(launch.node), (list, tuple))
+        sent = self.found.sent[launch.node] = Sent(launch)
+        nodes = collectives.tensors_sent(launch.node)
         results: list[tuple[torch.Tensor, Runs, Sequence[int]]] = []
         for node in nodes:
             tensor = self._known(node)
@@ -222,7 +221,7 @@ class _Walk:
     def _brought(self, sent: Sent, tensor: torch.Tensor) -> tuple[Runs, Sequence[int]] | str:
         """(content, shape) of what ``sent`` brings for one tensor; or why that is not known, as of most kinds."""
         content, table = self.memory.read(tensor), self.found.table
-        kind, ranks = sent.launch.kind, collectives.argument(sent.launch.node, "group_size")
+        kind, ranks = sent.launch.kind, sent.launch.ranks
         if kind == "all_reduce":
             return table.summed(sent, tensor, content)
         if kind not in ("all_gather", "reduce_scatter") or not isinstance(ranks, int):

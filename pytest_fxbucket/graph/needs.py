@@ -54,13 +54,12 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
 
 
 _FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
-_IN_PLACE = ("all_reduce_", "all_reduce_coalesced_")
 
 
 def why_apart(launch: fx.Node, order: Order) -> str:
     """Why ``launch`` must stay on its own; empty if it may share a bucket."""
-    name = operator_name(launch)
-    if not name.startswith("_c10d_functional::") or name.endswith(_IN_PLACE) or name.endswith("reduce_scatter_tensor_out"):
+    name, kind = operator_name(launch), collectives.launch_kind(launch) or "other"
+    if not name.startswith("_c10d_functional::") or (collectives.ROWS[kind].merged and name not in collectives.MERGED):
         return f"{name} is not merged"
     if collectives.argument(launch, "group_size") == 1:
         return "its group has one rank"
@@ -90,7 +89,4 @@ def moves_freely(node: fx.Node) -> bool:
     """Whether ``node`` may be hoisted with a launch that needs it: a pack, or what neither communicates, writes nor draws."""
     if node.op != "call_function":
         return node.op in ("placeholder", "get_attr")
-    if collectives.is_wait(node) or collectives.launch_kind(node) is not None:
-        return False
-    does = effects_of(node)
-    return moves_data(node) or not (does.writes or does.everything or does.random or does.chained or does.barrier)
+    return not collectives.communicates(node) and (moves_data(node) or not effects_of(node).acts)

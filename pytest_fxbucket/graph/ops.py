@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from pytest_fxbucket.graph.effects import effects_of, written
-
 if TYPE_CHECKING:
     from torch import fx
 
@@ -65,15 +63,6 @@ def _views(op: torch._ops.OpOverload) -> bool:
 
 _is_view = by_operator(_views, False)
 _name = by_operator(lambda op: str(op._schema.name), "")
-
-
-def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Input nodes whose storage ``node`` writes, by the operator's schema, or by a table where that is silent.
-
-    Nothing for what does not say what it writes: see :attr:`pytest_fxbucket.graph.order.Order.barriers`.
-    """
-    effects = effects_of(node)
-    return written(node) if (effects.writes or effects.everything) and not effects.barrier else []
 
 
 def returns_written(node: fx.Node) -> bool:

@@ -20,7 +20,8 @@ from pytest_fxbucket.graph.needs import needs_of, why_apart
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.graph.sending import Piece
 from pytest_fxbucket.graph.update_provenance import updates_of
-from pytest_fxbucket.graph.updates import ancestors, made_of, of_call_before, update_nodes
+from pytest_fxbucket.graph.updates import of_call_before, update_nodes
+from pytest_fxbucket.graph.walks import ancestors, made_of, writers_in
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Direction
 
@@ -216,9 +217,7 @@ class _Reader:
             direction: Direction = "forward" if len(backward) < len(uses) else "backward"
         else:
             direction = self._direction(node)
-        ranks = collectives.argument(node, "group_size")
-        parts = ranks if launch.kind in ("all_gather", "reduce_scatter") and isinstance(ranks, int) else 1
-        scale = parts if launch.kind == "all_gather" else 1
+        scale = launch.parts if launch.kind == "all_gather" else 1
         needs = self.needs[node]
         return Bucket(
             kind=launch.kind,
@@ -227,7 +226,7 @@ class _Reader:
             dtype=sent.dtype,
             numel=sent.numel * scale,
             bytes=sent.bytes * scale,
-            parts=parts,
+            parts=launch.parts,
             members=members,
             direction=direction,
             launch=self.position[node],
@@ -310,7 +309,7 @@ def _forward_nodes(
 ) -> set[fx.Node]:
     """What the loss depends on, but for what was ``updated_before``; without a loss, what no autograd node made."""
     if losses := _returned_as("loss", graph, outputs):
-        return made_of(graph, losses, updated_before)
+        return made_of(losses, writers_in(graph), updated_before)
     if any(value.role == "carried" for value in inputs):
         return set()
     return {node for node in graph.nodes if not node.meta.get("autograd_backward")}
@@ -320,7 +319,7 @@ def _made_early(graph: fx.Graph, outputs: Sequence[Value], updated_before: Colle
     """Compute of gradients that, as its tracer says, a loss makes of its chunks while forward runs; none without a loss."""
     if not _returned_as("loss", graph, outputs):
         return set()
-    gradients = made_of(graph, _returned_as("grad", graph, outputs), updated_before)
+    gradients = made_of(_returned_as("grad", graph, outputs), writers_in(graph), updated_before)
     marked = (node for node in gradients if node.meta.get("nn_module_stack") and computes(node))
     return {node for node in marked if direction_of(node) == "forward"}
 

@@ -50,8 +50,6 @@ class Sent:
     """A launch, and what its input holds."""
 
     launch: Launch
-    index: int
-    """Position among all launches of the graph."""
     dtype: torch.dtype | None = None
     """None if it launches several tensors that do not agree in it."""
     numel: int = 0

@@ -1,7 +1,8 @@
-"""Which storages every node's result lives in: by operators, by the identity of fake values, and by what both leave open.
+"""Two questions about memory: which storages a value may live in, and in which buffer, and part of it, operators put it.
 
-Numbers stand for storages, in order of first appearance. Two that turn out to be one (``wait_tensor`` gives its very input,
-whatever its fake value says) are joined: a union-find with path halving (R. E. Tarjan, J. van Leeuwen, 1984).
+Who moves nodes asks the first (:class:`Storages`): what may share memory must keep its order, so it goes by operators, by the
+identity of fake values, and by what both leave open. Who follows bytes, or says that a graph is wrong, asks the second
+(:func:`place`): it goes by schemas alone, parts of one buffer are apart, and what merely may be shared accuses nobody.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.effects import Effects, shared
-from pytest_fxbucket.graph.ops import is_view, operator_name, overload, returns_written, written_arguments
+from pytest_fxbucket.graph.effects import Effects, shared, written_arguments
+from pytest_fxbucket.graph.ops import is_view, operator_name, overload, returns_written
 
 if TYPE_CHECKING:
     from torch import fx
@@ -25,7 +26,11 @@ Numbers = tuple[int, ...]
 
 
 class Storages:
-    """Storages of all nodes of a graph, in graph order, each with its effects. Found out when first asked for."""
+    """Storages that all nodes of a graph may live in, in graph order, each with its effects. Found out when first asked for.
+
+    Numbers stand for storages, in order of first appearance. Two that turn out to be one (``wait_tensor`` gives its very input,
+    whatever its fake value says) are joined: a union-find with path halving (R. E. Tarjan, J. van Leeuwen, 1984).
+    """
 
     def __init__(self, nodes: Sequence[fx.Node], effects: Sequence[Effects]) -> None:
         self._unmet = list(zip(nodes, effects, strict=True))
@@ -137,7 +142,7 @@ def _attribute(node: fx.Node) -> object:
     return found
 
 
-# The storage under a node, as far as the graph's operators tell.
+# The buffer under a node, as the operators on the way to it tell.
 
 
 _PARTED = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::tensor_split", "aten::unbind")

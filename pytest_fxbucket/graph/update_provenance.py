@@ -17,11 +17,13 @@ import torch
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS, launch_kind, waits_of
 from pytest_fxbucket.graph.compute import computes, is_reduced
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.follow import Followed, follow
 from pytest_fxbucket.graph.gradients import Gradients, returned
-from pytest_fxbucket.graph.ops import operator_name, written_arguments
+from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.storages import Place, is_part, place
-from pytest_fxbucket.graph.updates import UPDATED, ancestors, is_scalar
+from pytest_fxbucket.graph.updates import UPDATED, is_scalar
+from pytest_fxbucket.graph.walks import ancestors, readers_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -284,17 +286,6 @@ def _is_last(launch: fx.Node) -> bool:
     """Whether nothing is launched of what ``launch`` brings but norms: what an activation's sum leads to is sent again."""
     behind = readers_of(waits_of(launch))
     return not any(launch_kind(node) is not None and not is_scalar(node) for node in behind)
-
-
-def readers_of(starts: Iterable[fx.Node]) -> set[fx.Node]:
-    """``starts`` and everything that is made of them, but for the graph's output."""
-    found = set(starts)
-    queue = list(found)
-    for node in queue:
-        fresh = [user for user in node.users if user.op != "output" and user not in found]
-        found.update(fresh)
-        queue.extend(fresh)
-    return found
 
 
 def _level(number: int, gradients: Gradients) -> int:

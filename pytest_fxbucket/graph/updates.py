@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import launch_kind, waits_of
 from pytest_fxbucket.graph.gradients import returned
-from pytest_fxbucket.graph.ops import written_arguments
-from pytest_fxbucket.graph.storages import base
+from pytest_fxbucket.graph.walks import made_of, writers_in
 
 if TYPE_CHECKING:
     from torch import fx
@@ -34,16 +33,16 @@ def update_nodes(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Val
     values = [(n, v) for n, v in zip(returned(graph.output_node()), outputs, strict=True) if hasattr(n, "users")]
     results = [(node, value.role) for node, value in values]
     made = [node for node, value in values if is_updated(value, parameters) and node not in held]
-    writers = _writers(graph)
+    writers = writers_in(graph)
     made += [node for storage in held for node in writers.get(storage, ())]
     if not made:
         return set()
     _, new = of_call_before(graph, inputs, outputs)
     needed = [node for node, role in results if role in ("loss", "grad")]
     needed += _bringing_gradients(graph, {node for node, role in results if role == "grad"}, new)
-    before = _made_of(needed, writers, new)
+    before = made_of(needed, writers, new)
     waits = {user for node in before if launch_kind(node) is not None for user in (*node.users, *waits_of(node))}
-    return _made_of(made, writers) - before - waits - set(placeholders)
+    return made_of(made, writers) - before - waits - set(placeholders)
 
 
 def is_updated(value: Value, parameters: Set[str]) -> bool:
@@ -68,48 +67,6 @@ def of_call_before(
         if node.op != "output" and any(source in late and source not in new for source in node.all_input_nodes):
             late.add(node)
     return late.difference(placeholders), {node: value for node, value in new.items() if node in late}
-
-
-def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:
-    """``nodes`` and everything that they are made of, up to what is ``given``, and without that."""
-    found = set(nodes)
-    queue = list(found)
-    for node in queue:
-        fresh = [source for source in node.all_input_nodes if source not in found and source not in given]
-        found.update(fresh)
-        queue.extend(fresh)
-    return found
-
-
-def made_of(graph: fx.Graph, nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:
-    """As :func:`ancestors`, through what was written in place into what they are made of, too (``out[:, t] = x``)."""
-    return _made_of(nodes, _writers(graph), given)
-
-
-def _writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """By storage those that write it in place, in order."""
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        for storage in dict.fromkeys(base(target) for target in written_arguments(node)):
-            found.setdefault(storage, []).append(node)
-    return found
-
-
-def _made_of(
-    nodes: Iterable[fx.Node], writers: Mapping[fx.Node, Sequence[fx.Node]], given: Collection[fx.Node] = ()
-) -> set[fx.Node]:
-    """``nodes`` and all that they are made of up to what is ``given``, through what was written in place before too."""
-    if not writers:
-        return ancestors(nodes, given)
-    found = set(nodes)
-    queue = list(found)
-    for node in queue:
-        written = [w for source in node.all_input_nodes for w in writers.get(base(source), ()) if w < node]
-        sources = (*node.all_input_nodes, *written)
-        fresh = dict.fromkeys(source for source in sources if source not in found and source not in given)
-        found.update(fresh)
-        queue.extend(fresh)
-    return found
 
 
 def _bringing_gradients(graph: fx.Graph, gradients: set[fx.Node], new: Collection[fx.Node]) -> Iterator[fx.Node]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.c10d import group_ranks, untwinned
 from pytest_fxbucket.compat.fx import gradients_named
-from pytest_fxbucket.graph.collectives import argument, read_launch
+from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of, module_path
 from pytest_fxbucket.graph_view.stacks import tree_of
@@ -44,7 +44,7 @@ def group_names(graph: fx.Graph, mesh: Sequence[MeshDim] = ()) -> dict[str, str]
     for node in graph.nodes:
         launch = read_launch(node)
         if launch is not None and (launch.group not in known or known[launch.group] == _UNKNOWN):
-            known[launch.group] = _group_text(launch.group, argument(node, "group_size"), mesh)
+            known[launch.group] = _group_text(launch.group, launch.ranks, mesh)
     named: dict[str, str] = {}
     texts: dict[str, str] = {}
     for group, size in known.items():

@@ -7,6 +7,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import GraphError, NoModuleError
+from pytest_fxbucket.graph.collectives import ROWS
 from pytest_fxbucket.words import nearest, some
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class NoAttributeError(MissingModuleError, AttributeError):
 # Nodes of a module by direction and kind.
 
 
-KINDS = ("compute", "wait", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "other")
+KINDS = ("compute", "wait", *ROWS)
 DIRECTIONS = ("forward", "backward")
 
 

@@ -15,6 +15,7 @@ from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import Path, direction_of, module_path, shared_path, variable
 from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
@@ -133,19 +134,13 @@ def _guessed(tree: Tree, graph: fx.Graph) -> Iterator[Held]:
 
 def _readers(node: fx.Node) -> tuple[list[fx.Node], bool]:
     """Who reads ``node`` through what only moves, casts and gathers, and whether anything gathers it."""
-    readers: list[fx.Node] = []
-    gathered = False
-    queue, seen = [node], {node}
-    for current in queue:
-        for user in current.users:
-            if user in seen or user.op == "output":
-                continue
-            seen.add(user)
-            gathers = collectives.is_all_gather(user)
-            gathered = gathered or gathers
-            through = gathers or collectives.is_wait(user) or moves_data(user)
-            (queue if through else readers).append(user)
-    return readers, gathered
+
+    def passes_on(one: fx.Node) -> bool:
+        return collectives.is_all_gather(one) or collectives.is_wait(one) or moves_data(one)
+
+    through = reached([node], lambda one: filter(passes_on, one.users))
+    readers = dict.fromkeys(user for one in through for user in one.users if user.op != "output" and not passes_on(user))
+    return list(readers), any(map(collectives.is_all_gather, through))
 
 
 def _owner(tree: Tree, fqn: str) -> int:

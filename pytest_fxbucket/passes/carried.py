@@ -16,6 +16,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data, pads
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -26,19 +27,23 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution",
 
 
 class Carried(NamedTuple):
-    """What one launch carries."""
+    """What one launch carries, and for which entry."""
 
-    names: tuple[str, ...]
-    """Names of the graph inputs that it sends, or of the outputs that it reduces for."""
+    fqns: tuple[str, ...]
+    """Parameters that it carries, or whose gradients it reduces; where nobody says which those are, names of the graph's inputs
+    that it sends, or of the outputs that it reduces for."""
     place: int
-    """Of the first of them among the graph's inputs, or outputs."""
+    """Of the first of them in the order of registration, or among the graph's inputs, or outputs."""
     direction: Direction
     reason: str = ""
-    """Why it is no parameter and no gradient; empty if it is one."""
+    """Why no entry names it, or why it is no parameter and no gradient; empty if it is one."""
     level: int = 0
     """Through how many other launches what it sends went before."""
     again: bool = False
     """Of a gather: whether what it sends was gathered over its own group before."""
+    entry: str | None = None
+    """None: no entry names it, for ``reason``."""
+    round: int = 0
 
 
 def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
@@ -76,9 +81,8 @@ def _launched_before(node: fx.Node) -> int:
     queue = [node]
     for current in queue:
         for source in _data_inputs(current):
-            launches = collectives.launch_kind(source) is not None
-            if source not in depth and (launches or _moves(source) or collectives.is_wait(source)):
-                depth[source] = depth[current] + launches
+            if source not in depth and _passes_on(source):
+                depth[source] = depth[current] + (collectives.launch_kind(source) is not None)
                 queue.append(source)
     return max(depth.values())
 
@@ -86,31 +90,22 @@ def _launched_before(node: fx.Node) -> int:
 def _gathered_before(gather: fx.Node) -> bool:
     """Whether ``gather`` sends what another gather over its group brought, with data but moved and cast between."""
     group = collectives.argument(gather, "group_name")
-    queue, seen = [gather], {gather}
-    for current in queue:
-        for source in _data_inputs(current):
-            if collectives.is_all_gather(source) and collectives.argument(source, "group_name") == group:
-                return True
-            passing = collectives.launch_kind(source) is not None or _moves(source) or collectives.is_wait(source)
-            if source not in seen and passing:
-                seen.add(source)
-                queue.append(source)
-    return False
+    before = reached([gather], lambda node: filter(_passes_on, _data_inputs(node)))[1:]
+    return any(collectives.is_all_gather(one) and collectives.argument(one, "group_name") == group for one in before)
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
     """Where the data that ``node`` sends comes from, back through moves, casts and other gathers; buffers are no source."""
-    found: dict[fx.Node, None] = {}
-    queue = [node]
-    for current in queue:
-        through = current is node or _moves(current) or collectives.is_wait(current) or collectives.is_all_gather(current)
-        if not through:
-            found[current] = None
-            continue
-        if current.op == "call_function" and not current.all_input_nodes:
-            continue
-        queue.extend(_data_inputs(current))
-    return list(found)
+
+    def passes_on(one: fx.Node) -> bool:
+        return one is node or _moves(one) or collectives.is_wait(one) or collectives.is_all_gather(one)
+
+    met = reached([node], lambda one: _data_inputs(one) if passes_on(one) else ())
+    return [one for one in met if not passes_on(one)]
+
+
+def _passes_on(node: fx.Node) -> bool:
+    return collectives.communicates(node) or _moves(node)
 
 
 def _moves(node: fx.Node) -> bool:
@@ -130,14 +125,13 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, 
     direction = direction_of(node)
     if any(products.reached_from(user) for user in node.users):
         return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
-    queue = list(node.users)
-    for current in queue:
-        if current in outputs:
-            return Carried((f"output {outputs[current]}",), outputs[current], direction)
-        further = collectives.launch_kind(current) in collectives.REDUCTIONS  # over another dimension of the mesh
-        if further or collectives.is_wait(current) or _moves(current):
-            queue.extend(user for user in current.users if user not in queue)
-    return Carried((), len(outputs) + index, direction)
+
+    def onward(one: fx.Node) -> Iterable[fx.Node]:
+        further = collectives.launch_kind(one) in collectives.REDUCTIONS  # over another dimension of the mesh
+        return one.users if further or collectives.is_wait(one) or _moves(one) else ()
+
+    place = next((outputs[one] for one in reached(node.users, onward) if one in outputs), None)
+    return Carried((), len(outputs) + index, direction) if place is None else Carried((f"output {place}",), place, direction)
 
 
 class _Products:

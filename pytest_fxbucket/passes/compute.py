@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.compute import computed_before, computes, in_rounds, of_round
 from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.buckets import Lives
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.merge import Merged
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.pack import Merged
     from pytest_fxbucket.step.roles import Direction
 
 Computes = Sequence[tuple["fx.Node", "Direction", str]]
@@ -89,30 +90,15 @@ def gathered_lives(graph: fx.Graph, gathers: Iterable[tuple[fx.Node, Sequence[fx
 
 def readers_of(results: Sequence[fx.Node]) -> Iterable[fx.Node]:
     """Compute that reads ``results``, through what only moves data."""
-    queue = list(dict.fromkeys(results))
-    seen = set(queue)
-    for node in queue:
-        for user in node.users:
-            if not _passes_on(user):
-                if user.op != "output":
-                    yield user
-            elif user not in seen:
-                seen.add(user)
-                queue.append(user)
+    through = reached(results, lambda node: filter(_passes_on, node.users))
+    return dict.fromkeys(user for node in through for user in node.users if user.op != "output" and not _passes_on(user))
 
 
 def makers_of(launches: Sequence[fx.Node]) -> Iterable[fx.Node]:
     """Compute that makes what ``launches`` send, before it is moved, cast and packed."""
-    queue = [source for launch in launches for source in launch.all_input_nodes]
-    seen = set(queue)
-    for node in queue:
-        if not _passes_on(node):
-            if node.op != "placeholder":
-                yield node
-            continue
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(fresh)
-        queue.extend(fresh)
+    sent = (source for launch in launches for source in launch.all_input_nodes)
+    through = reached(sent, lambda node: node.all_input_nodes if _passes_on(node) else ())
+    return [node for node in through if node.op != "placeholder" and not _passes_on(node)]
 
 
 def _passes_on(node: fx.Node) -> bool:

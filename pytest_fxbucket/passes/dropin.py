@@ -47,7 +47,8 @@ def manual_overlap_bucketing(
     with collector.paused():
         graph = without_kept_order(gm.graph)
         targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)
-        ManualPass(mixed=bucket_mode == "custom_ops_multidtype", insert_overlap_deps=insert_overlap_deps).apply(graph, targets)
+        dtypes = "mixed" if bucket_mode == "custom_ops_multidtype" else "separate"
+        ManualPass.of(dtypes=dtypes, insert_overlap_deps=insert_overlap_deps).apply(graph, targets)
         if graph is gm.graph:
             gm.recompile()
         else:

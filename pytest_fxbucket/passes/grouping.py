@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pytest_fxbucket.passes.arrange import without_circles
 from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.targets import Target
+    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.plan.tables import Bucket
 
 Group = tuple["Target", ...]
 """Members of one bucket in byte order."""
@@ -27,19 +28,6 @@ Family = tuple[str, str, str]
 MB = 1 << 20
 BUCKETED = "fxbucket_bucketed"
 """Mark of a launch that this pass has bucketed already: a second run leaves it as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Which launches share a bucket. The defaults are those of a plan file."""
-
-    merging: bool = True
-    by: Literal["plan", "size"] = "plan"
-    layout: Literal["registration", "execution"] = "registration"
-    mixed: bool = False
-    """An all-gather may carry several dtypes."""
-    caps_mb: tuple[float, ...] = (0.0,)
-    """Cap for the buckets of each entry in turn (by size: of each bucket), the last for the rest; 0: none. In 2**20 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +55,20 @@ class _Key:
     """Node of a launch that stays as it is; empty if it may be merged."""
 
 
-def grouping_of(order: Order, targets: Sequence[Target], rules: Rules, entries: Sequence[str]) -> Grouping:
-    """Sort ``targets``, in order of launch, into buckets; ``entries`` are in the plan's order.
+def grouping_of(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> Grouping:
+    """Sort ``targets``, in order of launch, into buckets, as ``rules`` ask for; ``entries`` are in the plan's order.
 
     Members of a bucket do not depend on each other, and buckets form no circle: both hold in as few launches as possible for
     the first, and split only buckets on a circle for the second.
     """
-    parts = _parts(order, targets, rules, entries) if rules.merging else _apart(targets)
+    parts = _parts(order, targets, rules, entries) if rules.enabled else _apart(targets)
     parts.sort(key=lambda part: min(order.index[target.launch] for target in part[0]))
     directions = _directions(targets)
     splits = tuple((*splits, *directions.get(_family(group[0]), ())) for group, splits in parts)
     return Grouping(tuple(group for group, _ in parts), splits)
 
 
-def _parts(order: Order, targets: Sequence[Target], rules: Rules, entries: Sequence[str]) -> list[Part]:
+def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> list[Part]:
     keyed = _by_key(targets, rules)
     capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, rules, entries)]
     levels = [
@@ -115,7 +103,7 @@ def _directions(targets: Sequence[Target]) -> dict[Family, tuple[SplitReason, ..
     }
 
 
-def _by_key(targets: Sequence[Target], rules: Rules) -> list[Part]:
+def _by_key(targets: Sequence[Target], rules: Bucket) -> list[Part]:
     """Launches that agree in all that members of one launch must agree in; a launch of several dtypes stays alone."""
     found: dict[tuple[Family, _Key], list[Target]] = {}
     for target in targets:
@@ -127,10 +115,10 @@ def _by_key(targets: Sequence[Target], rules: Rules) -> list[Part]:
     return [(tuple(group), tuple(_differences(key, have.get(family, {})))) for (family, key), group in found.items()]
 
 
-def _key(target: Target, rules: Rules) -> _Key:
+def _key(target: Target, rules: Bucket) -> _Key:
     dtype = "several dtypes" if target.dtype is None else str(target.dtype).removeprefix("torch.")
     several = target.dtype is None
-    if rules.mixed and target.kind == "all_gather":
+    if rules.dtypes == "mixed" and target.kind == "all_gather":
         dtype, several = "mixed", False
     alone = target.launch.name if several or target.launch.meta.get(BUCKETED) else ""
     turn = "gathers of gathers" if target.kind == "all_gather" and target.level else f"round {target.round + 1}"
@@ -161,14 +149,14 @@ def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[Split
             yield SplitReason(field, mine, tuple(other for other in have[field] if other != mine))
 
 
-def _capped(group: Group, rules: Rules, entries: Sequence[str]) -> Iterator[Part]:
+def _capped(group: Group, rules: Bucket, entries: Sequence[str]) -> Iterator[Part]:
     """``group`` cut so that each part stays under its cap; a member above it stands alone."""
     if rules.by == "plan":
         place = entries.index(group[0].entry) if group[0].entry in entries else 0
-        cap = rules.caps_mb[min(place, len(rules.caps_mb) - 1)]
+        cap = rules.cap_mb[min(place, len(rules.cap_mb) - 1)]
         yield from _filled(_laid_out(group, rules), [cap])
     else:
-        yield from ((_laid_out(part, rules), splits) for part, splits in _filled(group, rules.caps_mb))
+        yield from ((_laid_out(part, rules), splits) for part, splits in _filled(group, rules.cap_mb))
 
 
 def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:
@@ -196,7 +184,7 @@ def _above(part: Sequence[Target], size: int, cap_mb: float) -> tuple[SplitReaso
     return ()
 
 
-def _laid_out(group: Group, rules: Rules) -> Group:
+def _laid_out(group: Group, rules: Bucket) -> Group:
     return tuple(sorted(group, key=lambda target: target.place)) if rules.layout == "registration" else group
 
 

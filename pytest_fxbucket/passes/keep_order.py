@@ -15,7 +15,8 @@ import torch
 
 from pytest_fxbucket.compat.fx import after
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.ops import is_view, written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
+from pytest_fxbucket.graph.ops import is_view
 
 if TYPE_CHECKING:
     from torch import fx
@@ -81,8 +82,7 @@ def _hold_what_is_sent(graph: fx.Graph, launched: fx.Node, wait: fx.Node, meta: 
     Inductor does; a collective reads its input until the wait is over.
     """
     launch = launched if collectives.launch_kind(launched) else next(iter(launched.all_input_nodes), launched)
-    sent = collectives.sent_by(launch)
-    inputs = [node for node in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(node, torch.fx.Node)]
+    inputs = collectives.tensors_sent(launch)
     readers = list(wait.users)
     with graph.inserting_after(wait):
         held = _behind(graph, wait, inputs, meta)

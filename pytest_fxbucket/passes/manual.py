@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.errors import PassError
@@ -21,14 +21,16 @@ from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
-from pytest_fxbucket.passes.grouping import BUCKETED, Rules, grouping_of
+from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
 from pytest_fxbucket.passes.keep_order import Pair, keep_order
-from pytest_fxbucket.passes.merge import Merged, merge
+from pytest_fxbucket.passes.merge import merge
 from pytest_fxbucket.passes.new_nodes import shared_meta
-from pytest_fxbucket.passes.overlap import Overlap, Places, reorder
+from pytest_fxbucket.passes.overlap import reorder
+from pytest_fxbucket.passes.pack import Merged
 from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.plan.tables import Bucket, Overlap
 
 if TYPE_CHECKING:
     from torch import fx
@@ -39,34 +41,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ManualPass:
-    """Merge and reorder the launches that a plan names. The defaults are those of a plan file."""
+    """Merge and reorder the launches that a plan names, as its tables ask for."""
 
-    merging: bool = True
-    """Merge an entry's launches; otherwise they are only reordered."""
-    by: Literal["plan", "size"] = "plan"
-    """What shares a bucket: launches of an entry, or neighbours up to a cap."""
-    layout: Literal["registration", "execution"] = "registration"
-    """Byte order of a bucket's members: of the parameters' registration, or of the launches."""
-    mixed: bool = False
-    """One all-gather may carry several dtypes."""
-    caps_mb: tuple[float, ...] = (0.0,)
-    """Largest bucket of each entry in turn (by size: of each bucket) in 2**20 bytes, the last for the rest; 0: no cap."""
-    packer: str = "default"
-    """How members become one tensor: a name that :mod:`pytest_fxbucket.passes.packers` knows, or ``module:callable``."""
-    prefetch: int = 1
-    """How many stages ahead an all-gather is launched; 0 leaves it where it was."""
-    defer_reduce: bool = True
-    """Wait for reductions behind the next stage's launches."""
-    launch_at: Places = field(default_factory=dict)
-    """By direction: launch the key's all-gather when the value's compute starts."""
-    wait_before: Places = field(default_factory=dict)
-    """By direction: wait for the key's reduction before the value's compute starts."""
-    updates: Literal["last", "ready"] = "last"
-    """Leave the optimizer's updates where they were, or let each start when the last reduction that it needs has ended."""
-    insert_overlap_deps: bool = False
-    """Keep the order through later compilers."""
-    own_gather_group: bool = False
-    """Run the planned all-gathers on a process group of their own."""
+    bucket: Bucket = field(default_factory=Bucket)
+    """Which launches share a bucket, and what a bucket is; its entries are those of the targets."""
+    overlap: Overlap = field(default_factory=Overlap)
+    """Where launches and waits stand."""
+
+    @classmethod
+    def of(cls, **options: Any) -> ManualPass:
+        """By keys of both tables, whose names differ."""
+        of_bucket = {key: options.pop(key) for key in list(options) if key in Bucket.__dataclass_fields__}
+        return cls(Bucket(**of_bucket), Overlap(**options))
 
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
@@ -79,26 +65,22 @@ class ManualPass:
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
-        ends = targets.ends or (bare_values(graph) if self.updates == "ready" else None)
-        grouping = grouping_of(targets.order, targets.planned, self._rules(), targets.entries)
-        buckets = merge(graph, targets.order, grouping.groups, self.packer)
-        if self.merging:
+        ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
+        grouping = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
+        buckets = merge(graph, targets.order, grouping.groups, self.bucket.packer)
+        if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
         updating = update_nodes(graph, *ends) if ends is not None else set()
-        rules = Overlap(self.prefetch, self.defer_reduce, self.launch_at, self.wait_before, self.updates)
-        moved = reorder(graph, buckets, rules, targets.computes, updating)
+        moved = reorder(graph, buckets, self.overlap, targets.computes, updating)
         left = moved.left
         behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
-        if self.own_gather_group:
+        if self.overlap.gather_group == "own":
             on_own_group(bucket.launch for bucket in buckets)
-        if self.insert_overlap_deps:
+        if self.overlap.insert_overlap_deps:
             left += _not_kept(keep_order(graph, moved.kept, _meta_of(buckets)))
         _refuse_broken(graph)
         return Done(tuple(buckets), grouping.splits, left, tuple(behind))
-
-    def _rules(self) -> Rules:
-        return Rules(self.merging, self.by, self.layout, self.mixed, self.caps_mb)
 
 
 def _not_kept(pairs: Sequence[Pair]) -> tuple[LeftAlone, ...]:

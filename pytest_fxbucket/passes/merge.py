@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
-from pytest_fxbucket.passes.pack import Packed, build
+from pytest_fxbucket.passes.pack import Merged, build
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.grouping import Group
-    from pytest_fxbucket.passes.targets import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A bucket in the graph: one launch, its waits (one, unless the launch stayed as it was), members in byte order."""
-
-    launch: fx.Node
-    waits: tuple[fx.Node, ...]
-    results: tuple[fx.Node, ...]
-    """What arrived, by part of each member."""
-    members: tuple[Target, ...]
-
-    @property
-    def first(self) -> Target:
-        """Any member: they agree in entry, direction, kind, group and op."""
-        return self.members[0]
-
-    @property
-    def level(self) -> int:
-        """Through how many reductions its members went before: the most of any."""
-        return max(member.level for member in self.members)
 
 
 def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = "default") -> list[Merged]:
@@ -61,7 +38,7 @@ def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = 
     for node in sorted(gone, key=order.index.__getitem__, reverse=True):
         graph.erase_node(node)
     relink(graph, [node for item in items for node in made.get(item, [order.nodes[item]]) if node not in gone])
-    return [_merged(group, packed.get(id(group))) for group in groups]
+    return [packed.get(id(group)) or _alone(group) for group in groups]
 
 
 def _wishes(order: Order, merging: Sequence[Group]) -> list[float]:
@@ -76,7 +53,7 @@ def _wishes(order: Order, merging: Sequence[Group]) -> list[float]:
     return wishes
 
 
-def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[int, list[fx.Node]]) -> Packed:
+def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[int, list[fx.Node]]) -> Merged:
     """Make the bucket's nodes; ``made`` says what stands in the place of its launches, and of its waits."""
 
     def foldable(cast: fx.Node) -> bool:
@@ -85,11 +62,11 @@ def _build(graph: fx.Graph, order: Order, group: Group, packer: str, made: dict[
     with graph.inserting_before(graph.output_node()):
         packed = build(graph, group, packer=packer, foldable=foldable)
     made[min(order.index[target.launch] for target in group)] = [*packed.pack, packed.launch]
-    made[min(order.index[wait] for target in group for wait in target.waits)] = [packed.wait, *packed.unpack]
+    made[min(order.index[wait] for target in group for wait in target.waits)] = [*packed.waits, *packed.unpack]
     return packed
 
 
-def _results(group: Group, packed: Packed) -> Iterator[tuple[fx.Node, fx.Node]]:
+def _results(group: Group, packed: Merged) -> Iterator[tuple[fx.Node, fx.Node]]:
     """(wait, what its readers get instead)."""
     parts = (part for target in group for part in target.parts)
     for part, result in zip(parts, packed.results, strict=True):
@@ -109,13 +86,12 @@ def _replace(results: Mapping[fx.Node, fx.Node]) -> None:
             reader.kwargs = torch.fx.map_arg(reader.kwargs, result)
 
 
-def _gone(group: Group, packed: Packed) -> list[fx.Node]:
+def _gone(group: Group, packed: Merged) -> list[fx.Node]:
     nodes = [node for target in group for node in (*target.waits, *target.dropped, target.launch)]
     return [*nodes, *packed.absorbed]
 
 
-def _merged(group: Group, packed: Packed | None) -> Merged:
-    if packed is None:
-        waits = tuple(wait for target in group for wait in target.waits)
-        return Merged(group[0].launch, waits, waits, group)
-    return Merged(packed.launch, (packed.wait,), packed.results, group)
+def _alone(group: Group) -> Merged:
+    """The one launch of ``group``, as it is."""
+    waits = tuple(group[0].waits)
+    return Merged(group[0].launch, waits, waits, group)

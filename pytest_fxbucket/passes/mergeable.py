@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,18 +12,15 @@ import torch
 from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.collectives import ROWS, Collective
 from pytest_fxbucket.graph.ops import operator_name
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-
-_MERGED = {
-    f"_c10d_functional::{name}{form}"
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
-    for form in ("", "_coalesced")
-} | {"_c10d_functional::all_gather_into_tensor_out"}
+    from pytest_fxbucket.passes.carried import Carried
+    from pytest_fxbucket.step.roles import Direction
 
 
 class Part(NamedTuple):
@@ -33,44 +31,52 @@ class Part(NamedTuple):
     """All waits of its result, usually one: each one's readers get the unpacked result."""
 
 
-class MergeableLaunch(NamedTuple):
-    """A launch that may share a bucket."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Target(Collective):
+    """One launch that an entry names and that may share a bucket."""
 
-    node: fx.Node
+    launch: fx.Node
     parts: tuple[Part, ...]
-    kind: collectives.Kind
-    op: str
-    group: str
     ranks: int
     """Of the group; 0 if an all-reduce runs on a group that this process does not know."""
     device: str
-    dtype: torch.dtype | None
-    """Of all parts; None if they differ."""
-    bytes: int
-    """Size of the larger side: the gathered result, or the input that is reduced."""
     dropped: tuple[fx.Node, ...]
     """What goes with the launch besides its waits: parts of a coalesced result, a buffer of its own."""
+    entry: str
+    fqns: tuple[str, ...]
+    """Parameters that it carries, or whose gradients it reduces; in byte order."""
+    place: int
+    """Of the first parameter in the order of registration."""
+    direction: Direction
+    round: int
+    """Of an all-gather: which of those of its parameter in its direction, as :attr:`Bucket.round` says."""
+    level: int
+    """Of a reduction: how many others its members went through before, as :attr:`Bucket.level` says; of a gather 1 if what
+    it sends was gathered over its own group before."""
+
+    @property
+    def waits(self) -> list[fx.Node]:
+        """All waits for it."""
+        return [wait for part in self.parts for wait in part.waits]
 
 
-def read(node: fx.Node, order: Order) -> MergeableLaunch | str:
-    """``node`` as a launch that may share a bucket, or a sentence on why it may not.
+def read(node: fx.Node, order: Order, carried: Carried) -> Target | str:
+    """``node``, which carries ``carried``, as a launch that may share a bucket, or a sentence on why it may not.
 
     Raises :class:`PassError` if what it sends carries no fake value.
     """
     said = collectives.read_launch(node)
     assert said is not None
-    if operator_name(node) not in _MERGED:
+    if operator_name(node) not in collectives.MERGED:
         return f"{node.target} is not bucketed"
-    ranks = collectives.argument(node, "group_size")
-    if said.kind == "all_reduce":
-        ranks = _ranks_of(said.group)
+    ranks = _ranks_of(said.group) if said.kind == "all_reduce" else said.ranks
     if not isinstance(ranks, int):
         return f"its group size {ranks} is no number"
     if not isinstance(collectives.argument(node, "group_name"), str):
         return "its process group is no constant"
     if ranks == 1:
         return "its process group has one rank"
-    inputs = _inputs(node)
+    inputs = collectives.tensors_sent(node)
     if not inputs:
         return "it sends nothing"
     bare = next((tensor for tensor in inputs if not isinstance(_value(tensor), torch.Tensor)), None)
@@ -86,17 +92,23 @@ def read(node: fx.Node, order: Order) -> MergeableLaunch | str:
     values = [_value(part.input) for part in parts]
     dtypes = {value.dtype for value in values}
     size = sum(hinted_numel(value) * value.dtype.itemsize for value in values)
-    return MergeableLaunch(
-        node=node,
-        parts=parts,
+    return Target(
         kind=said.kind,
         op=said.op,
         group=said.group,
+        dtype=dtypes.pop() if len(dtypes) == 1 else None,
+        bytes=size * (ranks if ROWS[said.kind].brings == "all parts" else 1),
+        launch=node,
+        parts=parts,
         ranks=ranks,
         device=str(values[0].device),
-        dtype=dtypes.pop() if len(dtypes) == 1 else None,
-        bytes=size * (ranks if said.kind == "all_gather" else 1),
         dropped=dropped,
+        entry=carried.entry or "",
+        fqns=carried.fqns,
+        place=carried.place,
+        direction=carried.direction,
+        round=carried.round,
+        level=carried.level,
     )
 
 
@@ -113,11 +125,6 @@ def hinted_numel(value: torch.Tensor) -> int:
     for size in value.shape:
         numel *= size if isinstance(size, int) else int(size.node.hint or 0)
     return numel
-
-
-def _inputs(node: fx.Node) -> list[fx.Node]:
-    sent = collectives.sent_by(node)
-    return [item for item in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(item, torch.fx.Node)]
 
 
 def _value(node: fx.Node) -> Any:

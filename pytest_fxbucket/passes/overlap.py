@@ -9,13 +9,13 @@ parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import Computes, Starts
@@ -25,29 +25,12 @@ from pytest_fxbucket.passes.targets import LeftAlone
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.merge import Merged
+    from pytest_fxbucket.passes.pack import Merged
+    from pytest_fxbucket.plan.tables import Overlap
     from pytest_fxbucket.step.roles import Direction
 
 Stage = list["Merged"]
-Places = Mapping[str, Mapping[str, str]]
-"""By direction: entry to entry."""
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How launches and waits move. The defaults are those of a plan file."""
-
-    prefetch: int = 1
-    """How many stages ahead an all-gather is launched; 0 leaves it where it was."""
-    defer_reduce: bool = True
-    """Wait for reductions behind the next stage's launches."""
-    launch_at: Places = field(default_factory=dict)
-    """Launch the key's all-gather when the value's compute starts."""
-    wait_before: Places = field(default_factory=dict)
-    """Wait for the key's reduction before the value's compute starts."""
-    updates: Literal["last", "ready"] = "last"
-    """Leave updates where they were, or let each start when the last reduction that it needs has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,22 +211,18 @@ class _Moves:
         """First launch or wait before ``bound`` that depends on the wait at ``wait``; not ``bucket``'s, nor one ``aside``."""
         needing = readers_before(self.after, wait, bound)[1:]
         aside = aside.union(bucket.waits)
-        return next((n for n in needing if self._communicates(n) and self.order.nodes[n] not in aside), None)
+        return next((n for n in needing if communicates(self.order.nodes[n]) and self.order.nodes[n] not in aside), None)
 
     def _chained(self, bucket: Merged) -> frozenset[fx.Node]:
         """Launches and waits that reduce further what ``bucket`` does: those of its entry and of higher levels."""
         same = [b for b in self.reductions_of.get(bucket.first.entry, ()) if b.level > bucket.level]
         return frozenset(node for b in same for node in (b.launch, *b.waits) if node not in self.by_hand)
 
-    def _communicates(self, index: int) -> bool:
-        node = self.order.nodes[index]
-        return collectives.is_wait(node) or collectives.launch_kind(node) is not None
-
     def _gathers(self, direction: Direction) -> list[Merged]:
         return [b for b in self.buckets if b.first.kind == "all_gather" and b.first.direction == direction]
 
     def _reductions(self) -> list[Merged]:
-        return [b for b in self.buckets if b.first.kind in collectives.REDUCTIONS]
+        return [b for b in self.buckets if b.first.kind in REDUCTIONS]
 
     def _first_wait(self, stage: Iterable[Merged]) -> int:
         return min(self.order.index[wait] for bucket in stage for wait in bucket.waits)

@@ -12,6 +12,7 @@ import torch
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.ops import is_view, operator_name, returns_written
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
 from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
 
@@ -19,28 +20,40 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.compat.fake_tensors import FakeTensor
-    from pytest_fxbucket.passes.mergeable import Part
+    from pytest_fxbucket.passes.mergeable import Part, Target
     from pytest_fxbucket.passes.packers import Unpack
-    from pytest_fxbucket.passes.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """The nodes of one merged launch, in order."""
+class Merged:
+    """A bucket in the graph: one launch, its waits (one, unless the launch stayed as it was), members in byte order."""
 
-    pack: tuple[fx.Node, ...]
     launch: fx.Node
-    wait: fx.Node
-    unpack: tuple[fx.Node, ...]
+    waits: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
-    """What each part of each member becomes."""
-    absorbed: tuple[fx.Node, ...]
+    """What arrived, by part of each member."""
+    members: tuple[Target, ...]
+    pack: tuple[fx.Node, ...] = ()
+    """What was made before the launch, in order."""
+    unpack: tuple[fx.Node, ...] = ()
+    """What was made behind its wait, in order."""
+    absorbed: tuple[fx.Node, ...] = ()
     """Casts that the pack does now; nobody else reads them."""
+
+    @property
+    def first(self) -> Target:
+        """Any member: they agree in entry, direction, kind, group and op."""
+        return self.members[0]
+
+    @property
+    def level(self) -> int:
+        """Through how many reductions its members went before: the most of any."""
+        return max(member.level for member in self.members)
 
 
 def build(
-    graph: fx.Graph, members: Sequence[Target], *, packer: str = "default", foldable: Callable[[fx.Node], bool]
-) -> Packed:
+    graph: fx.Graph, members: tuple[Target, ...], *, packer: str = "default", foldable: Callable[[fx.Node], bool]
+) -> Merged:
     """Create the nodes of one launch for all ``members`` at the graph's insertion point; nothing is replaced or erased.
 
     ``members`` agree in kind, op, group and device, and in dtype unless they are gathered. ``packer`` is as
@@ -66,7 +79,7 @@ def build(
     for result, value in zip(results, bucket.replaced, strict=True):
         if result.meta["val"] is not value and has_numbers(value) and value.is_contiguous():
             result.meta["val"] = value
-    return Packed(pack, launch, wait, make.taken(), tuple(results), cast.casts if cast else ())
+    return Merged(launch, (wait,), tuple(results), members, pack, make.taken(), cast.casts if cast else ())
 
 
 def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Bucket:
@@ -228,16 +241,8 @@ _READERS = frozenset(
 
 def need_own_storage(node: fx.Node) -> bool:
     """Whether ``node``'s result, or a view of it, is read by an operator that its place in a larger storage would show to."""
-    queue = [node]
-    found = {node}
-    for current in queue:
-        for user in current.users:
-            if _asks(user):
-                return True
-            if _shares(user) and user not in found:
-                found.add(user)
-                queue.append(user)
-    return False
+    through = reached([node], lambda current: filter(_shares, current.users))
+    return any(_asks(user) for current in through for user in current.users)
 
 
 def _asks(node: fx.Node) -> bool:

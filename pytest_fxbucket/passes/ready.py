@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.collectives import REDUCTIONS
+from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import order_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.merge import Merged
+    from pytest_fxbucket.passes.pack import Merged
 
 
 def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: Mapping[int, str]) -> list[int]:
@@ -102,8 +101,7 @@ def _others(order: Order, places: Sequence[float], updating: Set[int], waits: Ma
     for index, (node, before) in enumerate(zip(order.nodes, order.before, strict=True)):
         if index in waits or not behind.isdisjoint(before):
             behind.add(index)
-        communicates = collectives.is_wait(node) or collectives.launch_kind(node) is not None
-        if index not in updating and (communicates or (computes(node) and index not in behind)):
+        if index not in updating and (communicates(node) or (computes(node) and index not in behind)):
             yield places[index]
 
 

@@ -72,7 +72,7 @@ def run_pass(name: str, job: PassJob) -> Bucketed:
         graph = copy.deepcopy(root.graph)
         forget_order(graph)
         try:
-            report = _run_manual(graph, job)
+            report = ManualPass(job.plan.bucket, job.plan.overlap).run(graph, _targets(graph, job))
         except PlanError as error:
             where = str(job.plan.path)
             raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None
@@ -105,10 +105,6 @@ def _refuse_other_ends(name: str, graph: fx.Graph, job: PassJob) -> None:
             raise PassError(f"pass {name} returned a graph with {have} {what}, expected {expected} as before it")
 
 
-def _run_manual(graph: fx.Graph, job: PassJob) -> PassReport:
-    return manual_pass(job.plan).run(graph, _targets(graph, job))
-
-
 def _targets(graph: fx.Graph, job: PassJob) -> Targets:
     plan, inputs, outputs = job.plan, job.step.inputs[job.phase], job.step.outputs[job.phase]
     if plan.bucket.by == "size" and not job.step.has_roles:
@@ -123,26 +119,6 @@ def _targets(graph: fx.Graph, job: PassJob) -> Targets:
     targets = by_module(graph, plans, where=f"{plan.path}: [bucket]", unplanned=plan.bucket.unplanned)
     agree_with_entries(plan, targets.entries, str(plan.path))
     return targets
-
-
-def manual_pass(plan: Plan) -> ManualPass:
-    """Our pass as ``plan`` asks for it."""
-    bucket, overlap = plan.bucket, plan.overlap
-    return ManualPass(
-        merging=bucket.enabled,
-        by="size" if bucket.by == "size" else "plan",
-        layout="execution" if bucket.layout == "execution" else "registration",
-        mixed=bucket.dtypes == "mixed",
-        caps_mb=bucket.cap_mb,
-        packer=getattr(bucket, "packer", "default"),
-        prefetch=overlap.prefetch,
-        defer_reduce=overlap.defer_reduce,
-        launch_at=overlap.launch_at,
-        wait_before=overlap.wait_before,
-        updates="ready" if overlap.updates == "ready" else "last",
-        insert_overlap_deps=overlap.insert_overlap_deps,
-        own_gather_group=overlap.gather_group == "own",
-    )
 
 
 def _plans_by_module(job: PassJob) -> list[str | list[str]]:

@@ -14,7 +14,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_path, module_stack
 from pytest_fxbucket.passes.keep_order import forget_order
-from pytest_fxbucket.passes.registry import manual_pass
+from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
 from pytest_fxbucket.plan.consistency import agree_with_entries
 from pytest_fxbucket.plan.selectors import ROOT, resolve
@@ -22,8 +22,8 @@ from pytest_fxbucket.plan.selectors import ROOT, resolve
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.overlap import Places
     from pytest_fxbucket.passes.report import PassReport
+    from pytest_fxbucket.plan.key_forms import Places
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.step.roles import Direction
 
@@ -39,7 +39,6 @@ class SeveralGraphs:
 
     def __init__(self, plan: Plan, module_stack_fn: ModuleStackFn | None, where: str) -> None:
         self._plan, self._stack, self._where = plan, module_stack_fn, where
-        self._pass = manual_pass(plan)
         self._reports: list[PassReport] = []
         self._launching: dict[str, None] = {}
         self._modules: dict[str, None] = {}
@@ -55,7 +54,7 @@ class SeveralGraphs:
     @property
     def keeps_order(self) -> bool:
         """Whether the order of launches and waits is to be kept through later compilers."""
-        return self._pass.insert_overlap_deps
+        return self._plan.overlap.insert_overlap_deps
 
     def apply(self, graph: fx.Graph, of: str) -> bool:
         """Bucket ``graph`` in place, which was compiled from dynamo's graph ``of``; whether it belongs to backward.
@@ -73,12 +72,13 @@ class SeveralGraphs:
         self._launching |= dict.fromkeys(targets.launching)
         gathers = {(target.direction, target.entry) for target in targets.planned if target.kind == "all_gather"}
         reductions = {(target.direction, target.entry) for target in targets.planned if target.kind != "all_gather"}
-        rules = dataclasses.replace(
-            self._pass,
-            launch_at=self._places("launch_at", self._pass.launch_at, gathers),
-            wait_before=self._places("wait_before", self._pass.wait_before, reductions),
+        asked = self._plan.overlap
+        overlap = dataclasses.replace(
+            asked,
+            launch_at=self._places("launch_at", asked.launch_at, gathers),
+            wait_before=self._places("wait_before", asked.wait_before, reductions),
         )
-        self._reports.append(rules.run(graph, targets))
+        self._reports.append(ManualPass(self._plan.bucket, overlap).run(graph, targets))
         return any(direction_of(node) == "backward" for node in launches)
 
     def look_at(self, graph: fx.Graph, of: str) -> None:
@@ -113,7 +113,8 @@ class SeveralGraphs:
             raise PlanError(f"{error}{self._broken()}") from None
         root = [ROOT] if self._plan.bucket.unplanned == ROOT else []
         agree_with_entries(self._plan, [*(entry.name for entry in found.entries), *root], self._where)
-        for key, places in (("launch_at", self._pass.launch_at), ("wait_before", self._pass.wait_before)):
+        for key in ("launch_at", "wait_before"):
+            places: Places = getattr(self._plan.overlap, key)
             wanted = {(key, direction, entry) for direction, pairs in places.items() for entry in pairs}
             never = sorted(wanted - self._placed)
             if never and whole:

@@ -14,10 +14,9 @@ from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import NotFollowedError
-from pytest_fxbucket.graph.effects import written
+from pytest_fxbucket.graph.effects import written, written_arguments
 from pytest_fxbucket.graph.follow import hint
 from pytest_fxbucket.graph.movement import execute
-from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.same.exact import Exact, Ranks, expression, gathered, reduced, scattered, spans
 from pytest_fxbucket.same.state import WalkContext
@@ -202,9 +201,7 @@ class Launching:
 
     def launch(self, node: fx.Node, operator: Operator) -> bool:
         """Follow the launch ``node``; False if it is of a kind that is told as a whole."""
-        members, given, size = self.members(node), collectives.sent_by(node), collectives.argument(node, "group_size")
-        listed = isinstance(given, (list, tuple))
-        nodes = [one for one in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(one, fx.Node)]
+        members, size, nodes = self.members(node), collectives.argument(node, "group_size"), collectives.tensors_sent(node)
         odd = isinstance(size, int) and size != len(members)
         if operator.launches not in FOLLOWED or not members or not nodes or odd or operator.effects.chained:
             return False
@@ -220,7 +217,7 @@ class Launching:
             else:
                 new = torch.empty(shape, dtype=tensor.dtype, device="meta")
                 results.append(self._followed.memory.allocate(new, brought))
-        self._followed.values[node] = results if listed else results[0]
+        self._followed.values[node] = results if isinstance(collectives.sent_by(node), (list, tuple)) else results[0]
         self._followed.brought.add(node)
         return True
 

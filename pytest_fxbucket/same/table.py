@@ -19,6 +19,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import Effects, effects_of
 from pytest_fxbucket.graph.movement import moves_data, pads
 from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -80,13 +81,7 @@ class Table:
 
     def within(self, numbers: Iterable[int]) -> set[int]:
         """``numbers``, and all that they are made of."""
-        found = set(numbers)
-        queue = list(found)
-        while queue:
-            fresh = [part for part in self.parts(queue.pop()) if part not in found]
-            found.update(fresh)
-            queue += fresh
-        return found
+        return set(reached(numbers, self.parts))
 
 
 _consts: dict[tuple[type, Any], Const] = {}

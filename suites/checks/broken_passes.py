@@ -224,7 +224,7 @@ def does_nothing(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 def only_buckets(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     graph = copy.deepcopy(gm.graph)
     entries = [(str(plan), [plan] if isinstance(plan, str) else plan) for plan in plans]
-    ManualPass(prefetch=0, defer_reduce=False).run(graph, by_module(graph, entries, None))
+    ManualPass.of(prefetch=0, defer_reduce=False).run(graph, by_module(graph, entries, None))
     return fx.GraphModule(gm, graph)
 
 

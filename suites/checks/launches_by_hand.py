@@ -8,27 +8,17 @@ import torch
 
 from pytest_fxbucket.checks.promises.expectations import Expectations
 from pytest_fxbucket.graph.buckets import Bucket, Member
+from suites.checks.promising import promise_by
 
 F32, BF16 = torch.float32, torch.bfloat16
 ENTRIES = {"a": ("a.u", "a.v", "a.w"), "b": ("b.u", "b.v")}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 
 
-def promise(**change: Any) -> Expectations:
-    plain: dict[str, Any] = {
-        "entry_of": ENTRY_OF,
-        "registration": tuple(ENTRY_OF),
-        "own_dtype": dict.fromkeys(ENTRY_OF, F32),
-        "param_dtype": None,
-        "reduce_dtype": None,
-        "merged": True,
-        "layout": "registration",
-        "prefetch": 1,
-        "defer_reduce": True,
-        "reshard_after_forward": True,
-        "entries": tuple(ENTRIES),
-    }
-    return Expectations(**{**plain, **change})
+def promise(**keys: Any) -> Expectations:
+    return promise_by(
+        **{"entry_of": ENTRY_OF, "registration": tuple(ENTRY_OF), "own_dtype": dict.fromkeys(ENTRY_OF, F32), **keys}
+    )
 
 
 def gather(fqn: str, place: int, size: int = 256, **change: Any) -> Bucket:

@@ -12,24 +12,14 @@ import torch
 from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
+from suites.checks.promising import changed, promise_by
 
 ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 F32, BF16 = torch.float32, torch.bfloat16
 ORDER = (("forward", "abc"), ("backward", "cba"))
 
-PROMISE = Expectations(
-    entry_of=ENTRY_OF,
-    registration=tuple(ENTRY_OF),
-    own_dtype=dict.fromkeys(ENTRY_OF, F32),
-    param_dtype=None,
-    reduce_dtype=None,
-    merged=True,
-    layout="registration",
-    prefetch=1,
-    defer_reduce=True,
-    reshard_after_forward=True,
-)
+PROMISE = promise_by(ENTRY_OF, entries=())
 Script = list[tuple[str, str]]
 
 
@@ -122,17 +112,17 @@ class TestSchedule:
     @pytest.mark.parametrize("defer", [True, False])
     @pytest.mark.parametrize("prefetch", [0, 1, 2])
     def test_what_is_promised_is_green_and_nothing_else_is(self, prefetch: int, defer: bool, reshard: bool) -> None:
-        promise = replace(PROMISE, prefetch=prefetch, defer_reduce=defer, reshard_after_forward=reshard)
+        promise = changed(PROMISE, prefetch=prefetch, defer_reduce=defer, reshard_after_forward=reshard)
         have = reading(script(prefetch, defer, reshard))
         assert audit(promise, captured(reshard), have) == []
         for other in {0, 1, 2} - {prefetch}:
-            found = audit(replace(promise, prefetch=other), captured(reshard), have)
+            found = audit(changed(promise, prefetch=other), captured(reshard), have)
             words = f"prefetch = {other} is not reached" if other > prefetch else f"earlier than prefetch = {other}"
             schedule = [line for line in found if "gathered bytes alive" not in line]
             assert schedule
             assert all("all_gather" in line and words in line for line in schedule)
             assert other < prefetch or schedule == found, "what is gathered too late takes no memory"
-        other_defer = audit(replace(promise, defer_reduce=not defer), captured(reshard), have)
+        other_defer = audit(changed(promise, defer_reduce=not defer), captured(reshard), have)
         words = "but defer_reduce = false" if defer else "it is not deferred"
         assert [line.split(",")[0] for line in other_defer] == ["entry c", "entry b"]
         assert all(words in line for line in other_defer)
@@ -153,8 +143,8 @@ class TestSchedule:
     def test_a_launch_that_was_as_early_before_the_pass_is_not_the_pass_s(self) -> None:
         events = script(prefetch=2)
         early = [replace(b, node=f"{b.node} {i}") for i, b in enumerate(reading(events).buckets)]
-        assert audit(replace(PROMISE, prefetch=1), replace(reading(events), buckets=tuple(early)), reading(events)) == []
-        assert audit(replace(PROMISE, prefetch=1), captured(), reading(events)) != []
+        assert audit(changed(PROMISE, prefetch=1), replace(reading(events), buckets=tuple(early)), reading(events)) == []
+        assert audit(changed(PROMISE, prefetch=1), captured(), reading(events)) != []
 
     def test_a_launch_that_needs_what_another_wait_brings_cannot_stand_before_that_wait(self) -> None:
         late = moved(script(), "launch", "forward all_gather c", script().index(("wait", "forward all_gather b")))
@@ -186,7 +176,7 @@ class TestSchedule:
         events = script(prefetch)
         at = events.index(("use", "backward b"))
         early = moved(events, "wait", "backward all_gather a", at)
-        found = audit(replace(PROMISE, prefetch=prefetch), captured(), reading(early))
+        found = audit(changed(PROMISE, prefetch=prefetch), captured(), reading(early))
         assert "entry a, backward all_gather is waited for before b computes, which used to hide it: it is exposed" in found
 
     def test_a_gather_of_backward_that_is_launched_in_forward_is_said(self) -> None:
@@ -206,7 +196,7 @@ class TestSchedule:
     @pytest.mark.parametrize("defer", [True, False])
     def test_entries_whose_reductions_interleave_count_by_their_last_launch(self, defer: bool) -> None:
         """Not merged: ``a`` reduces first and last, ``b`` between."""
-        promise = replace(PROMISE, merged=False, prefetch=0, defer_reduce=defer)
+        promise = changed(PROMISE, enabled=False, prefetch=0, defer_reduce=defer)
         names = ("a.b", "b.w", "a.w")
         before, buckets = captured(), []
         for i, fqn in enumerate(names):
@@ -253,7 +243,7 @@ class TestEntries:
     def test_a_layout_of_execution_follows_the_launches_and_no_other(self) -> None:
         swapped = [captured().buckets[i] for i in (1, 0)]
         before = replace(captured(), buckets=(*swapped, *captured().buckets[2:]))
-        promise = replace(PROMISE, layout="execution")
+        promise = changed(PROMISE, layout="execution")
         turned = reading(script(), {"forward all_gather a": ["a.b", "a.w"]})
         assert audit(promise, before, turned) == []
         assert audit(promise, before, reading(script())) == [
@@ -348,21 +338,21 @@ class TestUnplanned:
         return replace(whole, buckets=(*(b for b in whole.buckets if not b.node.endswith("b")), *alone))
 
     def test_allowed_ones_are_to_be_left_alone(self) -> None:
-        promise = replace(PROMISE, entry_of=WITHOUT_B, prefetch=0, defer_reduce=False)
+        promise = changed(PROMISE, entry_of=WITHOUT_B, prefetch=0, defer_reduce=False)
         faults = [line for line in audit(promise, captured(), self.apart()) if "prefetch" not in line and "defer" not in line]
         assert faults == []
         found = audit(promise, captured(), reading(script()))
         assert "entry b.w, forward all_gather: its launch also carries b.b of no entry" in found
 
     def test_root_puts_them_in_one_launch(self) -> None:
-        promise = replace(PROMISE, entry_of={**WITHOUT_B, "b.w": "root", "b.b": "root"})
+        promise = changed(PROMISE, entry_of={**WITHOUT_B, "b.w": "root", "b.b": "root"})
         assert audit(promise, captured(), reading(script())) == []
         assert "entry root, forward all_gather: 2 launches, expected 1" in audit(promise, captured(), self.apart())
 
 
 class TestSwitches:
     def test_without_bucketing_every_parameter_keeps_its_launch(self) -> None:
-        promise = replace(PROMISE, merged=False, prefetch=0, defer_reduce=False)
+        promise = changed(PROMISE, enabled=False, prefetch=0, defer_reduce=False)
         assert audit(promise, captured(), captured()) == []
         found = audit(promise, captured(), reading(script(0, False)))
         assert "entry a, forward all_gather (a.w): its launch also carries a.b of a" in found
@@ -386,7 +376,7 @@ class TestSwitches:
         ]
 
     def test_backward_that_gathers_what_should_have_been_kept(self) -> None:
-        promise = replace(PROMISE, reshard_after_forward=False)
+        promise = changed(PROMISE, reshard_after_forward=False)
         found = audit(promise, captured(), reading(script()))
         assert found == ["reshard_after_forward = false, but backward gathers c.w, b.w, b.b and 2 more again"]
 
@@ -395,7 +385,7 @@ class TestNumbers:
     @pytest.mark.parametrize("key", ["param_dtype", "reduce_dtype"])
     def test_a_dtype_that_is_not_the_one_asked_for(self, key: str) -> None:
         asked: dict[str, Any] = {key: BF16}
-        found = audit(replace(PROMISE, **asked), captured(), reading(script()))
+        found = audit(changed(PROMISE, **asked), captured(), reading(script()))
         kind = "all_gather" if key == "param_dtype" else "reduce_scatter"
         assert f"backward {kind} of a.w, a.b is launched in float32, expected bfloat16" in found
         assert all(kind in line for line in found)
@@ -407,7 +397,7 @@ class TestNumbers:
         assert found == ["forward all_gather of c.w is launched in bfloat16, expected float32"]
 
     def test_what_asked_for_bfloat16_and_has_it_is_green(self) -> None:
-        promise = replace(PROMISE, param_dtype=BF16, reduce_dtype=BF16)
+        promise = changed(PROMISE, param_dtype=BF16, reduce_dtype=BF16)
         assert audit(promise, captured(dtype=BF16), reading(script(), dtype=BF16)) == []
 
     def test_one_member_squeezed_on_its_way_is_named_alone(self) -> None:

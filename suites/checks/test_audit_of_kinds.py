@@ -16,11 +16,12 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 
-from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
+from suites.checks.promising import changed, promise_by
 
 OTHER = "1"
 ENTRY_OF = {fqn: fqn[0] for fqn in ("a.w", "a.b", "b.w", "b.b")}
@@ -28,40 +29,24 @@ BF16 = torch.bfloat16
 Make = Callable[[Handmade], None]
 
 
-def promised(made: Handmade, **change: Any) -> Expectations:
-    plain = Expectations(
-        entry_of=ENTRY_OF,
-        registration=tuple(ENTRY_OF),
-        own_dtype={value.fqn: value.dtype for value in made.inputs if value.role == "param"},
-        param_dtype=None,
-        reduce_dtype=None,
-        merged=True,
-        layout="registration",
-        prefetch=1,
-        defer_reduce=True,
-        reshard_after_forward=True,
-        entries=("a", "b"),
-    )
-    return replace(plain, **change)
-
-
 class Case:
     """A graph before the pass, the same after it, and what the audit says."""
 
-    def __init__(self, make: Make, mixed: bool = False, **rules: Any) -> None:
+    def __init__(self, make: Make, dtypes: str = "separate", **rules: Any) -> None:
         self.made = Handmade()
         make(self.made)
         self.before = self.made.read()
         self.graph = copy.deepcopy(self.made.graph)
         targets = by_parameter(self.graph, self.before, self.made.inputs, ENTRY_OF, ("a", "b"))
-        self.report = ManualPass(mixed=mixed, **rules).run(self.graph, targets)
-        self.promise = promised(self.made, mixed=mixed)
+        self.report = ManualPass.of(dtypes=dtypes, **rules).run(self.graph, targets)
+        own_dtype = {value.fqn: value.dtype for value in self.made.inputs if value.role == "param"}
+        self.promise = promise_by(ENTRY_OF, own_dtype, dtypes=dtypes)
 
     def after(self) -> GraphAnalysis:
         return read_graph(self.graph, self.made.inputs, self.made.outputs)
 
     def problems(self, **change: Any) -> list[str]:
-        return audit(replace(self.promise, **change), self.before, self.after())
+        return audit(changed(self.promise, **change), self.before, self.after())
 
     def calls(self, target: object) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.target is target]
@@ -143,7 +128,7 @@ def test_every_kind_of_launch_is_bucketed_and_green(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_launch_that_is_left_as_it_was_is_red(name: str) -> None:
     make, _ = CASES[name]
-    case = Case(make, merging=False)
+    case = Case(make, enabled=False)
     found = case.problems()
     if name == "coalesced":
         assert found == [], "one launch for each entry from the start"
@@ -153,7 +138,7 @@ def test_every_kind_of_launch_that_is_left_as_it_was_is_red(name: str) -> None:
 
 def mixed(**rules: Any) -> Case:
     """a.w and a.b of 3 elements each in float32 and bfloat16, b.w and b.b the other way round."""
-    return Case(gathers({"a.b": BF16, "b.w": BF16}), mixed=True, **rules)
+    return Case(gathers({"a.b": BF16, "b.w": BF16}), dtypes="mixed", **rules)
 
 
 def test_members_of_a_mixed_bucket_that_are_swapped_on_their_way_are_told() -> None:
@@ -172,10 +157,10 @@ def test_several_dtypes_in_one_launch_are_green_and_members_of_two_are_not_asked
         (torch.uint8, ("a.w", "a.b")),
         (torch.uint8, ("b.w", "b.b")),
     ]
-    assert any("its launch also carries a.b" in problem for problem in case.problems(mixed=False))
+    assert any("its launch also carries a.b" in problem for problem in case.problems(dtypes="separate"))
     apart = Case(gathers({"a.b": BF16, "b.w": BF16}))
     assert apart.problems() == []
-    assert any("entry a, forward all_gather: 2 launches, expected 1" in problem for problem in apart.problems(mixed=True))
+    assert any("entry a, forward all_gather: 2 launches, expected 1" in problem for problem in apart.problems(dtypes="mixed"))
 
 
 def test_members_of_a_mixed_bucket_that_are_not_aligned_are_told() -> None:

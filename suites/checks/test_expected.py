@@ -42,7 +42,7 @@ def test_an_entry_is_one_launch_in_order_of_registration_or_of_execution() -> No
     turned = graph(("a.w", "a.u", "b.v", "a.v", "b.u"))
     assert told(expected(promise(), turned, LaunchNeeds())) == list(ENTRIES.values())
     assert told(expected(promise(layout="execution"), turned, LaunchNeeds())) == [("a.w", "a.u", "a.v"), ("b.v", "b.u")]
-    assert told(expected(promise(merged=False), turned, LaunchNeeds())) == [("a.w",), ("a.u",), ("b.v",), ("a.v",), ("b.u",)]
+    assert told(expected(promise(enabled=False), turned, LaunchNeeds())) == [("a.w",), ("a.u",), ("b.v",), ("a.v",), ("b.u",)]
 
 
 @pytest.mark.parametrize(
@@ -56,28 +56,28 @@ def test_members_of_one_launch_agree_in_all_that_a_launch_says(change: dict[str,
 
 def test_only_gathers_carry_several_dtypes_and_only_if_asked_to() -> None:
     whole = graph(av={"dtype": BF16})
-    assert told(expected(promise(mixed=True), whole, LaunchNeeds())) == list(ENTRIES.values())
+    assert told(expected(promise(dtypes="mixed"), whole, LaunchNeeds())) == list(ENTRIES.values())
     sums = {fqn.replace(".", ""): {"kind": "all_reduce", "op": "sum"} for fqn in ENTRY_OF}
     sums["av"]["dtype"] = BF16
-    assert len(expected(promise(mixed=True), graph(**sums), LaunchNeeds())) == 3
+    assert len(expected(promise(dtypes="mixed"), graph(**sums), LaunchNeeds())) == 3
 
 
 def test_a_launch_closes_before_it_grows_above_its_cap_and_one_member_may_be_larger() -> None:
-    assert told(expected(promise(caps=(0.5 * KB,)), graph(), LaunchNeeds())) == [("a.u", "a.v"), ("a.w",), ("b.u", "b.v")]
+    assert told(expected(promise(cap_mb=(0.5 * KB,)), graph(), LaunchNeeds())) == [("a.u", "a.v"), ("a.w",), ("b.u", "b.v")]
     large = graph(av={"size": 4096})
-    assert told(expected(promise(caps=(0.5 * KB,)), large, LaunchNeeds())) == [("a.u",), ("a.v",), ("a.w",), ("b.u", "b.v")]
+    assert told(expected(promise(cap_mb=(0.5 * KB,)), large, LaunchNeeds())) == [("a.u",), ("a.v",), ("a.w",), ("b.u", "b.v")]
 
 
 def test_caps_are_of_entries_in_the_plans_order_and_the_last_is_for_the_rest() -> None:
     of_a = [("a.u",), ("a.v",), ("a.w",)]
-    assert told(expected(promise(caps=(0.25 * KB, 0.0)), graph(), LaunchNeeds())) == [*of_a, ENTRIES["b"]]
-    turned = promise(caps=(0.25 * KB, 0.0), entries=("b", "a"))
+    assert told(expected(promise(cap_mb=(0.25 * KB, 0.0)), graph(), LaunchNeeds())) == [*of_a, ENTRIES["b"]]
+    turned = promise(cap_mb=(0.25 * KB, 0.0), entries=("b", "a"))
     assert told(expected(turned, graph(), LaunchNeeds())) == [ENTRIES["a"], ("b.u",), ("b.v",)]
-    assert told(expected(promise(caps=(0.0,)), graph(), LaunchNeeds())) == list(ENTRIES.values())
+    assert told(expected(promise(cap_mb=(0.0,)), graph(), LaunchNeeds())) == list(ENTRIES.values())
 
 
 def test_by_size_neighbours_fill_launches_whatever_their_entry() -> None:
-    size = promise(by="size", entry_of={}, entries=(), caps=(0.5 * KB,))
+    size = promise(by="size", entry_of={}, entries=(), cap_mb=(0.5 * KB,))
     turned = graph(("a.w", "a.u", "b.v", "a.v", "b.u"))
     assert told(expected(size, turned, LaunchNeeds())) == [("a.u", "a.w"), ("a.v", "b.v"), ("b.u",)]
     assert {one.label for one in expected(size, turned, LaunchNeeds())} == {

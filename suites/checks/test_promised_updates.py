@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch
 from torch import fx
 
 from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.graph.buckets import GraphAnalysis
+from suites.checks.promising import promise_by
 from suites.graph.handmade import aten, c10d
 from suites.graph.whole_steps import Kind, Passed, WholeStep, entries, item, passed
 
@@ -18,22 +17,7 @@ KINDS: tuple[Kind, ...] = ("fused", "foreach", "plain", "in_place")
 
 
 def promise(step: WholeStep, **change: object) -> Expectations:
-    fqns = tuple(one.fqn for one in step.held)
-    whole = Expectations(
-        entry_of=entries(step),
-        registration=fqns,
-        own_dtype=dict.fromkeys(fqns, torch.float32),
-        param_dtype=None,
-        reduce_dtype=None,
-        merged=True,
-        layout="registration",
-        prefetch=1,
-        defer_reduce=True,
-        reshard_after_forward=True,
-        entries=tuple(step.layers),
-        updates="ready",
-    )
-    return replace(whole, **change)  # type: ignore[arg-type]
+    return promise_by(entries(step), **{"entries": tuple(step.layers), "updates": "ready", **change})
 
 
 def told(one: Passed, after: GraphAnalysis | None = None, **change: object) -> list[str]:
@@ -82,8 +66,8 @@ def test_an_update_that_must_wait_for_a_reader_is_not_late() -> None:
     for node in (again.all_input_nodes[0], again, product):
         launch.prepend(node)
     step.returns(product, "grad", "")
-    one = passed(step, merging=False, prefetch=0)
-    assert "is not reached" not in " ".join(told(one, merged=False, prefetch=0))
+    one = passed(step, enabled=False, prefetch=0)
+    assert "is not reached" not in " ".join(told(one, enabled=False, prefetch=0))
 
 
 def swap_gradients(graph: fx.Graph) -> None:
@@ -193,11 +177,11 @@ def test_a_write_before_the_last_reader_is_found() -> None:
     step = WholeStep(kind="in_place")
     gather = [node for node in step.graph.nodes if node.target is c10d.all_gather_into_tensor.default][-1]
     for writer in ("copy_", "view"):
-        one = passed(step, merging=False, prefetch=0)
+        one = passed(step, enabled=False, prefetch=0)
         graph = one.graph
         launch = next(node for node in graph.nodes if node.name == gather.name)
         shard = launch.all_input_nodes[0]
-        assert "is written by" not in " ".join(told(one, merged=False, prefetch=0))
+        assert "is written by" not in " ".join(told(one, enabled=False, prefetch=0))
         with graph.inserting_after(launch):
             target = shard
             if writer == "view":
@@ -205,7 +189,7 @@ def test_a_write_before_the_last_reader_is_found() -> None:
                 target.meta["val"] = shard.meta["val"]
         with graph.inserting_after(target if writer == "view" else launch):
             graph.call_function(aten.copy_.default, (target, shard)).meta["val"] = shard.meta["val"]
-        found = told(one, merged=False, prefetch=0)
+        found = told(one, enabled=False, prefetch=0)
         assert any(line.startswith("a.w is written by copy_") and "all_gather in backward" in line for line in found), found
 
 

@@ -21,10 +21,11 @@ from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.graph.updates import ancestors
+from pytest_fxbucket.graph.walks import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_parameter
 from pytest_fxbucket.step.roles import Value
+from suites.checks.promising import promise_by
 from suites.passes.on_ranks import HALVES, copied, fake_groups
 from suites.passes.programs import Passed
 from suites.passes.rank_jobs_of_passes import Groups
@@ -200,7 +201,7 @@ class Traced:
         after = copied(self.graph_module)
         with fake_groups(self.step.world, self.step.groups):
             targets = breaking(by_parameter(after.graph, self.read(), self.inputs, self.entry_of))
-            report = ManualPass(**options).run(after.graph, targets)
+            report = ManualPass.of(**options).run(after.graph, targets)
         after.recompile()
         return Passed(self.graph_module, after, report)
 
@@ -209,20 +210,10 @@ class Traced:
         return audit(self.promise(**promised), self.read(), self.read(after.graph))
 
     def promise(self, **change: Any) -> Expectations:
-        plain: dict[str, Any] = {
-            "entry_of": self.entry_of,
-            "registration": tuple(self.step.shapes),
-            "own_dtype": dict.fromkeys(self.step.shapes, torch.float32),
-            "param_dtype": None,
-            "reduce_dtype": None,
-            "merged": True,
-            "layout": "registration",
-            "prefetch": 1,
-            "defer_reduce": True,
-            "reshard_after_forward": self.step.reshard,
-            "entries": tuple(dict.fromkeys(self.entry_of.values())),
-        }
-        return Expectations(**{**plain, **change})
+        dtypes = dict.fromkeys(self.step.shapes, torch.float32)
+        registration = tuple(self.step.shapes)
+        plain = {"registration": registration, "reshard_after_forward": self.step.reshard}
+        return promise_by(self.entry_of, dtypes, **{**plain, **change})
 
 
 def traced(step: Step) -> Traced:

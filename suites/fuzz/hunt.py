@@ -43,8 +43,8 @@ class Chosen:
     plan: int = 0
     by: str = "plan"
     caps: tuple[int, ...] = (0,)
-    mixed: bool = False
-    merging: bool = True
+    dtypes: str = "separate"
+    enabled: bool = True
     layout: str = "registration"
     prefetch: int = 1
     defer_reduce: bool = True
@@ -57,8 +57,8 @@ class Chosen:
     @property
     def options(self) -> dict[str, Any]:
         """ManualPass's."""
-        names = ("by", "mixed", "merging", "layout", "prefetch", "defer_reduce")
-        return {**{name: getattr(self, name) for name in names}, "caps_mb": tuple(size / MB for size in self.caps)}
+        names = ("by", "enabled", "dtypes", "layout", "prefetch", "defer_reduce")
+        return {**{name: getattr(self, name) for name in names}, "cap_mb": tuple(size / MB for size in self.caps)}
 
 
 small = st.integers(0, 11)
@@ -68,8 +68,8 @@ plans = st.builds(
     plan=st.integers(0, len(PLANS) - 1),
     by=st.sampled_from(["plan", "plan", "plan", "size"]),
     caps=st.one_of(st.just((0,)), st.lists(st.sampled_from(BYTES), min_size=1, max_size=3).map(tuple)),
-    mixed=st.booleans(),
-    merging=st.sampled_from([True, True, True, True, False]),
+    dtypes=st.sampled_from(["separate", "mixed"]),
+    enabled=st.sampled_from([True, True, True, True, False]),
     layout=st.sampled_from(["registration", "execution"]),
     prefetch=st.integers(0, 2),
     defer_reduce=st.booleans(),

@@ -10,7 +10,8 @@ from handmade import RANKS, Handmade, aten, c10d
 from torch import fx
 
 from pytest_fxbucket.graph.collectives import argument, is_wait, launch_kind, read_launch, tensors, waits_of
-from pytest_fxbucket.graph.ops import is_view, overload, written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
+from pytest_fxbucket.graph.ops import is_view, overload
 
 VIEWS: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.view.default, ([4],)),

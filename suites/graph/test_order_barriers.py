@@ -14,7 +14,7 @@ from ordering import FAKE, added, directly, ordered, stays_before
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan import load_plans
 from pytest_fxbucket.plan_on_mesh import mesh_of

@@ -12,7 +12,7 @@ from ordering import stays_before
 from torch import fx
 
 from pytest_fxbucket.graph import effects
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.order import order_of
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"

@@ -9,16 +9,16 @@ import torch
 from handmade import Handmade
 from torch import fx
 
-from pytest_fxbucket.checks.promises.expectations import Expectations
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import GraphAnalysis
+from suites.checks.promising import promise_by
 from suites.graph.whole_steps import Kind, WholeStep
 
 aten = torch.ops.aten
 NAMES = ("a.w", "b.w")
-PROMISE = Expectations(dict(zip(NAMES, "ab", strict=True)), NAMES, {}, None, None, True, "registration", 1, True, True)
+PROMISE = promise_by(dict(zip(NAMES, "ab", strict=True)), {}, entries=())
 
 
 def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> GraphAnalysis:

@@ -173,7 +173,7 @@ def passed(step: WholeStep, **options: object) -> Passed:
     graph.output(graph.graph_copy(step.graph, {}), None)
     values: list[Value] = step.inputs
     targets = by_parameter(graph, before, values, entries(step), list(step.layers), step.outputs)
-    report = ManualPass(**{"updates": "ready", **options}).run(graph, targets)  # type: ignore[arg-type]
+    report = ManualPass.of(**{"updates": "ready", **options}).run(graph, targets)  # type: ignore[arg-type]
     return Passed(step, before, graph, report)
 
 

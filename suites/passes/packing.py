@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, fx
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes import mergeable
-from pytest_fxbucket.passes.pack import Packed, build
-from pytest_fxbucket.passes.targets import Target
+from pytest_fxbucket.passes.carried import Carried
+from pytest_fxbucket.passes.mergeable import Target
+from pytest_fxbucket.passes.pack import Merged, build
 from suites.passes.all_ranks import Env, run
 
 
@@ -21,37 +23,20 @@ def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Tar
     """Each launch of ``graph`` as a member of one entry; ``ranks`` are in its process group."""
     order, found = order_of(graph), []
     for place, node in enumerate(n for n in graph.nodes if collectives.launch_kind(n)):
-        launch = mergeable.read(node, order)
-        assert not isinstance(launch, str), launch
-        found.append(
-            Target(
-                launch=node,
-                parts=launch.parts,
-                entry="a",
-                fqns=(f"p{place}",),
-                place=place,
-                direction=direction,
-                kind=launch.kind,
-                op=launch.op,
-                group=launch.group,
-                ranks=ranks,
-                device=launch.device,
-                dtype=launch.dtype,
-                bytes=launch.bytes,
-                dropped=launch.dropped,
-            )
-        )
+        target = mergeable.read(node, order, Carried((f"p{place}",), place, direction, entry="a"))
+        assert not isinstance(target, str), target
+        found.append(replace(target, ranks=ranks))
     return found
 
 
 def packed(
     graph: fx.Graph, ranks: int, packer: str = "default", foldable: Callable[[fx.Node], bool] = lambda cast: True
-) -> Packed:
+) -> Merged:
     """Merge all launches of ``graph`` in place. Launches stand before all readers of what they bring."""
     members = targets(graph, ranks)
     last = [node for node in graph.nodes if node in {member.launch for member in members}][-1]
     with graph.inserting_before(last.next):
-        made = build(graph, members, packer=packer, foldable=foldable)
+        made = build(graph, tuple(members), packer=packer, foldable=foldable)
     results = iter(made.results)
     for part in (part for member in members for part in member.parts):
         result = next(results)
@@ -85,7 +70,7 @@ def assert_same(
     packer: str = "default",
     foldable: Callable[[fx.Node], bool] = lambda cast: True,
     sizes: Sequence[Sequence[int]] = (),
-) -> tuple[fx.Graph, Packed, Env]:
+) -> tuple[fx.Graph, Merged, Env]:
     """Merge a copy of ``graph`` and hold what it gives against what ``graph`` gives, bits, dtype, shape and strides."""
     after = copy.deepcopy(graph)
     made = packed(after, ranks, packer, foldable)

@@ -180,7 +180,7 @@ def through(program: Program, graph_module: fx.GraphModule, entries: Sequence[En
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"prefetch": 0, "defer_reduce": False},
-    {"prefetch": 2, "layout": "execution", "mixed": True},
+    {"prefetch": 2, "layout": "execution", "dtypes": "mixed"},
 )
 """Each graph goes through the pass with each of these."""
 
@@ -221,4 +221,4 @@ def run_pass(graph: fx.Graph, entries: Sequence[Entry], **options: Any) -> PassR
     forget_order(graph)
     plans = [("+".join([e] if isinstance(e, str) else e), [e] if isinstance(e, str) else list(e)) for e in entries]
     targets = by_size(graph) if options.get("by") == "size" else by_module(graph, plans, None)
-    return ManualPass(**options).run(graph, targets)
+    return ManualPass.of(**options).run(graph, targets)

@@ -199,7 +199,7 @@ def test_a_place_by_hand_that_cannot_be_had_names_the_pair(case: str) -> None:
     graph = layers().graph
     targets = by_module(graph, [(name, [name]) for name in ("embed", "layers.0", "layers.1", "layers.2")])
     with pytest.raises(PlanError) as caught:
-        ManualPass(launch_at=launch_at, wait_before=wait_before).run(graph, targets)
+        ManualPass.of(launch_at=launch_at, wait_before=wait_before).run(graph, targets)
     message = str(caught.value)
     assert "\n" not in message
     for words in says:

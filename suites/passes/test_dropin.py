@@ -121,7 +121,7 @@ def test_a_gather_of_two_dtypes_is_one_launch_if_the_mode_says_so(mode: str, lau
 @pytest.mark.parametrize("deps", [False, True])
 def test_dependencies_are_asked_of_the_pass(deps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(ManualPass, "apply", lambda self, graph, targets: asked.append(self.insert_overlap_deps))
+    monkeypatch.setattr(ManualPass, "apply", lambda self, graph, targets: asked.append(self.overlap.insert_overlap_deps))
     manual_overlap_bucketing(chain(), ["a"], deps)
     assert asked == [deps]
 

@@ -94,5 +94,5 @@ def test_one_element_of_another_stride_shares_a_launch_with_other_dtypes(pools: 
         one = made.call(aten.select.int, made.given("x", 1, 5), 1, 2)
         return [made.gather(one), *(made.gather(q) for q in made.shards("q", dtype=torch.bfloat16))]
 
-    passed = equal_with(pools, Program(world), build, mixed=True)
+    passed = equal_with(pools, Program(world), build, dtypes="mixed")
     assert len(passed.launches()) == 1

@@ -27,7 +27,7 @@ def test_members_of_several_dtypes_go_apart(pools: Pools, world: int) -> None:
 @WORLDS
 def test_members_of_several_dtypes_share_a_launch_if_asked(pools: Pools, world: int) -> None:
     """Odd element counts: what comes behind a bfloat16 member must be aligned."""
-    passed = equal_with(pools, Program(world), of_several_dtypes, mixed=True)
+    passed = equal_with(pools, Program(world), of_several_dtypes, dtypes="mixed")
     assert passed.launches() == ["all_gather_into_tensor"]
     assert passed.report.buckets[0].dtype.count("+") == 4
 
@@ -38,7 +38,7 @@ def test_reductions_of_several_dtypes_never_share_a_launch(pools: Pools, world: 
         nodes = [*made.fulls("xy"), *made.fulls("uv", dtype=torch.bfloat16)]
         return [f(node) for f in (made.reduce, made.all_reduce) for node in nodes]
 
-    assert len(equal_with(pools, Program(world), build, mixed=True).launches()) == 4
+    assert len(equal_with(pools, Program(world), build, dtypes="mixed").launches()) == 4
 
 
 @WORLDS
@@ -49,9 +49,9 @@ def test_a_cap_counts_the_larger_side_of_a_launch(pools: Pools, world: int) -> N
         return [*(made.gather(p) for p in made.shards("pqrst")), *(made.reduce(x) for x in made.fulls("uvxyz"))]
 
     cap = 2 * 24 * world / (1 << 20)
-    passed = equal_with(pools, Program(world), build, caps_mb=(cap,))
+    passed = equal_with(pools, Program(world), build, cap_mb=(cap,))
     assert sorted(len(bucket.members) for bucket in passed.report.buckets) == [1, 1, 2, 2, 2, 2]
-    assert len(equal_with(pools, Program(world), build, caps_mb=(cap * 0.999,)).launches()) == 10
+    assert len(equal_with(pools, Program(world), build, cap_mb=(cap * 0.999,)).launches()) == 10
 
 
 @WORLDS
@@ -60,7 +60,7 @@ def test_neighbours_fill_buckets_without_a_plan(pools: Pools, world: int) -> Non
         return [made.gather(p) for p in made.shards("pqrstuvw")]
 
     size = 24 * world / (1 << 20)
-    passed = equal_with(pools, Program(world), build, by="size", caps_mb=(size, 2 * size, 4 * size))
+    passed = equal_with(pools, Program(world), build, by="size", cap_mb=(size, 2 * size, 4 * size))
     assert [len(bucket.members) for bucket in passed.report.buckets] == [1, 2, 4, 1]
 
 

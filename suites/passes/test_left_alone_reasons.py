@@ -18,7 +18,7 @@ from pytest_fxbucket.passes.targets import LeftAlone, by_module, by_parameter
 
 def left_alone(gm: fx.GraphModule, *entries: str, **options: Any) -> list[LeftAlone]:
     targets = by_module(gm.graph, [(entry, [entry]) for entry in entries], None)
-    return list(ManualPass(**options).run(gm.graph, targets).left_alone)
+    return list(ManualPass.of(**options).run(gm.graph, targets).left_alone)
 
 
 def said(gm: fx.GraphModule, *entries: str, **options: Any) -> list[tuple[str, str]]:

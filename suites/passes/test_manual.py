@@ -17,7 +17,7 @@ from bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, pass
 
 from pytest_fxbucket.graph.buckets import Bucket
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.passes.registry import manual_pass
+from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +157,8 @@ def test_on_its_own_output_it_changes_nothing(case: str, options: dict[str, Any]
     graph = copy.deepcopy(outcome.graph)
     entries = {fqn: bucket.entry for bucket in outcome.report.buckets for fqn in bucket.members}
     targets = by_parameter(graph, outcome.after, outcome.step.inputs["joint"], entries)
-    manual = manual_pass(plan_of(case, **options))
+    plan = plan_of(case, **options)
+    manual = ManualPass(plan.bucket, plan.overlap)
     report = manual.run(graph, targets)
     assert report.left_alone == ()
     said = [[replace(bucket, splits=(), launches_before=1) for bucket in one.buckets] for one in (report, outcome.report)]

@@ -25,7 +25,7 @@ def scheduled(*, backward: bool = False, modules: tuple[str, ...] = MODULES, **o
     gm = chain(modules, backward=backward)
     uses = {node.name: f"use {node.meta['nn_module_stack'].popitem()[0]}" for node in gm.graph.nodes if _is_compute(node)}
     targets = by_module(gm.graph, [(name, [name]) for name in modules], None)
-    report = ManualPass(**options).run(gm.graph, targets)
+    report = ManualPass.of(**options).run(gm.graph, targets)
     events: list[str] = []
     for node in gm.graph.nodes:
         kind = collectives.launch_kind(node)
@@ -92,7 +92,7 @@ def captured(case: str, **options: Any) -> list[str]:
     graph = copy.deepcopy(before.step.graphs["joint"].graph)
     entry_of = {fqn: bucket.entry for bucket in before.report.buckets for fqn in bucket.members}
     targets = by_parameter(graph, before.before, before.step.inputs["joint"], entry_of)
-    ManualPass(**options).run(graph, targets)
+    ManualPass.of(**options).run(graph, targets)
     reading = read_graph(graph, before.step.inputs["joint"], before.step.outputs["joint"])
     events = [(where, f"use {entry_of[fqn]}") for where, direction, fqn in reading.computes if direction == "backward"]
     for bucket in reading.buckets:

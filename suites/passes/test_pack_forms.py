@@ -217,12 +217,15 @@ def test_fake_values_say_what_the_nodes_hold(form: str) -> None:
     else:
         tensors = [made.given(f"p{i}", *shape) for i, shape in enumerate([(2, 5), (2, 3), (4,)])]
     after, built, env = assert_same(returning(made, *launched(made, form, tensors)), 2)
-    for node in (*built.pack, built.launch, built.wait, *built.unpack):
+    for node in (*built.pack, built.launch, built.waits[0], *built.unpack):
         for fake, real in zip(collectives.tensors(node.meta["val"]), collectives.tensors(env[node][0]), strict=True):
             assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride()), node
             if node not in built.results:
                 assert fake.storage_offset() == real.storage_offset(), node
-    for nodes in (built.pack, [node for node in (built.wait, *built.unpack) if form == "gather" or node not in built.results]):
+    for nodes in (
+        built.pack,
+        [node for node in (built.waits[0], *built.unpack) if form == "gather" or node not in built.results],
+    ):
         assert _sharing(nodes, None) == _sharing(nodes, env)
     makers = [node for node in after.nodes if node.target is not getitem]  # that gives the very tensor which a list holds
     objects = [id(value) for node in makers for value in collectives.tensors(node.meta.get("val"))]
@@ -245,7 +248,7 @@ def test_a_merged_node_says_its_entry_and_sources_and_the_modules_of_all_members
     members = targets(graph, 2, "backward")
     with graph.inserting_before(graph.output_node()):
         built = build(graph, members, foldable=lambda cast: True)
-    for node in (*built.pack, built.launch, built.wait, *built.unpack):
+    for node in (*built.pack, built.launch, built.waits[0], *built.unpack):
         assert [source.name for source in node.meta["from_node"]] == [member.launch.name for member in members]
         stacks = [member.launch.meta["fwd_nn_module_stack"] for member in members]
         assert {key: node.meta[key] for key in node.meta if key not in ("val", "from_node")} == {

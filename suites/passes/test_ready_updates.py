@@ -143,7 +143,7 @@ def test_a_graph_without_update_says_so() -> None:
 
 def test_by_size_an_update_follows_the_last_bucket_that_it_needs() -> None:
     step = WholeStep(kind="foreach")
-    one = passed(step, by="size", caps_mb=(1e-9,))
+    one = passed(step, by="size", cap_mb=(1e-9,))
     waited = updating(one.graph, step)
     assert waited.index("update c") < waited.index("wait a")
 

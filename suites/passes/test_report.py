@@ -94,7 +94,7 @@ def test_what_keeps_the_order_names_an_entry_and_all_members(launch_at: dict[str
     targets = by_module(gm.graph, [(entry, [entry]) for entry in "abc"], None)
     single = tuple(target for target in targets.planned if "scale" not in target.fqns[0])
     options = {"insert_overlap_deps": True, "launch_at": launch_at}
-    ManualPass(**options).run(gm.graph, replace(targets, planned=single))
+    ManualPass.of(**options).run(gm.graph, replace(targets, planned=single))
     new = [node for node in gm.graph.nodes if node not in before]
     assert any("after" in str(node.target) for node in new)
     for node in new:

@@ -12,10 +12,11 @@ from hand_made import COLUMNS, RANKS, ROWS, HandMade, aten, c10d, chain
 from torch import fx
 
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.grouping import Rules, grouping_of
+from pytest_fxbucket.passes.grouping import grouping_of
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport, remedy, sentence
 from pytest_fxbucket.passes.targets import by_module, by_size
+from pytest_fxbucket.plan.tables import Bucket
 
 SHARD = ROWS * COLUMNS * 4 * RANKS
 FULL = (ROWS * RANKS, COLUMNS)
@@ -23,7 +24,7 @@ FULL = (ROWS * RANKS, COLUMNS)
 
 def report_of(gm: fx.GraphModule, *entries: str, **options: Any) -> PassReport:
     targets = by_module(gm.graph, [(entry, [entry]) for entry in entries], None) if entries else by_size(gm.graph)
-    return ManualPass(**options).run(gm.graph, targets)
+    return ManualPass.of(**options).run(gm.graph, targets)
 
 
 def said(report: PassReport) -> list[list[str]]:
@@ -50,9 +51,9 @@ def test_a_bucket_that_nothing_parted_has_no_reason() -> None:
 
 
 def test_merging_that_is_off_is_the_reason() -> None:
-    report = report_of(chain(("a",)), "a", merging=False)
+    report = report_of(chain(("a",)), "a", enabled=False)
     assert said(report) == [["merging is off (bucket.enabled = false)"]] * 2
-    assert said(report_of(gathered_once(), "a", merging=False)) == [[]], "alone it was apart from nothing"
+    assert said(report_of(gathered_once(), "a", enabled=False)) == [[]], "alone it was apart from nothing"
 
 
 def gathered_once() -> fx.GraphModule:
@@ -100,7 +101,7 @@ def test_two_devices_are_said() -> None:
     made = HandMade()
     gm = made.returns(gathered(made, "p"), gathered(made, "q"))
     first, second = by_module(gm.graph, [("a", ["a"])], None).planned
-    found = grouping_of(order_of(gm.graph), [first, replace(second, device="cuda:1")], Rules(), ["a"])
+    found = grouping_of(order_of(gm.graph), [first, replace(second, device="cuda:1")], Bucket(), ["a"])
     (split,) = found.splits[1]
     assert sentence(split, "all_gather") == "it is on cuda:1, others of its entry on cpu"
 
@@ -129,7 +130,7 @@ def test_a_launch_that_carries_several_dtypes_already_is_said() -> None:
 
 def test_a_bucket_of_an_earlier_run_is_said() -> None:
     gm = chain(("a",))
-    one_each = {"caps_mb": (SHARD / (1 << 20),)}
+    one_each = {"cap_mb": (SHARD / (1 << 20),)}
     report_of(gm, "a", **one_each)
     assert said(report_of(gm, "a")) == [["what an earlier run made a bucket stays as it is"]] * 2
 
@@ -137,7 +138,7 @@ def test_a_bucket_of_an_earlier_run_is_said() -> None:
 def test_a_cap_is_said_with_its_figures_and_what_would_be_enough() -> None:
     cap = 2 * SHARD / (1 << 20)
     made = HandMade()
-    report = report_of(made.returns(*(gathered(made, name) for name in "pqr")), "a", caps_mb=(cap,))
+    report = report_of(made.returns(*(gathered(made, name) for name in "pqr")), "a", cap_mb=(cap,))
     sentences = f"cap_mb = {cap:g} (192 bytes) is reached: 192 bytes, and r would add 96"
     assert [bucket.members for bucket in report.buckets] == [("p", "q"), ("r",)]
     assert said(report) == [[sentences], [sentences]]
@@ -148,14 +149,14 @@ def test_a_cap_is_said_with_its_figures_and_what_would_be_enough() -> None:
 
 def test_a_member_above_the_cap_is_said() -> None:
     made = HandMade()
-    report = report_of(made.returns(*(gathered(made, name) for name in "pq")), "a", caps_mb=(SHARD / (1 << 21),))
+    report = report_of(made.returns(*(gathered(made, name) for name in "pq")), "a", cap_mb=(SHARD / (1 << 21),))
     assert [line[0].partition(", above")[0] for line in said(report)] == ["p alone has 96 bytes", "q alone has 96 bytes"]
 
 
 def test_by_size_the_cap_of_each_bucket_is_said() -> None:
     made = HandMade()
     caps = (SHARD / (1 << 20), 2 * SHARD / (1 << 20))
-    report = report_of(made.returns(*(gathered(made, name) for name in "pqrs")), by="size", caps_mb=caps)
+    report = report_of(made.returns(*(gathered(made, name) for name in "pqrs")), by="size", cap_mb=caps)
     assert [bucket.members for bucket in report.buckets] == [("p",), ("q", "r"), ("s",)]
     assert [line[0].partition(": ")[2] for line in said(report)] == [
         "96 bytes, and q would add 96",

@@ -88,7 +88,7 @@ def test_two_steps_in_one_graph(pools: Pools, world: int) -> None:
         y = step.forward()
         step.backwards(y)
         step.updates()
-    passed = equal(pools, step, [y], step.names, (*SETTINGS, {"merging": False}))
+    passed = equal(pools, step, [y], step.names, (*SETTINGS, {"enabled": False}))
     assert len(passed.launches()) == 18
 
 
@@ -250,6 +250,6 @@ def test_symbolic_sizes_stay_right_at_other_sizes(pools: Pools, world: int, size
         {str(s) for n in traced.graph.find_nodes(op="placeholder") for s in n.meta["val"].shape if not isinstance(s, int)}
     )
     given = dict(zip(symbols, sizes.values(), strict=False))
-    passed = through(made, traced, by="size", caps_mb=(1.0,))
+    passed = through(made, traced, by="size", cap_mb=(1.0,))
     assert len(passed.launches()) == 3
     assert compare(pools, traced, passed.after, world, sizes=given) == []

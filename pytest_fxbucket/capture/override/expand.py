@@ -17,7 +17,7 @@ from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.graph.ops import written_arguments
+from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.storages import base
 
 Hold = Callable[[torch.Tensor], str]

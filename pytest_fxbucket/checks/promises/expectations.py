@@ -10,6 +10,8 @@ from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.key_forms import Asked
 from pytest_fxbucket.plan.selectors import entry_by_parameter
+from pytest_fxbucket.plan.tables import Bucket as BucketTable
+from pytest_fxbucket.plan.tables import Overlap
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -35,26 +37,13 @@ class Expectations:
     own_dtype: Mapping[str, torch.dtype]
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
-    merged: bool
-    layout: str
-    prefetch: int
-    defer_reduce: bool
     reshard_after_forward: Asked
+    bucket: BucketTable = field(default_factory=BucketTable)
+    overlap: Overlap = field(default_factory=Overlap)
     is_traced_here: bool = True
     """Otherwise what is gathered again, if the plan does not say, is what was before the pass."""
-    mixed: bool = False
-    """One all-gather may carry several dtypes."""
-    by: str = "plan"
-    """plan or size."""
-    caps: tuple[float, ...] = (0.0,)
-    """In 2**20 bytes: of each entry's launches in turn (by size: of each launch), the last for the rest; 0: none."""
     entries: tuple[str, ...] = ()
     """In the plan's order."""
-    own_gather_group: bool = False
-    updates: str = "last"
-    """last, or ready: each update stands right behind the wait for the last reduction that it needs."""
-    launch_at: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    wait_before: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ranks_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each process group, by its name, as far as they are known."""
 
@@ -64,7 +53,7 @@ class Expectations:
 
     def is_planned(self, fqn: str) -> bool:
         """Whether the plan says anything of the parameter ``fqn``; by size it does of all."""
-        return self.by == "size" or fqn in self.entry_of
+        return self.bucket.by == "size" or fqn in self.entry_of
 
 
 def promise_of(
@@ -81,20 +70,11 @@ def promise_of(
         own_dtype={parameter.fqn: parameter.dtype for parameter in parameters},
         param_dtype=dtype_named(plan.parallel.param_dtype),
         reduce_dtype=dtype_named(plan.parallel.reduce_dtype),
-        merged=plan.bucket.enabled,
-        layout=plan.bucket.layout,
-        prefetch=plan.overlap.prefetch,
-        defer_reduce=plan.overlap.defer_reduce,
+        bucket=plan.bucket,
+        overlap=plan.overlap,
         reshard_after_forward=plan.parallel.reshard_after_forward,
         is_traced_here=plan.graph is None,
-        mixed=plan.bucket.dtypes == "mixed",
-        by=plan.bucket.by,
-        caps=plan.bucket.cap_mb,
         entries=tuple(entry.name for entry in resolution.entries),
-        own_gather_group=plan.overlap.gather_group == "own",
-        updates=plan.overlap.updates,
-        launch_at=plan.overlap.launch_at,
-        wait_before=plan.overlap.wait_before,
         ranks_of=ranks_of or {},
     )
 
@@ -125,7 +105,7 @@ def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[
     stages: dict[str, list[Bucket]] = {}
     for bucket in sorted(buckets, key=when):
         entries = [promise.entry_of.get(fqn, "") for fqn in bucket.fqns]
-        if promise.by == "size":
+        if promise.bucket.by == "size":
             entries = [f"of {some(bucket.fqns)}"]
         for entry in dict.fromkeys(entries):
             if entry and bucket.wait is not None:

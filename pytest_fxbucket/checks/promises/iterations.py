@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.update_provenance import reductions_of
-from pytest_fxbucket.graph.updates import UPDATED, ancestors
+from pytest_fxbucket.graph.updates import UPDATED
+from pytest_fxbucket.graph.walks import ancestors
 from pytest_fxbucket.words import some, times
 
 if TYPE_CHECKING:

@@ -88,7 +88,12 @@ def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, 
         yield f"is squeezed through {_through(member.precision)} on its way, expected {dtype_name(wanted)}"
     if bucket.op != old.op:
         yield f"reduces by {bucket.op}, expected {old.op}"
-    own = promise.own_gather_group and bucket.kind == "all_gather" and promise.is_planned(member.fqn) and not old.apart
+    own = (
+        promise.overlap.gather_group == "own"
+        and bucket.kind == "all_gather"
+        and promise.is_planned(member.fqn)
+        and not old.apart
+    )
     if own and bucket.group != twin_name(old.group):
         yield 'does not run on a process group of its own, though gather_group = "own"'
     elif not own and bucket.group != old.group:
@@ -147,7 +152,7 @@ def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis
 
     Updates that are to stand where they are ready must move.
     """
-    free = captured.updating_names if promise.updates == "ready" else frozenset[str]()
+    free = captured.updating_names if promise.overlap.updates == "ready" else frozenset[str]()
     before, after = ([name for name in one.names if name not in free] for one in (captured, passed))
     moved, counted = displaced(before, after)
     if counted > len(before) // 2 and moved > max(counted * MOST_DISPLACED, 4):

@@ -125,10 +125,10 @@ def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list
 
 
 def _key(promise: Expectations, bucket: Bucket) -> _Key:
-    entries = {"" if promise.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
+    entries = {"" if promise.bucket.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
     entry = entries.pop() if len(entries) == 1 else None
-    merged = promise.merged and entry is not None and not bucket.apart and promise.ranks(bucket) != 1
-    several = promise.mixed and bucket.kind == "all_gather"
+    merged = promise.bucket.enabled and entry is not None and not bucket.apart and promise.ranks(bucket) != 1
+    several = promise.bucket.dtypes == "mixed" and bucket.kind == "all_gather"
     merged = merged and (several or bucket.dtype is not None)
     dtype = "several" if several and merged else str(bucket.dtype)
     name = " & ".join(bucket.fqns)
@@ -139,12 +139,12 @@ def _key(promise: Expectations, bucket: Bucket) -> _Key:
 
 def _capped(promise: Expectations, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
     """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration."""
-    if promise.by == "plan":
+    if promise.bucket.by == "plan":
         turn = promise.entries.index(name) if name in promise.entries else 0
-        caps = [promise.caps[min(turn, len(promise.caps) - 1)]]
+        caps = [promise.bucket.cap_mb[min(turn, len(promise.bucket.cap_mb) - 1)]]
         buckets = _laid_out(promise, buckets, place)
     else:
-        caps = list(promise.caps)
+        caps = list(promise.bucket.cap_mb)
     part: list[Bucket] = []
     parts = size = 0
     for bucket in buckets:
@@ -158,7 +158,7 @@ def _capped(promise: Expectations, name: str, buckets: Sequence[Bucket], place: 
 
 
 def _laid_out(promise: Expectations, buckets: Sequence[Bucket], place: Mapping[str, int]) -> list[Bucket]:
-    if promise.layout != "registration":
+    if promise.bucket.layout != "registration":
         return list(buckets)
     return sorted(buckets, key=lambda bucket: min(place[fqn] for fqn in bucket.fqns))
 
@@ -263,7 +263,7 @@ class _Launches:
             yield f"{one.label}: its launch carries {some(many)} twice"
         elif not foreign and sorted(have) == sorted(members) and have != list(members):
             at = next(i for i, (x, y) in enumerate(zip(have, members, strict=True)) if x != y)
-            order = self.promise.layout
+            order = self.promise.bucket.layout
             yield f"{one.label}: member {at} of the layout is {have[at]}, expected {members[at]} ({order} order)"
         yield from _gaps(bucket, one)
 

@@ -34,7 +34,7 @@ def memory_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
                 name = promise.entry_of.get(key[1], key[1])
                 yield (
                     f"{direction} compute of {name} has {now} gathered bytes alive, {then} before the pass: "
-                    f"prefetch = {promise.prefetch} allows {most} more"
+                    f"prefetch = {promise.overlap.prefetch} allows {most} more"
                 )
                 break
 
@@ -87,8 +87,10 @@ class _Round:
         self.last = max((member.last_use or 0 for bucket in buckets for member in bucket.members), default=0)
         """Where the last of what it gathers is read."""
         sizes = [sum(bucket.bytes for bucket in stage) for stage in stages.values()]
-        by_hand = sum(size for name, size in zip(stages, sizes, strict=True) if name in promise.launch_at.get(direction, {}))
-        self.sums = [sum(sizes[i : i + promise.prefetch + 1]) + by_hand for i in range(len(sizes))] or [0]
+        by_hand = sum(
+            size for name, size in zip(stages, sizes, strict=True) if name in promise.overlap.launch_at.get(direction, {})
+        )
+        self.sums = [sum(sizes[i : i + promise.overlap.prefetch + 1]) + by_hand for i in range(len(sizes))] or [0]
 
     def at(self, where: int) -> int:
         return self.sums[max(bisect_right(self.begins, where) - 1, 0)]

@@ -65,22 +65,22 @@ def _prefetching(
         free = _free(promise, stages, name, direction)
         was_bound = any(bucket.blocked >= 0 for bucket in old.get(name, []))
         what = _gather(name, direction, number)
-        ahead = marks[names[max(0, index - promise.prefetch)]]
-        if promise.prefetch and any(
+        ahead = marks[names[max(0, index - promise.overlap.prefetch)]]
+        if promise.overlap.prefetch and any(
             ahead.place < bucket.launch and not (was_bound and bucket.blocked >= ahead.place) for bucket in free
         ):
-            yield f"{what} is launched after {ahead.words}: prefetch = {promise.prefetch} is not reached"
-        early = names[max(0, index - promise.prefetch - 1)]
-        if index > promise.prefetch and any(bucket.launch < marks[early].place for bucket in free):
+            yield f"{what} is launched after {ahead.words}: prefetch = {promise.overlap.prefetch} is not reached"
+        early = names[max(0, index - promise.overlap.prefetch - 1)]
+        if index > promise.overlap.prefetch and any(bucket.launch < marks[early].place for bucket in free):
             was = [bucket.launch for bucket in old.get(name, [])]
             if not was or early not in were or min(was) > were[early].place:
-                yield f"{what} is launched before {marks[early].words}: earlier than prefetch = {promise.prefetch}"
+                yield f"{what} is launched before {marks[early].words}: earlier than prefetch = {promise.overlap.prefetch}"
 
 
 def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direction: Direction, number: int) -> Marks:
     """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
     waits = {name: Mark(f"the wait for {name}", _first_wait(stage)) for name, stage in stages.items()}
-    if direction == "forward" or not waits or promise.by == "size":
+    if direction == "forward" or not waits or promise.bucket.by == "size":
         return waits
     first = min(mark.place for mark in waits.values())
     entries = {of: dict.fromkeys(_entries_in(promise, of_kind(reading, of, "all_gather"))) for of in DIRECTIONS}
@@ -102,7 +102,7 @@ def _over_other_direction(
 ) -> Iterator[str]:
     """A round begins where it began: what it launches first stays behind the other direction's compute."""
     began = min((bucket.launch for stage in before.values() for bucket in stage), default=0)
-    for name in list(stages)[: promise.prefetch + 1]:
+    for name in list(stages)[: promise.overlap.prefetch + 1]:
         free = _free(promise, stages, name, direction)
         launched = min((bucket.launch for bucket in free), default=began)
         over = [(of, fqn) for of, fqn, _ in hidden.before_and_no_more(began, launched) if of != direction]
@@ -113,7 +113,7 @@ def _over_other_direction(
 
 def _free(promise: Expectations, stages: Stages, name: str, direction: Direction) -> list[Bucket]:
     """Launches of the stage ``name``, unless the user placed them."""
-    return [] if name in promise.launch_at.get(direction, {}) else stages[name]
+    return [] if name in promise.overlap.launch_at.get(direction, {}) else stages[name]
 
 
 def _gather(name: str, direction: Direction, number: int) -> str:
@@ -183,14 +183,14 @@ def _deferring(promise: Expectations, captured: GraphAnalysis, passed: GraphAnal
         in_order = sorted(stages.items(), key=lambda item: max(bucket.launch for bucket in item[1]))
         for (name, stage), (following, next_stage) in pairwise(in_order):
             launched = max(other.launch for other in next_stage)
-            for bucket in stage if name not in promise.wait_before.get("backward", {}) else []:
+            for bucket in stage if name not in promise.overlap.wait_before.get("backward", {}) else []:
                 was_bound = any((bucket.kind, bucket.level, fqn) in bound for fqn in bucket.fqns)
                 if bucket.wait is None or (was_bound and bucket.needed is not None and bucket.needed <= launched):
                     continue
                 what = f"entry {name}, backward {bucket.kind}"
-                if promise.defer_reduce and bucket.wait < launched:
+                if promise.overlap.defer_reduce and bucket.wait < launched:
                     yield f"{what} is waited for before {following} launches its reduction: it is not deferred"
-                if not promise.defer_reduce and bucket.wait > launched:
+                if not promise.overlap.defer_reduce and bucket.wait > launched:
                     yield f"{what} is waited for after {following} launches its reduction, but defer_reduce = false"
 
 
@@ -218,13 +218,13 @@ def placing_problems(promise: Expectations, passed: GraphAnalysis) -> Iterator[s
     """Launches of ``launch_at``, and waits of ``wait_before``, that do not stand right before the compute they name."""
     for direction in DIRECTIONS:
         here = [bucket for bucket in passed.buckets if bucket.direction == direction]
-        for entry, other in sorted(promise.launch_at.get(direction, {}).items()):
+        for entry, other in sorted(promise.overlap.launch_at.get(direction, {}).items()):
             gathers = [b for b in here if b.kind == "all_gather" and _is_of(promise, b.fqns, entry)]
             for number, buckets in by_round(gathers).items() or {0: gathers}.items():
                 what = f"entry {entry}, {direction} all_gather{of_round(number)} is not launched"
                 starts = starts_of(promise, passed, direction, other, number)
                 yield from _misplaced(promise, passed, starts, (direction, other), [b.launch for b in buckets], what)
-        for entry, other in sorted(promise.wait_before.get(direction, {}).items()):
+        for entry, other in sorted(promise.overlap.wait_before.get(direction, {}).items()):
             reductions = [b for b in here if b.kind in REDUCTIONS and _is_of(promise, b.fqns, entry)]
             last = max((bucket.level for bucket in reductions), default=0)
             waits = [bucket.wait for bucket in reductions if bucket.wait is not None and bucket.level == last]

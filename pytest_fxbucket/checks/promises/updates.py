@@ -21,7 +21,7 @@ def update_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
     yield from _early_writes(captured, passed)
     if not passed.problems:
         yield from _made_of(captured, passed)
-    if promise.updates == "ready":
+    if promise.overlap.updates == "ready":
         yield from _late(promise, passed)
     elif not list(_among_reductions(promise, captured)):
         yield from _among_reductions(promise, passed)
@@ -126,6 +126,6 @@ def _others(promise: Expectations, reading: GraphAnalysis) -> list[tuple[int, st
 
 
 def _entry(promise: Expectations, fqns: Sequence[str]) -> str:
-    if promise.by == "size":
+    if promise.bucket.by == "size":
         return some(list(fqns))
     return " & ".join(dict.fromkeys(promise.entry_of.get(fqn, fqn) for fqn in fqns if fqn))

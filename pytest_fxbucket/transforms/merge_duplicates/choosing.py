@@ -12,7 +12,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.updates import made_of
+from pytest_fxbucket.graph.walks import made_of, writers_in
 from pytest_fxbucket.passes.new_nodes import has_numbers
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
@@ -180,7 +180,7 @@ class Turns:
         self._turns: list[Turn] = []
         counts: dict[Side, int] = {"forward": 0, "backward": 0}
         losses = _losses(order, outputs)
-        needed = made_of(losses[0].graph, losses) if losses else set()
+        needed = made_of(losses, writers_in(losses[0].graph)) if losses else set()
         is_marked = any(direction_of(node) == "backward" for node in order.nodes)
         for index, node in enumerate(order.nodes):
             side = _side(node, node in needed, bool(losses), is_marked) if computes(node) else None

@@ -67,9 +67,8 @@ def read(launch: fx.Node, writes: Writes) -> Sent:
     """``launch``, a node that launches a collective, with its waits."""
     kind = collectives.launch_kind(launch)
     assert kind is not None
-    given = collectives.sent_by(launch)
-    several = isinstance(given, (list, tuple))
-    tensors = tuple(one for one in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(one, torch.fx.Node))
+    several = isinstance(collectives.sent_by(launch), (list, tuple))
+    tensors = tuple(collectives.tensors_sent(launch))
     parts: dict[int, fx.Node] = {}
     waits: dict[int, list[fx.Node]] = {}
     early = ""

@@ -12,8 +12,9 @@ from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.graph.update_provenance import is_result, readers_of
+from pytest_fxbucket.graph.update_provenance import is_result
 from pytest_fxbucket.graph.updates import UPDATED
+from pytest_fxbucket.graph.walks import readers_of
 from pytest_fxbucket.plan.selectors import entry_by_parameter
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pytest_fxbucket.graph.collectives import waits_of
 from pytest_fxbucket.graph.compute import is_reduced
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.graph.updates import UPDATED, ancestors, readiness
+from pytest_fxbucket.graph.updates import UPDATED, readiness
+from pytest_fxbucket.graph.walks import ancestors
 from pytest_fxbucket.transforms.next_iteration.block import NAME
 
 if TYPE_CHECKING:
