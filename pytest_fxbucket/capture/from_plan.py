@@ -46,7 +46,7 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
 def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
     import torch
 
-    from pytest_fxbucket.capture.batches import first_batch
+    from pytest_fxbucket.capture.batch import first_batch
     from pytest_fxbucket.capture.model import build, fake_twins, in_modules
     from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 

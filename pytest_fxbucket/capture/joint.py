@@ -23,6 +23,7 @@ from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, blame_tp, refuse_parts, shapes_of
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, own_parameters, read_by
+from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import (
     refuse_constants,
     refuse_drawing_again,
@@ -31,7 +32,6 @@ from pytest_fxbucket.capture.refusals import (
     refuse_written_parameters,
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.capture.settled import trace_settled
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
@@ -269,7 +269,7 @@ class _JointStep:
         inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
         output = self.split.call(self.model, inputs)
         if self.whole is not None:
-            colwise = [fqn for fqn, one in self.forwards.parted.items() if one.style == "colwise"]
+            colwise = [fqn for fqn, style in self.forwards.parted.items() if style == "colwise"]
             refuse_parts(self.whole, output, colwise, self.parts.mesh.degree("tp"))
         loss: torch.Tensor = self.split.loss(self.loss, output, batch)
         refuse_other_buffers(self.model, self.buffers)

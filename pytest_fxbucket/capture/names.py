@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.modules import each_tensor
 from pytest_fxbucket.errors import PlanError
@@ -25,10 +26,26 @@ if TYPE_CHECKING:
     from torch import fx, nn
 
 
+@contextmanager
+def calls_watched(model: nn.Module, enter: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
+    """While inside, ``enter`` and ``leave`` get the FQN of each module whose forward begins, and ends or raises."""
+    handles = []
+    for fqn, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, fqn=fqn: enter(fqn)))
+        handles.append(module.register_forward_hook(lambda *_, fqn=fqn: leave(fqn), always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 class NodeNamer:
     """Follows a trace and names nodes as they appear."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph | None = None) -> None:
+        """``graph`` is what is traced; None: what make_fx traces when nodes are to be named."""
+        self._graph = graph
         self._classes = {fqn: type(module) for fqn, module in model.named_modules()}
         self._stacks: dict[str, dict[str, tuple[str, type]]] = {}
         self._stack: list[str] = [""]
@@ -63,15 +80,8 @@ class NodeNamer:
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Name what ``model`` and its children do in their forward."""
-        handles = []
-        for fqn, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda *_, fqn=fqn: self._enter(fqn)))
-            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
-        try:
+        with calls_watched(model, self._enter, lambda _: self._leave()):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextmanager
     def inside(self, fqn: str) -> Iterator[None]:
@@ -87,7 +97,7 @@ class NodeNamer:
         self.flush()
         self._note()
         self._backward = ""
-        for grad_fn in _autograd_nodes(loss.grad_fn):
+        for grad_fn in autograd_nodes([loss]):
             owner = self._owners[bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1]
             grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
 
@@ -98,12 +108,14 @@ class NodeNamer:
 
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
-        graph = tracing.current_graph()
-        node = self._last.next if self._last is not None else next(iter(graph.nodes), None)
+        node = self._last.next if self._last is not None else next(iter(self._traced().nodes), None)
         while node is not None and node.op != "root":
             self._name(node)
             self._last = node
             node = node.next
+
+    def _traced(self) -> fx.Graph:
+        return tracing.current_graph() if self._graph is None else self._graph
 
     def _enter(self, fqn: str) -> None:
         self.flush()
@@ -148,18 +160,18 @@ class NodeNamer:
         return {path: (path, self._classes[path]) for path in paths if path in self._classes}
 
 
-def _autograd_nodes(root: Any) -> list[Any]:
-    """Every autograd node that ``root`` reaches, each once."""
-    seen, queue = {root}, [root]
-    for grad_fn in queue:
-        for child, _ in grad_fn.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                queue.append(child)
-    return queue
-
-
 # Modules that entries of the plan name: units, as FSDP2 calls what shares one gather. Each gets its inputs in param_dtype.
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Other FQNs of tied parameters of ``model``, to the first ones."""
+    first = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    return {fqn: first[id(p)] for fqn, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != fqn}
+
+
+def single_selectors(entries: Iterable[Entry]) -> list[Entry]:
+    """An entry for each selector of ``entries``."""
+    return [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
 
 
 def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
@@ -167,9 +179,9 @@ def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
     modules = [fqn for fqn, _ in model.named_modules()]
     parameters = [fqn for fqn, _ in model.named_parameters(remove_duplicate=False)]
     found: dict[str, None] = {}
-    for selector in dict.fromkeys(selector for entry in entries for selector in entry.selectors):
+    for entry in dict.fromkeys(single_selectors(entries)):
         try:
-            resolved = resolve([Entry(selector, (selector,))], parameters, modules, unplanned="allow")
+            resolved = resolve([entry], parameters, modules, unplanned="allow")
         except PlanError:
             continue
         found.update(dict.fromkeys(one.name for one in resolved.entries if one.name in modules))

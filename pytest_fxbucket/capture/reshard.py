@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
 from pytest_fxbucket.graph.movement import joins, moves_data
@@ -113,11 +114,9 @@ class Resharding:
 
 def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
     """What ``plan`` asks for. Raises PlanError for a table that names no entry."""
-    own = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
-    every = list(model.named_parameters(remove_duplicate=False))
-    aliases = {fqn: own[id(parameter)] for fqn, parameter in every if own[id(parameter)] != fqn}
+    parameters, modules = [fqn for fqn, _ in model.named_parameters()], [fqn for fqn, _ in model.named_modules()]
     try:
-        entries = entries_of(plan, list(own.values()), [fqn for fqn, _ in model.named_modules()], aliases).entries
+        entries = entries_of(plan, parameters, modules, aliases_of(model)).entries
     except PlanError:  # of entries: said where they are needed, in each check
         return Resharding(plan.parallel.reshard_after_forward, {})
     try:

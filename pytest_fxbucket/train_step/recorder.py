@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -195,18 +195,11 @@ def watching_zero_grad(
     model: nn.Module, optimizers: Iterable[Optimizer], drop: Callable[[Iterable[torch.Tensor]], None]
 ) -> Iterator[None]:
     """While inside, ``zero_grad()`` of modules and optimizers tells what it drops."""
-    owners: list[Any] = [*model.modules(), *optimizers]
-    before = [vars(owner).get("zero_grad") for owner in owners]
-    for owner in owners:
-        owner.zero_grad = _telling(owner, owner.zero_grad, drop)
-    try:
+    with ExitStack() as inside:
+        owners: list[Any] = [*model.modules(), *optimizers]
+        for owner in owners:
+            inside.enter_context(patch.object(owner, "zero_grad", _telling(owner, owner.zero_grad, drop)))
         yield
-    finally:
-        for owner, own in zip(owners, before, strict=True):
-            if own is None:
-                del owner.zero_grad
-            else:
-                owner.zero_grad = own
 
 
 def _telling(owner: Any, zero_grad: Callable[..., None], drop: Callable[[Iterable[torch.Tensor]], None]) -> Callable[..., None]:
@@ -232,14 +225,8 @@ class StepNamer(NodeNamer):
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, owners: Mapping[int, str]) -> None:
-        super().__init__(model)
-        self._graph, self._parameters = graph, owners
-
-    @property
-    def failed_module(self) -> str | None:
-        """FQN of the module that the exception being handled was raised in; None if in none."""
-        error, fqn = self._raised
-        return fqn if error is not None and error is sys.exc_info()[1] else None
+        super().__init__(model, graph)
+        self._parameters = owners
 
     def is_gradient(self, node: fx.Node, fqn: str) -> None:
         """``node`` is the gradient of a parameter of the module ``fqn``."""
@@ -249,11 +236,7 @@ class StepNamer(NodeNamer):
         """Name the nodes that were added since the last call."""
         running = tracing.current_autograd_node()
         self._backward = None if running is None else self._owner(running)
-        node = self._last.next if self._last is not None else next(iter(self._graph.nodes))
-        while node.op != "root":
-            self._name(node)
-            self._last = node
-            node = node.next
+        super().flush()
 
     def _owner(self, running: object) -> str:
         accumulated = self._parameters.get(id(getattr(running, "variable", None)))

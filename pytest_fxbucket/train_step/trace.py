@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
-from pytest_fxbucket.compat.kernels import takes_fake_tensors
+from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, takes_fake_tensors
 from pytest_fxbucket.compat.tracing import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.step.roles import Value
@@ -212,7 +210,7 @@ class _Tracing:
     def _doing(self) -> str:
         if self.stepping is not None:
             return f"the step of the optimizer {type(self.stepping).__name__}"
-        module = self.namer.failed_module if sys.exc_info()[1] is not None else None
+        module = self.namer.failed
         return f"module {module}" if module else getattr(self.function, "__qualname__", "the step")
 
 

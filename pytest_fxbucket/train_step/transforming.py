@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.capture.model import fake_twin
+from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.iterations import Iterating
@@ -80,15 +81,11 @@ def _stage(transform: Transform) -> Stage:
 
 
 def _parameters(live: Live) -> tuple[Parameter, ...]:
-    aliases: dict[str, list[str]] = {fqn: [] for fqn in live.params}
-    for fqn, tensor in live.model.named_parameters(remove_duplicate=False):
-        if (first := live.fqns[id(tensor)]) != fqn:
-            aliases[first].append(fqn)
-    return tuple(
-        Parameter(fqn, tuple(aliases[fqn]), shape, shape, tensor.dtype, tensor.requires_grad, shape)
-        for fqn, tensor in live.params.items()
-        for shape in [tuple(tensor.shape)]
-    )
+    first_names, found = aliases_of(live.model), []
+    for fqn, tensor in live.params.items():
+        aliases, shape = tuple(alias for alias, first in first_names.items() if first == fqn), tuple(tensor.shape)
+        found.append(Parameter(fqn, aliases, shape, shape, tensor.dtype, tensor.requires_grad, shape))
+    return tuple(found)
 
 
 def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:

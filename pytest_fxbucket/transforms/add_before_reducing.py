@@ -19,8 +19,8 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, Maker, fake_value
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent, Writes, named, read
-from pytest_fxbucket.transforms.merge_duplicates.transform import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -110,17 +111,10 @@ class Anchors:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While inside, calling an overridden module leaves an anchor; then modules are as before, on error too."""
-        before = [(vars(one.module), vars(one.module).get("forward")) for one in self.overrides.of.values()]
-        try:
+        with ExitStack() as inside:
             for one in self.overrides.of.values():
-                vars(one.module)["forward"] = partial(self._forward, one)
+                inside.enter_context(patch.object(one.module, "forward", partial(self._forward, one)))
             yield
-        finally:
-            for own, forward in before:
-                if forward is None:
-                    del own["forward"]
-                else:
-                    own["forward"] = forward
 
     def refuse_uncalled(self) -> None:
         """Raise :class:`CaptureError` for a module that the step never called."""

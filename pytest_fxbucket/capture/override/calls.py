@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, looks_so, rebuilt, shown, written
-from pytest_fxbucket.capture.pictures import state_of
+from pytest_fxbucket.capture.python_state import state_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.words import some
 
@@ -284,18 +285,13 @@ def _refuse_remembering(key: str, module: nn.Module) -> Iterator[None]:
 def _refuse_strangers(key: str, results: Tensors, twins: Tensors) -> None:
     """Raise :class:`CaptureError` if gradients of ``results`` go to another leaf than ``twins``, where they would be lost."""
     known = {id(twin) for twin in twins}
-    queue: list[Any] = [result.grad_fn for result in results if result.grad_fn is not None]
-    seen = set(queue)
-    for grad_fn in queue:
+    for grad_fn in autograd_nodes(results):
         variable = getattr(grad_fn, "variable", None)
         if isinstance(variable, torch.Tensor) and id(variable) not in known:
             raise CaptureError(
                 f"module {fqn_of(key)} reads a parameter of shape {tuple(variable.shape)} past its module's attribute, so its "
                 "gradient would be lost; read it as the attribute that it was registered as"
             )
-        fresh = [child for child, _ in grad_fn.next_functions if child is not None and child not in seen]
-        seen.update(fresh)
-        queue.extend(fresh)
 
 
 def digest_of(tensors: Tensors) -> torch.Tensor:
