@@ -98,7 +98,7 @@ class NodeNamer:
         self._note()
         self._backward = ""
         for grad_fn in autograd_nodes([loss]):
-            owner = self._owners[bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1]
+            owner = self._owner(grad_fn)
             grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
 
     def end_backward(self) -> None:
@@ -108,14 +108,12 @@ class NodeNamer:
 
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
-        node = self._last.next if self._last is not None else next(iter(self._traced().nodes), None)
+        graph = self._graph or tracing.current_graph()
+        node = self._last.next if self._last is not None else next(iter(graph.nodes), None)
         while node is not None and node.op != "root":
             self._name(node)
             self._last = node
             node = node.next
-
-    def _traced(self) -> fx.Graph:
-        return tracing.current_graph() if self._graph is None else self._graph
 
     def _enter(self, fqn: str) -> None:
         self.flush()
@@ -135,6 +133,11 @@ class NodeNamer:
         self._numbers.append(tracing.next_autograd_number())
         self._owners.append(self._stack[-1])
 
+    def _owner(self, grad_fn: Any) -> str:
+        """FQN of the module in whose forward ``grad_fn`` was made."""
+        place = bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1
+        return self._owners[place] if place >= 0 else ""
+
     def _enter_backward(self, owner: str) -> None:
         self.flush()
         self._backward = owner
@@ -151,13 +154,10 @@ class NodeNamer:
     def _module_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
         """One for all nodes of a module."""
         if fqn not in self._stacks:
-            self._stacks[fqn] = self._new_stack(fqn)
+            parts = fqn.split(".") if fqn else []
+            paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
+            self._stacks[fqn] = {path: (path, self._classes[path]) for path in paths if path in self._classes}
         return self._stacks[fqn]
-
-    def _new_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
-        parts = fqn.split(".") if fqn else []
-        paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
-        return {path: (path, self._classes[path]) for path in paths if path in self._classes}
 
 
 # Modules that entries of the plan name: units, as FSDP2 calls what shares one gather. Each gets its inputs in param_dtype.
