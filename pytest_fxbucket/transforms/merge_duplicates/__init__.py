@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Told
-from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Left, MergeChoice, choose
+from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, labelled
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
@@ -39,13 +39,17 @@ def merge(graph: fx.Graph, kept: fx.Node, again: Sent, copied: bool) -> None:
     """
     for part, waits in again.waits.items():
         taken = again.parts.get(part)
-        own = _waits_for(kept, None if taken is None else part)
+        holders = [kept] if taken is None else [n for n in kept.users if n.target is getitem and n.args[1] == part]
+        own = [user for holder in holders for user in holder.users if collectives.is_wait(user)]
         if not own and taken is not None:  # nobody had taken this part of the first one yet
             taken.replace_input_with(again.launch, kept)
             continue
         wait = min(own)
-        if waits[0] < wait:
-            _move_up(wait, waits[0])
+        if waits[0] < wait:  # up it goes, with the part of a coalesced launch that it waits for
+            (source,) = wait.all_input_nodes
+            if waits[0] < source:
+                waits[0].prepend(source)
+            waits[0].prepend(wait)
         for other in reversed(waits):
             with graph.inserting_before(other):
                 other.replace_all_uses_with(_result(graph, wait, other, copied))
@@ -77,20 +81,6 @@ def _is_idle(node: fx.Node) -> bool:
     return node.op == "get_attr" or (node.op == "call_function" and not acts)
 
 
-def _waits_for(launch: fx.Node, part: int | None) -> list[fx.Node]:
-    """Waits for ``launch``, or for the ``part`` of a coalesced one."""
-    holders = [launch] if part is None else [n for n in launch.users if n.target is getitem and n.args[1] == part]
-    return [user for holder in holders for user in holder.users if collectives.is_wait(user)]
-
-
-def _move_up(wait: fx.Node, place: fx.Node) -> None:
-    """Let ``wait`` stand right before ``place``, with the part of a coalesced launch that it waits for."""
-    (source,) = wait.all_input_nodes
-    if place < source:
-        place.prepend(source)
-    place.prepend(wait)
-
-
 def _result(graph: fx.Graph, wait: fx.Node, other: fx.Node, copied: bool) -> fx.Node:
     """What the readers of the wait ``other`` are to read: what ``wait`` gives, or a copy of it, in the shape of ``other``."""
     is_same = form_of(wait) == form_of(other)
@@ -119,7 +109,7 @@ def merge_duplicates(step: StepGraph, state: dict[str, torch.Tensor], *, again: 
     each microbatch. ``again`` merges that, too: True all of it, ``"backward"`` within a microbatch, ``"microbatches"`` within
     forward and within backward. Raises :class:`PlanError` for another ``again``.
     """
-    if not any(again is known or (isinstance(known, str) and again == known) for known in _choices()):
+    if not any(again is known or (isinstance(known, str) and again == known) for known in get_args(Again)):
         raise PlanError(f'{NAME}: again is {again!r}, expected true, false, "backward" or "microbatches"')
     done: list[str] = []
     left: list[tuple[str, str]] = []
@@ -131,31 +121,24 @@ def merge_duplicates(step: StepGraph, state: dict[str, torch.Tensor], *, again: 
     return replace(step, told=(*step.told, Told(NAME, tuple(done), tuple(left))))
 
 
-def _choices() -> Sequence[object]:
-    return get_args(Again)
-
-
 def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list[tuple[str, str]]]:
     """What was merged in the graph of ``phase``, and what was not, with why."""
     graph_module = step.graphs[phase]
     graph = graph_module.graph
-    choice = choose(order_of(graph), step.outputs[phase], again)
+    kept, not_merged = Duplicates(order_of(graph), step.outputs[phase], again).chosen()
     labels = Labels(graph, step.inputs[phase], step.outputs[phase])
-    done, left = list(_done(choice, labels)), list(_left(choice.left, labels))
-    for kept in choice.kept:
-        for sent, copied in kept.merged:
-            merge(graph, kept.sent.launch, sent, copied)
-    if choice.kept:
+    done, left = [], list(_left(not_merged, labels))
+    for one in kept:
+        copies = sum(copied for _, copied in one.merged)
+        said = f", copied {copies} times as the graph gives it out" if copies > 1 else ""
+        said = ", copied once as the graph gives it out twice" if copies == 1 else said
+        done.append(f"{labels.of(one.sent.launch)}: {len(one.merged) + 1} launches are 1{said}")
+    for one in kept:
+        for sent, copied in one.merged:
+            merge(graph, one.sent.launch, sent, copied)
+    if kept:
         graph_module.recompile()
     return done, left
-
-
-def _done(choice: MergeChoice, labels: Labels) -> Iterator[str]:
-    for kept in choice.kept:
-        copies = sum(copied for _, copied in kept.merged)
-        copied = f", copied {copies} times as the graph gives it out" if copies > 1 else ""
-        copied = copied or (", copied once as the graph gives it out twice" if copies else "")
-        yield f"{labels.of(kept.sent.launch)}: {len(kept.merged) + 1} launches are 1{copied}"
 
 
 def _left(left: Sequence[Left], labels: Labels) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The transformation itself: which blocks move, whether they may, and the three graphs that come of it."""
+"""Moves the reduction and the update of entries into the next iteration: set-up, steady and clean-up graphs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pytest_fxbucket.passes.keep_order import AFTER, without_kept_order
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter, resolve
 from pytest_fxbucket.step.roles import Told
-from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions
+from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions, refuse_illegal
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
-from pytest_fxbucket.transforms.next_iteration.legal import refuse_illegal
-from pytest_fxbucket.transforms.next_iteration.steady import Hidden, place_late
+from pytest_fxbucket.transforms.next_iteration.steady import place_late
 from pytest_fxbucket.transforms.traits import BUCKET, transformation
 
 if TYPE_CHECKING:
@@ -47,7 +46,11 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
     if graph_module is None or len(step.graphs) != 1:
         raise PassError(f"{NAME}: the step has graphs {', '.join(step.graphs)}; one graph of the whole step is expected")
     graph = graph_module.graph
-    _refuse_kept_order(graph)
+    if without_kept_order(graph) is not graph:
+        raise PassError(
+            f"{NAME}: the graph keeps its order by operators of its own ({AFTER}), which would hold back what is to move; use "
+            "[overlap] insert_overlap_deps = false"
+        )
     everything = reductions_of(graph, step.inputs["joint"], step.outputs["joint"])
     reductions = moved_reductions(everything, step, moved)
     entry_of = entry_by_parameter(moved)
@@ -86,19 +89,11 @@ def _resolved(step: StepGraph, entries: object) -> Sequence[ResolvedEntry]:
     return resolve(listed, names, step.modules, aliases=step.aliases, unplanned="allow", where=where).entries
 
 
-def _refuse_kept_order(graph: fx.Graph) -> None:
-    if without_kept_order(graph) is not graph:
-        raise PassError(
-            f"{NAME}: the graph keeps its order by operators of its own ({AFTER}), which would hold back what is to move; use "
-            "[overlap] insert_overlap_deps = false"
-        )
-
-
-def _told(block: Block, hidden: Sequence[Hidden]) -> Told:
+def _told(block: Block, hidden: Sequence[int]) -> Told:
     done, left = [], []
     for entry in dict.fromkeys(block.entry_of.values()):
         pairs = zip(block.reductions, hidden, strict=True)
-        count = min(one.computes for reduction, one in pairs if entry in block.entries([reduction]))
+        count = min(computes for reduction, computes in pairs if entry in block.entries([reduction]))
         done.append(f"reduces and updates {entry} in the next call, behind {count} nodes of compute there")
         if not count:
             why = "it moves, but its parameters are needed before anything is computed there; move one that is read later"
