@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,11 @@ if TYPE_CHECKING:
 @contextmanager
 def calls_watched(model: nn.Module, enter: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
     """While inside, ``enter`` and ``leave`` get the FQN of each module whose forward begins, and ends or raises."""
-    handles = []
-    for fqn, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, fqn=fqn: enter(fqn)))
-        handles.append(module.register_forward_hook(lambda *_, fqn=fqn: leave(fqn), always_call=True))
-    try:
+    with ExitStack() as inside:
+        for fqn, module in model.named_modules():
+            inside.callback(module.register_forward_pre_hook(lambda *_, fqn=fqn: enter(fqn)).remove)
+            inside.callback(module.register_forward_hook(lambda *_, fqn=fqn: leave(fqn), always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class NodeNamer:
@@ -191,23 +187,17 @@ def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
 @contextmanager
 def inputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | None, namer: NodeNamer) -> Iterator[None]:
     """While inside, floating inputs of ``units`` of ``model`` are cast to ``dtype``, as FSDP2's cast_forward_inputs does."""
-    handles = []
-    if dtype is not None:
-        for fqn in units:
-            hook = partial(_cast, fqn, dtype, namer)
-            handles.append(model.get_submodule(fqn).register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
-
-def _cast(
-    fqn: str, dtype: torch.dtype, namer: NodeNamer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
 
-    with namer.inside(fqn):
-        return each_tensor(cast, args), each_tensor(cast, kwargs)
+    def hook(fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        with namer.inside(fqn):
+            return each_tensor(cast, args), each_tensor(cast, kwargs)
+
+    with ExitStack() as inside:
+        for fqn in units if dtype is not None else ():
+            module = model.get_submodule(fqn)
+            handle = module.register_forward_pre_hook(partial(hook, fqn), prepend=True, with_kwargs=True)
+            inside.callback(handle.remove)
+        yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 GENERATOR = "a random generator"
 """Begins the picture of one of Python's or numpy's."""
 DEEP = 8
@@ -89,24 +88,16 @@ class Pictures:
 
 def attributes_of(value: object) -> dict[str, Any]:
     """The object's own attributes, in slots or not."""
-    return {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)} | getattr(value, "__dict__", {})
-
-
-def _slots(value: object) -> Iterator[str]:
-    for cls in type(value).__mro__:
-        names = cls.__dict__.get("__slots__", ())
-        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
-
-
-def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    """What ``module`` holds besides parameters, buffers, children and hooks."""
-    return {name: value for name, value in vars(module).items() if name not in _REGISTERED and not _is_hooks(name)}
+    listed = [cls.__dict__.get("__slots__", ()) for cls in type(value).__mro__]
+    slots = [name for names in listed for name in ((names,) if isinstance(names, str) else names)]
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return found | getattr(value, "__dict__", {})
 
 
 @cache
-def _is_hooks(name: str) -> bool:
-    """Whether ``name`` is an attribute in which torch keeps hooks by numbers that no two modules share."""
-    return name.startswith("_") and "_hooks" in name
+def _is_torchs(name: str) -> bool:
+    """Whether ``name`` is a module's table of parameters, buffers, children, or hooks, by numbers that no two modules share."""
+    return name in ("_parameters", "_buffers", "_modules") or (name.startswith("_") and "_hooks" in name)
 
 
 def state_of(model: nn.Module) -> dict[str, object]:
@@ -118,9 +109,15 @@ def state_of(model: nn.Module) -> dict[str, object]:
     pictures = Pictures()
     state: dict[str, object] = generators()
     for fqn, module in model.named_modules():
-        for name, value in _own_attributes(module).items():
-            state[f"attribute {name} of {f'module {fqn}' if fqn else 'the root module'}"] = pictures.of(value)
-    classes = {cls for module in model.modules() for cls in type(module).__mro__ if not _is_library(cls.__module__)}
+        where = f"module {fqn}" if fqn else "the root module"
+        own = ((name, value) for name, value in vars(module).items() if not _is_torchs(name))
+        state.update((f"attribute {name} of {where}", pictures.of(value)) for name, value in own)
+    classes = {
+        cls
+        for module in model.modules()
+        for cls in type(module).__mro__
+        if cls.__module__.partition(".")[0] not in ("torch", "builtins", "typing", "abc")
+    }
     for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):
         state.update((f"class attribute {cls.__name__}.{name}", pictures.of(v)) for name, v in vars(cls).items() if _small(v))
     for name in sorted({cls.__module__ for cls in classes}):
@@ -141,10 +138,6 @@ def generators() -> dict[str, object]:
 def is_number(picture: object) -> bool:
     """Whether ``picture`` is of a number."""
     return isinstance(picture, tuple) and picture[0] in (bool, int, float)
-
-
-def _is_library(name: str) -> bool:
-    return name.partition(".")[0] in ("torch", "builtins", "typing", "abc")
 
 
 def _small(value: object) -> bool:

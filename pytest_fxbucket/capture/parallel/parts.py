@@ -92,8 +92,15 @@ def describe_parameters(
                 "imaginary part, as FSDP2 does; leave param_dtype out, or hold real and imaginary parts as two parameters"
             )
         aliases = tuple(alias for alias, first in first_names.items() if first == fqn)
-        dims = {alias: _tp_dim(alias, parted) for alias in (fqn, *aliases)}
-        _refuse_unequal(dims)
+        owners = {name: name.rpartition(".") for name in (fqn, *aliases)}
+        dims = {
+            name: parted_dim(parted[module], last) if module in parted else None for name, (module, _, last) in owners.items()
+        }
+        for alias, dim in dims.items():
+            if dim != dims[fqn]:
+                raise CaptureError(
+                    f"tp_plan parts {fqn} and {alias} in two ways, but they are one tied parameter; give both one way"
+                )
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
         with blamed(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
@@ -112,20 +119,6 @@ def describe_parameters(
             )
         )
     return described
-
-
-def _tp_dim(fqn: str, parted: Mapping[str, str]) -> int | None:
-    module, _, name = fqn.rpartition(".")
-    return parted_dim(parted[module], name) if module in parted else None
-
-
-def _refuse_unequal(dims: Mapping[str, int | None]) -> None:
-    (first, dim), *others = dims.items()
-    for fqn, other in others:
-        if other != dim:
-            raise CaptureError(
-                f"tp_plan parts {first} and {fqn} in two ways, but they are one tied parameter; give both one way"
-            )
 
 
 def _refuse_indivisible(fqn: str, parameter: torch.Tensor, tp_dim: int | None, is_expert: bool, mesh: Mesh) -> None:
