@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pytest_fxbucket.capture.batches import Followed
+from pytest_fxbucket.capture.batch import Followed
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.capture.held import held_tensors
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by

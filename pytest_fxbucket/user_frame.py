@@ -25,11 +25,11 @@ def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _
     except (FxbucketError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # the user's code may end its process, or skip a test
-        frame = user_frame(error)
-        where = f" at {frame}" if frame else ""
         more = hint(error) if isinstance(error, Exception) else ""
         text = untraceable(error) or refused_eagerly(error) or f"{type(error).__name__}: {text_of(error)[:400]}"
-        raise CaptureError(f"{doing()} failed{where}: {text.rstrip('.') + '; ' + more if more else text}") from error
+        raise CaptureError(
+            f"{doing()} failed{at_user_frame(error)}: {text.rstrip('.') + '; ' + more if more else text}"
+        ) from error
 
 
 def user_frame(error: BaseException) -> str:
@@ -44,6 +44,12 @@ def user_frame(error: BaseException) -> str:
         if path.is_file() and not any(path.is_relative_to(root) for root in foreign):
             return f"{_shown(path)}:{frame.lineno} in {frame.name}"
     return ""
+
+
+def at_user_frame(error: BaseException) -> str:
+    """`` at`` and :func:`user_frame`, for the middle of a sentence; empty if there is none."""
+    frame = user_frame(error)
+    return f" at {frame}" if frame else ""
 
 
 def _shown(path: Path) -> str:

@@ -7,7 +7,7 @@ as in eager mode. Gradients of parameters are added to those that are reduced wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -74,20 +74,26 @@ def reached(
     own = {id(one): fqn for fqn, one in whole.items() if one.grad_fn is None}
     found: dict[str, torch.Tensor] = {}
     leaves: list[torch.Tensor] = []
-    queue = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = set(queue)
-    for node in queue:
+    for node in autograd_nodes(roots, of):
         leaf = getattr(node, "variable", None)
         fqn = of.get(node) if leaf is None else own.get(id(leaf))
         if fqn is not None:
             found[fqn] = whole[fqn]
         elif leaf is not None:
             leaves.append(leaf)
-        for child, _ in () if fqn is not None else node.next_functions:
+    return found, leaves
+
+
+def autograd_nodes(roots: Iterable[torch.Tensor], ends: Container[Any] = ()) -> list[Any]:
+    """Every autograd node that ``roots`` are made of, each once, nearest first; nothing behind those that are ``ends``."""
+    queue = list(dict.fromkeys(root.grad_fn for root in roots if root.grad_fn is not None))
+    seen: set[Any] = set(queue)
+    for node in queue:
+        for child, _ in () if node in ends else node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 queue.append(child)
-    return found, leaves
+    return queue
 
 
 # Activation checkpointing while a step is traced: what backward computes again is traced in it, reentrant or not.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pytest_fxbucket.compat.c10d import c10d_functional
-from pytest_fxbucket.compat.kernels import grouped
+from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.compat.fake_tensors import grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,8 @@ def clip_(grads: Mapping[str, torch.Tensor], clip: Clip) -> None:
     norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0)]
     dims = [dim for dim in clip.dims if any(dim.name in clip.sharded.get(fqn, ()) for fqn in names)]
     stacked = torch.stack([_share(norm, clip.sharded.get(fqn, ()), dims) for fqn, norm in zip(names, norms, strict=True)])
-    c10d = c10d_functional()
     for dim in dims:
-        stacked = c10d.wait_tensor(c10d.all_reduce(stacked**2.0, "sum", dim.group)) ** (1.0 / 2.0)
+        stacked = collective("all_reduce", stacked**2.0, "sum", dim.group) ** (1.0 / 2.0)
     total = torch.linalg.vector_norm(stacked, 2.0)
     factor = torch.clamp(clip.max_norm / (total + 1e-6), max=1.0)
     for group in groups:

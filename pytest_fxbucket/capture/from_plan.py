@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -46,7 +47,7 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
 def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
     import torch
 
-    from pytest_fxbucket.capture.batches import first_batch
+    from pytest_fxbucket.capture.batch import first_batch
     from pytest_fxbucket.capture.model import build, fake_twins, in_modules
     from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 
@@ -106,74 +107,46 @@ def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable
 # Forward and backward, and the update that follows, as one graph.
 
 
-Key = tuple[str, str]
-"""Role and name of an input or output."""
-
-
 def join(joint: Joint, update: TracedUpdate) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
     """The whole step: its graph, inputs (parameters, buffers, state, learning rates, batch) and outputs (loss, gradients,
     new parameters, new state).
 
     Each gradient that ``joint`` gives is what ``update`` takes under that name; parameters are inputs of both.
     """
-    graph, root = fx.Graph(), _Root()
-    copies: dict[fx.Node, fx.Node] = {}
-    inputs = [*_ordered(_placeholders(joint.graph, joint.inputs), _new(update))]
+    graph, copies, constants = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, Any]()
+    before = list(zip(joint.graph.graph.find_nodes(op="placeholder"), joint.inputs, strict=True))
+    behind = list(zip(update.graph_module.graph.find_nodes(op="placeholder"), update.inputs, strict=True))
+    inputs = [pair for pair in before if pair[1].role != "batch"]
+    inputs += [pair for pair in behind if pair[1].role in ("state", "hyper")]
+    inputs += [pair for pair in before if pair[1].role == "batch"]
     for node, _ in inputs:
         copies[node] = graph.node_copy(node)
-    for node in joint.graph.graph.nodes:
-        if node.op not in ("placeholder", "output"):
-            root.copy(graph, joint.graph, node, copies)
     known = {(value.role, value.fqn): copies[node] for node, value in inputs}
-    given = _returned(joint.graph, copies)
+    given = _copied(graph, joint.graph, copies, constants)
     known |= {(value.role, value.fqn): node for value, node in zip(joint.outputs, given, strict=True)}
-    for node, value in _placeholders(update.graph_module, update.inputs):
-        copies[node] = known[value.role, value.fqn]
-    for node in update.graph_module.graph.nodes:
-        if node.op not in ("placeholder", "output"):
-            root.copy(graph, update.graph_module, node, copies)
-    graph.output([*given, *_returned(update.graph_module, copies)])
-    return fx.GraphModule(root.values, graph), tuple(value for _, value in inputs), (*joint.outputs, *update.outputs)
+    copies |= {node: known[value.role, value.fqn] for node, value in behind}
+    graph.output([*given, *_copied(graph, update.graph_module, copies, constants)])
+    return fx.GraphModule(constants, graph), tuple(value for _, value in inputs), (*joint.outputs, *update.outputs)
 
 
-def _placeholders(graph_module: fx.GraphModule, values: Sequence[Value]) -> list[tuple[fx.Node, Value]]:
-    return list(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
+def _copied(
+    graph: fx.Graph, source: fx.GraphModule, copies: dict[fx.Node, fx.Node], constants: dict[str, Any]
+) -> list[fx.Node]:
+    """Copy all nodes of ``source`` but its inputs to the end of ``graph``, each constant under a name of its own.
 
-
-def _new(update: TracedUpdate) -> list[tuple[fx.Node, Value]]:
-    """Inputs of ``update`` that are inputs of the whole step, and of nothing before it."""
-    return [pair for pair in _placeholders(update.graph_module, update.inputs) if pair[1].role in ("state", "hyper")]
-
-
-def _ordered(before: Sequence[tuple[fx.Node, Value]], new: Sequence[tuple[fx.Node, Value]]) -> Iterator[tuple[fx.Node, Value]]:
-    yield from (pair for pair in before if pair[1].role != "batch")
-    yield from new
-    yield from (pair for pair in before if pair[1].role == "batch")
-
-
-def _returned(graph_module: fx.GraphModule, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    returned: Any = graph_module.graph.output_node().args[0]
+    Gives the copies of what it returns.
+    """
+    for node in source.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.op == "get_attr":
+            value = getattr(source, str(node.target))
+            names = (f"{node.target}_{number}" if number else str(node.target) for number in count())
+            name = next(name for name in names if name not in constants or constants[name] is value)
+            constants[name], copies[node].target = value, name
+    returned: Any = source.graph.output_node().args[0]
     return [copies[node] for node in returned]
-
-
-class _Root:
-    """Constants of both graphs, each under a name of its own."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        """By the name that the joined graph uses."""
-
-    def copy(self, graph: fx.Graph, source: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
-        """Copy ``node`` of ``source`` to the end of ``graph``, with the constant that it names."""
-        copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-        if node.op != "get_attr":
-            return
-        value = getattr(source, str(node.target))
-        name, number = str(node.target), 1
-        while name in self.values and self.values[name] is not value:
-            name, number = f"{node.target}_{number}", number + 1
-        self.values[name] = value
-        copy.target = name
 
 
 def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> TracedUpdate:

@@ -11,8 +11,6 @@ import torch
 from torch import fx
 
 OpOverload = torch._ops.OpOverload
-Argument = tuple[int, str]
-"""Place and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +18,8 @@ class Twin:
     """The functional twin of an operator that writes in place."""
 
     op: OpOverload
-    written: tuple[Argument, ...]
-    """Arguments of the operator in place that it writes."""
-    dropped: tuple[Argument, ...]
-    """Those among them that the twin does not take: ``out=``."""
+    dropped: tuple[tuple[int, str], ...]
+    """Arguments of the operator in place that the twin does not take, by place and name: ``out=``."""
     first: int
     """Which of the twin's results is the first new value; the results before it are results of the operator in place, too."""
     results: int
@@ -36,29 +32,26 @@ class Twin:
 def twin_of(op: OpOverload) -> Twin | None:
     """The twin of ``op``; None if it writes nothing, changes what shape a tensor is, or has no twin."""
     arguments = op._schema.arguments
-    written = tuple((i, a.name) for i, a in enumerate(arguments) if _is_written(a))
+    written = [a for a in arguments if _is_written(a)]
     outs = tuple((i, a.name) for i, a in enumerate(arguments) if a.is_out)
-    if not written or torch.Tag.inplace_view in op.tags or (outs and outs != written):
+    if not written or torch.Tag.inplace_view in op.tags or (outs and not all(a.is_out for a in written)):
         return None
     wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
     for twin in _candidates(op, bool(outs)):
         schema = twin._schema
         named = [(a.name, str(a.type)) for a in schema.arguments]
         first = len(schema.returns) - len(written)
-        if named == wanted and first >= 0 and not any(map(_is_written, schema.arguments)) and _fits(op, first):
-            clones = schema.returns[first].name == f"{written[0][1]}_out"
-            return Twin(twin, written, outs, first, len(schema.returns), clones)
+        # Of its own results ``op`` has as many before the new values; what it writes may follow, or not.
+        aliases = [value.alias_info is not None for value in op._schema.returns]
+        fits = first >= 0 and aliases[:first] == [False] * first and all(aliases[first:])
+        if named == wanted and fits and not any(map(_is_written, schema.arguments)):
+            clones = schema.returns[first].name == f"{written[0].name}_out"
+            return Twin(twin, outs, first, len(schema.returns), clones)
     return None
 
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _fits(op: OpOverload, first: int) -> bool:
-    """Whether ``op`` has as many results of its own as its twin before the new values; what it writes may follow, or not."""
-    aliases = [value.alias_info is not None for value in op._schema.returns]
-    return aliases[:first] == [False] * first and all(aliases[first:])
 
 
 def _candidates(op: OpOverload, is_out: bool) -> Iterator[OpOverload]:
@@ -85,10 +78,11 @@ def result_dtypes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[s
     columns: tuple[int, ...] = ()
     if isinstance(args[0], (list, tuple)):
         columns, first = _columns(call)
-        call = _picked(call, first)
+        args, kwargs = call
+        call = tuple(_picked(arg, first) for arg in args), {name: _picked(arg, first) for name, arg in kwargs.items()}
     key = (op, columns, _kind(call))
     if key not in _known:
-        shown_args, shown_kwargs = _shown(call)
+        shown_args, shown_kwargs = with_some_numbers(call)
         result = op(*shown_args, **shown_kwargs)
         _known[key] = [_dtype(part) for part in (result if isinstance(result, tuple) else (result,))]
     return [[found[i] for i in columns] if isinstance(found, list) else found for found in _known[key]]
@@ -109,11 +103,8 @@ def _columns(call: Any) -> tuple[tuple[int, ...], list[int]]:
     return tuple(column), first
 
 
-def _picked(call: Any, places: list[int]) -> Any:
-    def of(arg: Any) -> Any:
-        return [arg[i] for i in places] if isinstance(arg, (list, tuple)) and arg else arg
-
-    return tuple(map(of, call[0])), {name: of(arg) for name, arg in call[1].items()}
+def _picked(arg: Any, places: list[int]) -> Any:
+    return [arg[i] for i in places] if isinstance(arg, (list, tuple)) and arg else arg
 
 
 def _kind(value: Any) -> Any:
@@ -126,13 +117,13 @@ def _kind(value: Any) -> Any:
     return type(value) if isinstance(value, (int, float, complex, torch.SymFloat, torch.SymInt)) else repr(value)
 
 
-def _shown(value: Any) -> Any:
-    """Live numbers as some number of their type."""
+def with_some_numbers(value: Any) -> Any:
+    """``value`` with some number for each live one: only shapes and dtypes are asked for."""
     if isinstance(value, torch.SymFloat):
         return 1.0
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_shown, value))
-    return {name: _shown(item) for name, item in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(with_some_numbers, value))
+    return {name: with_some_numbers(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _dtype(value: Any) -> Any:
@@ -144,7 +135,7 @@ def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
     return [
         args[place] if place < len(args) else kwargs.get(argument.name)
         for place, argument in enumerate(op._schema.arguments if op._schema.is_mutable else ())
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if _is_written(argument)
     ]
 
 

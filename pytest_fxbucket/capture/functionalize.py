@@ -6,7 +6,6 @@ each write replaces; whoever reads it later, through a view or another name too,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.functional_operators import Twin, overlap, result_dtypes, same_place, twin_of
+from pytest_fxbucket.capture.functional_operators import Twin, overlap, result_dtypes, same_place, twin_of, written_values
 from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, shared, written
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import operator_name, overload
 from pytest_fxbucket.graph.order import Order, order_of
 
 if TYPE_CHECKING:
@@ -80,7 +79,9 @@ class _Rewriting:
         if storages and node.op != "output" and shared(node, effects_of(node)):
             self.made_of[node] = (node.args, node.kwargs)
         if any(arg in self.seen for arg in node.all_input_nodes):
-            node.args, node.kwargs = self._read_all(node, (node.args, node.kwargs))
+            read = self._read if node.target is not getitem else lambda arg: self.now.get(arg, arg)
+            with self.graph.inserting_before(node):
+                node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), read)
         if storages:
             self._note(node, storages)
 
@@ -111,12 +112,6 @@ class _Rewriting:
         self.now[node] = node
         self.seen[node] = (-1,) if node.target is getitem and any(self._versions(storages)) else self._versions(storages)
 
-    def _read_all(self, reader: fx.Node, value: Any) -> Any:
-        if reader.target is getitem:
-            return fx.node.map_arg(value, lambda arg: self.now.get(arg, arg))
-        with self.graph.inserting_before(reader):
-            return fx.node.map_arg(value, self._read)
-
     def _read(self, node: fx.Node) -> fx.Node:
         """What stands for ``node`` at this point of the graph."""
         while node in self.wrote:
@@ -143,11 +138,15 @@ class _Rewriting:
 
     def _replace(self, node: fx.Node, writes: list[fx.Node]) -> None:
         """Put the functional twin of ``node`` in its place."""
-        twin = twin_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
-        targets = _targets(node, twin) if twin else []
-        if twin is None or {arg for arg in _flat(targets)} != set(writes):
+        op = overload(node)
+        twin = twin_of(op) if op is not None else None
+        # A node, a list of nodes, or None for one that is left out.
+        given = written_values(op, node.args, node.kwargs) if op is not None and twin is not None else []
+        targets = [list(item) if isinstance(item, (list, tuple)) else item for item in given]
+        flat = [arg for target in targets for arg in (target if isinstance(target, list) else [target]) if arg is not None]
+        if twin is None or set(flat) != set(writes):
             raise CaptureError(f"{_called(node)} writes {writes[0].name} in place and has no functional twin")
-        self._refuse_unowned(node, list(_flat(targets)))
+        self._refuse_unowned(node, flat)
         with self.graph.inserting_before(node):
             args, kwargs = fx.node.map_arg(_without(node, twin), self._read)
             made = self.graph.call_function(twin.op, args, kwargs)
@@ -155,12 +154,9 @@ class _Rewriting:
             dtypes = [None] * len(targets) if twin.clones else result_dtypes(twin.op, args, kwargs)
             self._hand_out(made, twin, targets, dtypes)
         self.replaced.append(node)
-        self._stand_in(node, made, targets)
-
-    def _stand_in(self, node: fx.Node, made: fx.Node, targets: list[Any]) -> None:
-        """``node`` gave nothing, what it wrote, or several results of which the twin has each at the same place."""
         if not effects_of(node).gives:
             return
+        # It gave what it wrote, or several results of which the twin has each at the same place.
         self.now[node] = made
         self.seen[node] = self._versions(self._storages(node))
         if len(targets) == 1 and isinstance(targets[0], fx.Node) and isinstance(node.meta["val"], torch.Tensor):
@@ -247,17 +243,6 @@ class _Rewriting:
             others.append(target)
 
 
-def _targets(node: fx.Node, twin: Twin) -> list[Any]:
-    """Each written argument: a node, a list of nodes, or None for one that is left out."""
-    found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in twin.written]
-    return [list(item) if isinstance(item, (list, tuple)) else item for item in found]
-
-
-def _flat(targets: list[Any]) -> Iterator[fx.Node]:
-    for target in targets:
-        yield from target if isinstance(target, list) else () if target is None else (target,)
-
-
 def _without(node: fx.Node, twin: Twin) -> tuple[Any, Any]:
     """Arguments of ``node`` without those that only say where to write, and with defaults that the twin does not have."""
     dropped = {name for _, name in twin.dropped}
@@ -293,14 +278,7 @@ def without_passing_through(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if operator_name(node).startswith("aten::_fused_") and node.kwargs.get("grad_scale") is None:
             given = node.args[_GRADIENTS]
-            for place, item in list(_items(node)):
-                if isinstance(given, (list, tuple)):
-                    item.replace_all_uses_with(given[place])
-
-
-def _items(update: fx.Node) -> Iterator[tuple[int, fx.Node]]:
-    for part in update.users:
-        if part.target is getitem and part.args[1] == _GRADIENTS:
-            for item in part.users:
-                if item.target is getitem and isinstance(item.args[1], int):
-                    yield item.args[1], item
+            parts = [part for part in node.users if part.target is getitem and part.args[1] == _GRADIENTS]
+            for item in (item for part in parts for item in list(part.users) if item.target is getitem):
+                if isinstance(given, (list, tuple)) and isinstance(item.args[1], int):
+                    item.replace_all_uses_with(given[item.args[1]])

@@ -23,6 +23,7 @@ from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
 from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, blame_tp, refuse_parts, shapes_of
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, own_parameters, read_by
+from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import (
     refuse_constants,
     refuse_drawing_again,
@@ -31,7 +32,6 @@ from pytest_fxbucket.capture.refusals import (
     refuse_written_parameters,
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
-from pytest_fxbucket.capture.settled import trace_settled
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
@@ -158,7 +158,11 @@ class _JointStep:
         self.anchors.states = states
         with fake_mode:
             self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
-        self.travels = {p.fqn: self._travel(p) for p in self.parameters}
+        reduce_dtype, mode = dtype_named(parts.parallel.reduce_dtype), parts.parallel.mode
+        self.travels = {
+            p.fqn: Travel(parts.modes.of(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode)
+            for p in self.parameters
+        }
         self.trainable = [p.fqn for p in self.parameters if p.trainable]
         self.hooks = hooks_of(model)
         self.used: list[str] = []
@@ -198,13 +202,17 @@ class _JointStep:
         before_states = len(shards) + len(self.buffers)
         states = dict(zip(self.anchors.states, inputs[before_states:], strict=False))
         self.anchors.states = states
-        leaves = list(self.leaves)
-        for i, tensor in zip(self.tensors, inputs[before_states + len(states) :], strict=True):
-            leaves[i] = tensor
         with draws_on_tape():
-            losses, grads = self._microbatches(leaves, shards)
+            losses, grads = self._microbatches(self._leaves_with(inputs[before_states + len(states) :]), shards)
         self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
         return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None), *states.values()]
+
+    def _leaves_with(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Leaves of the batch, with ``tensors`` in the places of its own."""
+        leaves = list(self.leaves)
+        for i, tensor in zip(self.tensors, tensors, strict=True):
+            leaves[i] = tensor
+        return leaves
 
     def _microbatches(
         self, leaves: Sequence[Any], shards: Mapping[str, torch.Tensor]
@@ -225,28 +233,25 @@ class _JointStep:
                 inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
                 inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
                 inside.enter_context(self.namer.watching(self.model))
-                with backward_in_forward(reader.whole, partial(self._add_one, before)):
+                with backward_in_forward(reader.whole, partial(self._add, before)):
                     loss = self._forward(part)
                 self.namer.start_backward(loss)
                 if last:
                     early = self._reduced_before(before, reader.whole, shards, loss)
                     late = torch.autograd.grad(loss, [shards[fqn] for fqn in self.trainable], allow_unused=True)
                     grads = [early.get(fqn, grad) for fqn, grad in zip(self.trainable, late, strict=True)]
-                else:
-                    self._add(before, reader.whole, loss)
+                else:  # added up, not reduced
+                    read = {fqn: tensor for fqn, tensor in reader.whole.items() if tensor.requires_grad}
+                    found = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
+                    for fqn, grad in zip(read, found, strict=True):
+                        if grad is not None:
+                            self._add(before, fqn, grad)
                 self.namer.end_backward()
                 keep_buffers(self.model, self.buffers, self.namer)
             losses.append(loss)
         return losses, grads
 
-    def _add(self, before: dict[str, torch.Tensor], whole: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
-        """Add the gradients of one microbatch, not reduced, to ``before``."""
-        read = {fqn: tensor for fqn, tensor in whole.items() if tensor.requires_grad}
-        for fqn, grad in zip(read, torch.autograd.grad(loss, list(read.values()), allow_unused=True), strict=True):
-            if grad is not None:
-                self._add_one(before, fqn, grad)
-
-    def _add_one(self, before: dict[str, torch.Tensor], fqn: str, gradient: torch.Tensor) -> None:
+    def _add(self, before: dict[str, torch.Tensor], fqn: str, gradient: torch.Tensor) -> None:
         before[fqn] = self.travels[fqn].unreduced(gradient, before.get(fqn))
 
     def _reduced_before(
@@ -269,7 +274,7 @@ class _JointStep:
         inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
         output = self.split.call(self.model, inputs)
         if self.whole is not None:
-            colwise = [fqn for fqn, one in self.forwards.parted.items() if one.style == "colwise"]
+            colwise = [fqn for fqn, style in self.forwards.parted.items() if style == "colwise"]
             refuse_parts(self.whole, output, colwise, self.parts.mesh.degree("tp"))
         loss: torch.Tensor = self.split.loss(self.loss, output, batch)
         refuse_other_buffers(self.model, self.buffers)
@@ -291,9 +296,7 @@ class _JointStep:
 
     def run_alone(self) -> None:
         """Forward and backward of the first microbatch on whole parameters, not traced: gradients are in ``.grad`` then."""
-        leaves = list(self.leaves)
-        for i, fake in zip(self.tensors, self.inputs[len(self.inputs) - len(self.tensors) :], strict=True):
-            leaves[i] = fake
+        leaves = self._leaves_with(self.inputs[len(self.inputs) - len(self.tensors) :])
         with self.fake_mode, self.anchors.in_place(), uncompiled(), torch.autograd.set_multithreading_enabled(False):
             batch = pytree.tree_unflatten(next(microbatches(leaves, self.count)), self.spec)
             output = self.split.call(self.model, batch)
@@ -301,20 +304,6 @@ class _JointStep:
 
     def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
         """Shapes of what the model gives for a microbatch if it is not parted."""
-        leaves = list(self.leaves)
-        for i, fake in zip(self.tensors, fakes, strict=True):
-            leaves[i] = fake
         with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"), self.anchors.in_place():
-            part = next(microbatches(leaves, self.count))
+            part = next(microbatches(self._leaves_with(fakes), self.count))
             return shapes_of(self.split.call(self.model, pytree.tree_unflatten(part, self.spec)))
-
-    def _travel(self, parameter: Parameter) -> Travel:
-        parallel = self.parts.parallel
-        return Travel(
-            self.parts.modes.of(parameter.is_expert),
-            torch.Size(parameter.local_shape),
-            self.param_dtype,
-            dtype_named(parallel.reduce_dtype),
-            parameter.fqn,
-            parallel.mode,
-        )

@@ -13,7 +13,7 @@ from torch import nn
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import computing_without_values, on_registration
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.user_frame import blamed, user_frame
+from pytest_fxbucket.user_frame import at_user_frame, blamed
 
 if TYPE_CHECKING:
     from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -29,29 +29,25 @@ def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn
     factory raises, for code that reads the value of a parameter without memory, and for what is no module.
     """
     with ExitStack() as inside:
-        held = _Held(inside)
-        inside.enter_context(on_registration(held.given))
+        counter = _ParameterBytes(inside)
+        inside.enter_context(on_registration(counter.given))
         with blamed(lambda: f"[model] factory {name}"):
             try:
                 built = factory(**args)
             except Exception as error:
-                if held.mode is None or tracing.untraceable(error) is None:
+                if counter.mode is None or tracing.untraceable(error) is None:
                     raise
-                raise CaptureError(_reads_value(name, user_frame(error))) from error
+                raise CaptureError(
+                    f"[model] factory {name} reads the value of a parameter{at_user_frame(error)}, but beyond "
+                    f"{MOST_BYTES >> 30} GiB parameters are built without values; make it of numbers or buffers, or give the "
+                    "plan a smaller model ([model] args)"
+                ) from error
     if not isinstance(built, nn.Module):
         raise CaptureError(f"[model] factory {name} gave a value of type {type(built).__name__}, expected a torch.nn.Module")
     return built
 
 
-def _reads_value(name: str, frame: str) -> str:
-    where = f" at {frame}" if frame else ""
-    return (
-        f"[model] factory {name} reads the value of a parameter{where}, but beyond {MOST_BYTES >> 30} GiB parameters are built "
-        "without values; make it of numbers or buffers, or give the plan a smaller model ([model] args)"
-    )
-
-
-class _Held:
+class _ParameterBytes:
     """Counts the bytes of parameters as modules get them."""
 
     def __init__(self, inside: ExitStack) -> None:
@@ -68,15 +64,13 @@ class _Held:
         known = self._known.get(id(parameter))
         if known is None or known[0]() is not parameter:
             self._bytes += parameter.untyped_storage().nbytes()
-            known = weakref.ref(parameter), self._twin(parameter) if self._bytes > MOST_BYTES else None
+            twin = None
+            if self._bytes > MOST_BYTES:
+                self.mode = self.mode or self._inside.enter_context(computing_without_values())
+                twin = fake_twin(self.mode, parameter)
+            known = weakref.ref(parameter), twin
             self._known[id(parameter)] = known
         return parameter if known[1] is None else known[1]
-
-    def _twin(self, parameter: torch.Tensor) -> torch.Tensor:
-
-        if self.mode is None:
-            self.mode = self._inside.enter_context(computing_without_values())
-        return fake_twin(self.mode, parameter)
 
 
 # Fake tensors in the places of a module's parameters and buffers, for as long as a step is traced.

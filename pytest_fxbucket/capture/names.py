@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.modules import each_tensor
 from pytest_fxbucket.errors import PlanError
@@ -25,10 +26,22 @@ if TYPE_CHECKING:
     from torch import fx, nn
 
 
+@contextmanager
+def calls_watched(model: nn.Module, enter: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
+    """While inside, ``enter`` and ``leave`` get the FQN of each module whose forward begins, and ends or raises."""
+    with ExitStack() as inside:
+        for fqn, module in model.named_modules():
+            inside.callback(module.register_forward_pre_hook(lambda *_, fqn=fqn: enter(fqn)).remove)
+            inside.callback(module.register_forward_hook(lambda *_, fqn=fqn: leave(fqn), always_call=True).remove)
+        yield
+
+
 class NodeNamer:
     """Follows a trace and names nodes as they appear."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph | None = None) -> None:
+        """``graph`` is what is traced; None: what make_fx traces when nodes are to be named."""
+        self._graph = graph
         self._classes = {fqn: type(module) for fqn, module in model.named_modules()}
         self._stacks: dict[str, dict[str, tuple[str, type]]] = {}
         self._stack: list[str] = [""]
@@ -63,15 +76,8 @@ class NodeNamer:
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Name what ``model`` and its children do in their forward."""
-        handles = []
-        for fqn, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda *_, fqn=fqn: self._enter(fqn)))
-            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
-        try:
+        with calls_watched(model, self._enter, lambda _: self._leave()):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextmanager
     def inside(self, fqn: str) -> Iterator[None]:
@@ -87,8 +93,8 @@ class NodeNamer:
         self.flush()
         self._note()
         self._backward = ""
-        for grad_fn in _autograd_nodes(loss.grad_fn):
-            owner = self._owners[bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1]
+        for grad_fn in autograd_nodes([loss]):
+            owner = self._owner(grad_fn)
             grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
 
     def end_backward(self) -> None:
@@ -98,7 +104,7 @@ class NodeNamer:
 
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
-        graph = tracing.current_graph()
+        graph = self._graph or tracing.current_graph()
         node = self._last.next if self._last is not None else next(iter(graph.nodes), None)
         while node is not None and node.op != "root":
             self._name(node)
@@ -123,6 +129,11 @@ class NodeNamer:
         self._numbers.append(tracing.next_autograd_number())
         self._owners.append(self._stack[-1])
 
+    def _owner(self, grad_fn: Any) -> str:
+        """FQN of the module in whose forward ``grad_fn`` was made."""
+        place = bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1
+        return self._owners[place] if place >= 0 else ""
+
     def _enter_backward(self, owner: str) -> None:
         self.flush()
         self._backward = owner
@@ -139,27 +150,24 @@ class NodeNamer:
     def _module_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
         """One for all nodes of a module."""
         if fqn not in self._stacks:
-            self._stacks[fqn] = self._new_stack(fqn)
+            parts = fqn.split(".") if fqn else []
+            paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
+            self._stacks[fqn] = {path: (path, self._classes[path]) for path in paths if path in self._classes}
         return self._stacks[fqn]
-
-    def _new_stack(self, fqn: str) -> dict[str, tuple[str, type]]:
-        parts = fqn.split(".") if fqn else []
-        paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
-        return {path: (path, self._classes[path]) for path in paths if path in self._classes}
-
-
-def _autograd_nodes(root: Any) -> list[Any]:
-    """Every autograd node that ``root`` reaches, each once."""
-    seen, queue = {root}, [root]
-    for grad_fn in queue:
-        for child, _ in grad_fn.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                queue.append(child)
-    return queue
 
 
 # Modules that entries of the plan name: units, as FSDP2 calls what shares one gather. Each gets its inputs in param_dtype.
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Other FQNs of tied parameters of ``model``, to the first ones."""
+    first = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    return {fqn: first[id(p)] for fqn, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != fqn}
+
+
+def single_selectors(entries: Iterable[Entry]) -> list[Entry]:
+    """An entry for each selector of ``entries``."""
+    return [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
 
 
 def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
@@ -167,9 +175,9 @@ def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
     modules = [fqn for fqn, _ in model.named_modules()]
     parameters = [fqn for fqn, _ in model.named_parameters(remove_duplicate=False)]
     found: dict[str, None] = {}
-    for selector in dict.fromkeys(selector for entry in entries for selector in entry.selectors):
+    for entry in dict.fromkeys(single_selectors(entries)):
         try:
-            resolved = resolve([Entry(selector, (selector,))], parameters, modules, unplanned="allow")
+            resolved = resolve([entry], parameters, modules, unplanned="allow")
         except PlanError:
             continue
         found.update(dict.fromkeys(one.name for one in resolved.entries if one.name in modules))
@@ -179,23 +187,17 @@ def units_of(model: nn.Module, entries: Sequence[Entry]) -> list[str]:
 @contextmanager
 def inputs_cast(model: nn.Module, units: Sequence[str], dtype: torch.dtype | None, namer: NodeNamer) -> Iterator[None]:
     """While inside, floating inputs of ``units`` of ``model`` are cast to ``dtype``, as FSDP2's cast_forward_inputs does."""
-    handles = []
-    if dtype is not None:
-        for fqn in units:
-            hook = partial(_cast, fqn, dtype, namer)
-            handles.append(model.get_submodule(fqn).register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
-
-def _cast(
-    fqn: str, dtype: torch.dtype, namer: NodeNamer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
 
-    with namer.inside(fqn):
-        return each_tensor(cast, args), each_tensor(cast, kwargs)
+    def hook(fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        with namer.inside(fqn):
+            return each_tensor(cast, args), each_tensor(cast, kwargs)
+
+    with ExitStack() as inside:
+        for fqn in units if dtype is not None else ():
+            module = model.get_submodule(fqn)
+            handle = module.register_forward_pre_hook(partial(hook, fqn), prepend=True, with_kwargs=True)
+            inside.callback(handle.remove)
+        yield

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import joins, moves_data
+from pytest_fxbucket.graph.walks import ancestors, readers_of
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.key_forms import Asked, kept_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter
@@ -26,60 +28,16 @@ def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -
     A gather of what is made of ``batch``, inputs of the graph, is no unshard: again it would take the forward before it, too.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
-    activations = _made_of(graph, batch)
-    unsharded = _unsharded(graph, activations)
+    unsharded = _unsharded(graph, readers_of(batch))
     first: dict[fx.Node, fx.Node] = {}
     """Before which backward node a clone of each node must stand."""
     for node in reversed(unsharded):
         readers = {first.get(user, user) for user in node.users if user in first or _is_backward(user)}
         if readers:
             first[node] = min(readers, key=position.__getitem__)
-    _clone(graph, {node: first[node] for node in unsharded if node in first})
-
-
-def _made_of(graph: fx.Graph, inputs: Collection[fx.Node]) -> set[fx.Node]:
-    found = set(inputs)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return bool(node.meta.get("autograd_backward")) or node.op == "output"
-
-
-def _unsharded(graph: fx.Graph, activations: Collection[fx.Node]) -> list[fx.Node]:
-    """All-gathers of parameters, what they send back to the shard, and what only moves or casts the result; in order."""
-    found: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        if is_all_gather(node) and node not in activations:
-            found.update(dict.fromkeys(_back_to_inputs(node)))
-        elif not _is_backward(node) and _moves(node) and all(source in found for source in node.all_input_nodes):
-            found[node] = None
-    return [node for node in graph.nodes if node in found]
-
-
-def _moves(node: fx.Node) -> bool:
-    """Whether ``node`` gives what its inputs hold, as another view or in another dtype."""
-    if not node.all_input_nodes or written_arguments(node):
-        return False
-    return is_wait(node) or (moves_data(node) and not joins(node))
-
-
-def _back_to_inputs(gather: fx.Node) -> list[fx.Node]:
-    """``gather`` and what it is made of, but for the graph's inputs."""
-    found = [gather]
-    for node in found:
-        found += [source for source in node.all_input_nodes if source.op != "placeholder" and source not in found]
-    return found
-
-
-def _clone(graph: fx.Graph, first: dict[fx.Node, fx.Node]) -> None:
-    """Clone the nodes ``first``, which are in order, each before the backward node given for it, for backward alone."""
     clones: dict[fx.Node, fx.Node] = {}
-    for node, reader in first.items():
-        with graph.inserting_before(reader):
+    for node in (node for node in unsharded if node in first):
+        with graph.inserting_before(first[node]):
             clone = graph.node_copy(node, lambda source: clones.get(source, source))
         clone.meta = {key: value for key, value in node.meta.items() if key != "nn_module_stack"}
         clone.meta["fwd_nn_module_stack"] = node.meta.get("nn_module_stack", {})
@@ -89,6 +47,28 @@ def _clone(graph: fx.Graph, first: dict[fx.Node, fx.Node]) -> None:
         for user in list(node.users):
             if _is_backward(user):
                 user.replace_input_with(node, clone)
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return bool(node.meta.get("autograd_backward")) or node.op == "output"
+
+
+def _unsharded(graph: fx.Graph, activations: Collection[fx.Node]) -> list[fx.Node]:
+    """All-gathers of parameters, what they send back to the shard, and what only moves or casts the result; in order."""
+    inputs, found = set(graph.find_nodes(op="placeholder")), set[fx.Node]()
+    for node in graph.nodes:
+        if is_all_gather(node) and node not in activations:
+            found |= ancestors([node], inputs)
+        elif not _is_backward(node) and _moves(node) and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return [node for node in graph.nodes if node in found]
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether ``node`` gives what its inputs hold, as another view or in another dtype."""
+    if not node.all_input_nodes or written_arguments(node):
+        return False
+    return is_wait(node) or (moves_data(node) and not joins(node))
 
 
 # Which parameters stay gathered from forward to backward, told from the plan and from the step that was traced.
@@ -113,11 +93,9 @@ class Resharding:
 
 def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
     """What ``plan`` asks for. Raises PlanError for a table that names no entry."""
-    own = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
-    every = list(model.named_parameters(remove_duplicate=False))
-    aliases = {fqn: own[id(parameter)] for fqn, parameter in every if own[id(parameter)] != fqn}
+    parameters, modules = [fqn for fqn, _ in model.named_parameters()], [fqn for fqn, _ in model.named_modules()]
     try:
-        entries = entries_of(plan, list(own.values()), [fqn for fqn, _ in model.named_modules()], aliases).entries
+        entries = entries_of(plan, parameters, modules, aliases_of(model)).entries
     except PlanError:  # of entries: said where they are needed, in each check
         return Resharding(plan.parallel.reshard_after_forward, {})
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.compat import kernels
+from pytest_fxbucket.compat import fake_tensors
 from pytest_fxbucket.graph.ops import overload
 
 _CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ def cannot_run_on(device_type: str, graph_module: fx.GraphModule) -> str:
     """A clause that names the first node whose operator has no kernel for ``device_type`` ("cuda"); "" if all have one."""
     for node in _nodes(graph_module):
         op = overload(node)
-        if op is not None and not kernels.has_kernel(op, device_type):
+        if op is not None and not fake_tensors.has_kernel(op, device_type):
             return f"the graph, which is traced on the CPU, calls {op} ({node.name}), which {device_type} does not have"
     return ""
 

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives
 from torch._C import _DisableTorchDispatch as without_dispatch_modes
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -25,7 +28,10 @@ from torch._C._distributed_c10d import (
     Store,
     TCPStore,
     Work,
+    _resolve_process_group,
 )
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_store, _new_process_group_helper, _world
 
 from pytest_fxbucket.errors import BenchmarkError, CaptureError
 
@@ -52,10 +58,14 @@ __all__ = [
 
 def c10d_functional() -> Any:
     """``torch.ops._c10d_functional``, with its operators registered."""
-    import torch
-    import torch.distributed._functional_collectives
-
     return torch.ops._c10d_functional
+
+
+def collective(name: str, *arguments: Any) -> torch.Tensor:
+    """What the functional collective ``name`` gives for ``arguments``, waited for."""
+    operators = c10d_functional()
+    given: torch.Tensor = operators.wait_tensor(getattr(operators, name)(*arguments))
+    return given
 
 
 # TORCH_DISTRIBUTED_DEBUG: at DETAIL torch wraps each new process group, and puts a gloo group of its own beside it.
@@ -63,8 +73,6 @@ def c10d_functional() -> Any:
 
 def leave_groups_unwrapped() -> Any:
     """Have new process groups as they are, at whatever level; returns the level, for ``put_back``."""
-    from torch._C import _distributed_c10d as c10d
-
     level = c10d.get_debug_level()
     if level == c10d.DebugLevel.DETAIL:
         c10d.set_debug_level(c10d.DebugLevel.INFO)
@@ -73,8 +81,6 @@ def leave_groups_unwrapped() -> Any:
 
 def put_back(level: Any) -> None:
     """Let new process groups be as torch was told."""
-    from torch._C import _distributed_c10d as c10d
-
     c10d.set_debug_level(level)
 
 
@@ -88,7 +94,6 @@ def forget_meshes() -> None:
     """
     if "torch.distributed.tensor._redistribute" not in sys.modules:
         return
-    import torch
     from torch.distributed.tensor import DTensor, _redistribute
 
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
@@ -105,7 +110,6 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
 
     Raises :class:`CaptureError` if a default process group exists already.
     """
-    import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
@@ -168,8 +172,6 @@ def group_ranks(name: str) -> tuple[int, ...]:
 
     A twin has the ranks of its group, made or not.
     """
-    import torch.distributed as dist
-
     return tuple(sorted(dist.get_process_group_ranks(_group(untwinned(name)))))
 
 
@@ -193,8 +195,6 @@ def make_twin(name: str) -> None:
 
     It has its group's back end, and ends with the groups of the job. Raises KeyError if this process has no such group.
     """
-    import torch.distributed as dist
-
     make_group(twin_name(name), dist.get_process_group_ranks(_group(untwinned(name))), like=untwinned(name))
 
 
@@ -203,11 +203,6 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
 
     It has the back end of the group ``like``, or of the default one.
     """
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
-    from torch.distributed.constants import default_pg_timeout
-    from torch.distributed.distributed_c10d import _get_default_store, _new_process_group_helper, _world
-
     if name in _world.pg_names.values():
         return
     members, rank = list(ranks), dist.get_rank()
@@ -224,9 +219,6 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
 
 def destroy_subgroups() -> None:
     """End every process group of this process but the default one, with its threads and sockets; no other rank is asked."""
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _world
-
     forget_meshes()
     for group in list(_world.pg_map):
         if group is not dist.group.WORLD:
@@ -234,8 +226,6 @@ def destroy_subgroups() -> None:
 
 
 def _group(name: str) -> Any:
-    from torch._C._distributed_c10d import _resolve_process_group
-
     try:
         return _resolve_process_group(cast(Any, name))
     except (RuntimeError, ValueError) as error:

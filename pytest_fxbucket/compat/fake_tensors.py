@@ -1,4 +1,4 @@
-"""Fake tensors and dispatch modes (``torch._subclasses``, ``torch.utils._python_dispatch``); in torch 2.11 to 2.15."""
+"""Fake tensors, dispatch modes and kernels (``torch._subclasses``, ``torch.utils``); in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher as python_kernels
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._foreach_utils import _foreach_supported_types, _group_tensors_by_device_and_dtype
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fxbucket.compat import pytree
@@ -33,8 +34,6 @@ def value_of(tensor: torch.Tensor) -> float | int | bool:
 
 def fresh_like(fake: FakeTensor) -> FakeTensor:
     """A fake tensor of the same sizes, strides, dtype, device and mode, on a storage of its own; nothing is dispatched."""
-    import torch
-
     with unseen():
         meta = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
     return FakeTensor(fake.fake_mode, meta, fake.device)
@@ -146,8 +145,6 @@ def computing_without_values() -> Iterator[FakeTensorMode]:
     What initialises a fake tensor is told that there is nothing more to do where it asks for a value; other code that asks gets
     torch's exception. ``Module.to`` and the like work on modules of such parameters.
     """
-    import torch
-
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     swap = torch.utils.swap_tensors
 
@@ -175,8 +172,6 @@ class _Valueless(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if not any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **(kwargs or {}))
-        import torch
-
         if func is torch.ops.aten._local_scalar_dense.default and _in_initialiser():
             return False if args[0].dtype is torch.bool else 0
         with self._mode:
@@ -200,3 +195,61 @@ def _in_initialiser() -> bool:
 def storage_key(tensor: torch.Tensor) -> int:
     """Equal for two living tensors exactly if they share a storage."""
     return int(tensor.untyped_storage()._cdata)
+
+
+# Which kernels there are and how torch calls them: foreach, grouped products, devices.
+
+
+def grouped(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """``tensors`` by device and dtype, in torch's own order, which is none that one can see."""
+    groups = _group_tensors_by_device_and_dtype([list(tensors)]).values()
+    return [[tensor for tensor in lists[0] if tensor is not None] for lists, _ in groups]
+
+
+@contextmanager
+def takes_fake_tensors() -> Iterator[None]:
+    """While inside, what asks whether foreach calls can take its tensors decides for fake ones as for real ones."""
+    _foreach_supported_types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        _foreach_supported_types.remove(FakeTensor)
+
+
+# Whether an operator can run on a device (``torch._C`` of torch 2.11 to 2.15; a CPU build knows it for CUDA in part only).
+
+
+def has_kernel(operator: torch._ops.OpOverload, device_type: str) -> bool:
+    """Whether ``operator`` has a kernel for ``cpu``, ``cuda`` or ``meta``, be it one for all devices."""
+    key = {"cpu": "CPU", "cuda": "CUDA", "meta": "Meta"}[device_type]
+    name = operator._schema.name + (f".{operator._schema.overload_name}" if operator._schema.overload_name else "")
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key))
+
+
+# ``_grouped_mm`` (``torch._meta_registrations``) traced for CPUs, which multiply any floating dtype; in torch 2.11 to 2.15.
+
+
+@contextmanager
+def of_any_dtype() -> Iterator[None]:
+    """In the block products of float32 experts and the like can be traced: fake kernels know CUDA's bfloat16 alone."""
+    from torch import _meta_registrations
+
+    meta: Any = _meta_registrations
+
+    common = getattr(meta, "_meta_grouped_mm_common", None)
+    output = getattr(meta, "_create_grouped_mm_output_tensor", None)
+    if common is None or output is None:
+        yield
+        return
+
+    def product(a: torch.Tensor, b: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        alike = a.is_floating_point() and a.dtype == b.dtype != torch.bfloat16 and options.get("scale_a") is None
+        if alike and not torch.cuda.is_available():
+            return output(a, b, options.get("offs"), options.get("out_dtype"))
+        return common(a, b, *rest, **options)
+
+    meta._meta_grouped_mm_common = product
+    try:
+        yield
+    finally:
+        meta._meta_grouped_mm_common = common

@@ -41,28 +41,12 @@ def why_not_its_graph(module: object) -> str:
     return ""
 
 
-# Which forward operator a backward operator belongs to: autograd numbers its nodes (torch 2.11 to 2.15).
-
-
-def last_node() -> int:
-    """Number of the autograd node that this thread made last: in a dispatch mode, of the operator that is called."""
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]  # not in torch's stubs
-
-
-def node_at_work() -> int | None:
-    """Number of the node whose backward this thread runs; None outside of a backward."""
-    node = torch._C._current_autograd_node()
-    return int(node._sequence_nr()) if node is not None else None
-
-
 # What tracers say of a graph's inputs: dynamo's source (``Node._dynamo_source``), AOTAutograd's descriptors (``meta["desc"]``,
 # ``torch._functorch._aot_autograd.descriptors``); in torch 2.11 to 2.15. Read by attribute: nothing private is imported.
 
 
 def parameter_named(node: fx.Node) -> str | None:
     """FQN of the parameter that the input ``node`` is, as its tracer spells it; None if it says of no parameter."""
-    import torch
-
     described: Any = node.meta.get("desc")
     if type(described).__name__ == "ParamAOTInput":
         return str(described.target)

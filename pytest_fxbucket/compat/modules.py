@@ -117,7 +117,5 @@ def uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nothing was compiled
         yield
         return
-    import torch
-
     with torch._dynamo.config.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
         yield

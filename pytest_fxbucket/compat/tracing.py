@@ -29,7 +29,7 @@ def trace(
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from pytest_fxbucket.compat.kernels import of_any_dtype
+    from pytest_fxbucket.compat.fake_tensors import of_any_dtype
 
     quietly = quiet("torch._subclasses.fake_tensor")
     with torch.autograd.set_multithreading_enabled(False), quietly, quiet_structured_log(), of_any_dtype(), without_onednn():

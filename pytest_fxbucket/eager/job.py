@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_fxbucket.capture.batch import microbatches, split_of
-from pytest_fxbucket.capture.batches import batch_of
+from pytest_fxbucket.capture.batch import batch_of, microbatches, split_of
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, Difference, compare, final_run, graphs_of
 from pytest_fxbucket.checks.bitwise.judge import difference_line

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pytest_fxbucket.checks.bitwise.localise import bits_digest
-from pytest_fxbucket.compat import fx, pytree
+from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode
 from pytest_fxbucket.eager.trainer import local, plain
 from pytest_fxbucket.graph.collectives import REDUCTIONS
@@ -67,7 +67,8 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        node = fx.node_at_work()
+        running = tracing.current_autograd_node()
+        node = tracing.autograd_number(running) if running is not None else None
         if func._schema.name.startswith(_UNDEFINED) or _is_wrappers(in_backward=node is not None):
             return made
         self._is_backward = self._is_backward or node is not None
@@ -83,7 +84,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
         if not self.inside and (self._is_backward or not self._module_of):
             return None
         module = self.inside[-1] if self.inside else _LOSS
-        self._module_of[fx.last_node()] = module
+        self._module_of[tracing.next_autograd_number() - 1] = module
         return module
 
     def _has(self, made: Any) -> bool:

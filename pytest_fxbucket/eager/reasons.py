@@ -35,7 +35,7 @@ WORDS = {
 def reasons_of(model: nn.Module, plan: Plan, reused: frozenset[str]) -> tuple[str, ...]:
     """Those that ``model``, not wrapped, has under ``plan``; ``reused`` as :func:`reused_units` gives it."""
     parted = forwards_of(model, plan).parted
-    biases = any(one.style == "rowwise" and model.get_submodule(fqn).bias is not None for fqn, one in parted.items())
+    biases = any(style == "rowwise" and model.get_submodule(fqn).bias is not None for fqn, style in parted.items())
     rnns = any(isinstance(module, nn.RNNBase) for module in model.modules())
     is_late = plan.step.microbatches > 1 and plan.parallel.mode != "replicate"
     is_ddp = plan.parallel.mode == "replicate"

@@ -53,10 +53,10 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     sizes = {dim.name: dim.size for dim in mesh.dims if dim.size > 1} or {_alone(plan): 1}
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if forwards.parted:
-        parallelize_module(model, devices["tp"], {fqn: _STYLES[one.style]() for fqn, one in forwards.parted.items()})
-    for fqn, one in forwards.parted.items():
+        parallelize_module(model, devices["tp"], {fqn: _STYLES[style]() for fqn, style in forwards.parted.items()})
+    for fqn, style in forwards.parted.items():
         module = model.get_submodule(fqn)
-        if one.style == "rowwise" and module.bias is not None and "rowwise_bias" in plan.eager.rounds_otherwise:
+        if style == "rowwise" and module.bias is not None and "rowwise_bias" in plan.eager.rounds_otherwise:
             _add_bias_last(module)
     for module in model.modules() if "fused_rnn" in plan.eager.rounds_otherwise else ():
         if isinstance(module, nn.RNNBase):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_ranks
@@ -103,7 +104,11 @@ def signature(arguments: Arguments, live: Live, guards: tuple[Hashable, ...]) ->
     buffers = tuple((fqn, _tensor(buffer)) for fqn, buffer in live.buffers.items())
     groups = tuple((name, _group(group, live)) for name, group in live.groups())
     shared = tuple(shared_memory(arguments, live))
-    return str(arguments.spec), leaves, parameters, buffers, groups, shared, guards, _thread(), _world()
+    # What torch's modes say about every operator of this thread; rank and size, which a step may have as numbers.
+    autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    thread = torch.is_grad_enabled(), torch.get_default_dtype(), autocast
+    world = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
+    return str(arguments.spec), leaves, parameters, buffers, groups, shared, guards, thread, world
 
 
 def shared_memory(arguments: Arguments, live: Live) -> list[Pair]:
@@ -157,19 +162,6 @@ def _group(group: dict[str, Any], live: Live) -> Hashable:
 
 def _tensor(tensor: torch.Tensor) -> Hashable:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, type(tensor)
-
-
-def _thread() -> Hashable:
-    """What torch's modes say about every operator of this thread."""
-    autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-    return torch.is_grad_enabled(), torch.get_default_dtype(), autocast
-
-
-def _world() -> Hashable:
-    """Rank and size of the default process group, which a step may have as numbers; None without one."""
-    import torch.distributed as dist
-
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
 
 
 def _path(path: Any) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from pytest_fxbucket.step.roles import Value
+    from pytest_fxbucket.step.roles import Role, Value
 
 Pair = tuple[str, str]
 """Two tensors that share memory, as :func:`called` calls them."""
@@ -45,8 +45,8 @@ class Live:
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and the gradients that were there first, as :func:`called` calls them."""
-        roles = {"param": self.params, "buffer": self.buffers, "grad": self.gradients()}
-        return {called(role, fqn): tensor for role, tensors in roles.items() for fqn, tensor in tensors.items()}
+        roles = (("param", self.params), ("buffer", self.buffers), ("grad", self.gradients()))
+        return {called(role, fqn): tensor for role, tensors in roles for fqn, tensor in tensors.items()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients that are there now, by the parameter's FQN."""
@@ -65,6 +65,17 @@ class Live:
             for fqn, optimizer in self.owners.items()
             for key, value in self.state_of(fqn, optimizer).items()
             if isinstance(value, torch.Tensor)
+        }
+
+    def by_role(self) -> dict[Role, Mapping[str, torch.Tensor]]:
+        """All of them that a graph can have as inputs, by name."""
+        rates = {fqn: rate_tensor(rate) for fqn, rate in self.rates().items()}
+        return {
+            "param": self.params,
+            "buffer": self.buffers,
+            "grad": self.gradients(),
+            "state": self.states(),
+            "hyper": rates,
         }
 
     def state_of(self, fqn: str, optimizer: Optimizer) -> Mapping[str, Any]:
@@ -98,14 +109,8 @@ class LiveValues:
     def __init__(self, arguments: Mapping[str, torch.Tensor], live: Live, added: Mapping[str, torch.Tensor]) -> None:
         self._live = live
         self._rates = live.rates()
-        self._of: dict[str, Mapping[str, torch.Tensor]] = {
-            "param": live.params,
-            "buffer": live.buffers,
-            "grad": live.gradients(),
-            "state": {**added, **live.states()},
-            "hyper": {fqn: rate_tensor(rate) for fqn, rate in self._rates.items()},
-            "batch": arguments,
-        }
+        self._of: dict[Any, Mapping[str, torch.Tensor]] = {**live.by_role(), "batch": arguments}
+        self._of["state"] = {**added, **self._of["state"]}
         self._taken: dict[tuple[str, str], torch.Tensor] = {}
         """What the graph was given, and may write."""
 
@@ -150,19 +155,15 @@ class LiveValues:
                 self._live.params[value.fqn].grad = result
             else:
                 given[value.fqn] = result
-        _copy(targets, news)
+        # All at once: a new value that lies where another is to be written is copied first.
+        written = {storage_key(target) for target in targets}
+        with torch.no_grad():
+            safe = [new.clone() if storage_key(new) in written else new for new in news]
+            if safe:
+                torch._foreach_copy_(targets, safe)
         for fqn in cleared:
             self._live.params[fqn].grad = None
         return given
-
-
-def _copy(targets: Sequence[torch.Tensor], news: Sequence[torch.Tensor]) -> None:
-    """Write all at once: a new value that lies where another is to be written is copied first."""
-    written = {storage_key(target) for target in targets}
-    with torch.no_grad():
-        safe = [new.clone() if storage_key(new) in written else new for new in news]
-        if safe:
-            torch._foreach_copy_(list(targets), safe)
 
 
 class Making:
@@ -183,11 +184,20 @@ class Making:
         if not wanted:
             return
         for name in missing:
-            self._refuse_partial(name)
+            fqn, _, key = name.rpartition(".")
+            owner = self._live.owners[fqn]
+            if self._live.state_of(fqn, owner):
+                raise CaptureError(
+                    f"parameter {fqn} has state in the optimizer {type(owner).__name__}, but no {key}; "
+                    "load a state_dict that has it"
+                )
         for optimizer in self._live.optimizers:
             own = [fqn for fqn in wanted if self._live.owners[fqn] is optimizer]
             if own:
-                self._make(optimizer, own)
+                refuse_first_step(optimizer)
+                self._remember(own)
+                make_state([optimizer], [self._live.params[fqn] for fqn in own])
+                self.drop(name for name in self._removed if name.rpartition(".")[0] in own)
 
     def drop(self, names: Iterable[str]) -> None:
         """Take state out of the optimizers."""
@@ -207,24 +217,9 @@ class Making:
                 held.pop(self._live.params[fqn], None)
         self._before.clear()
 
-    def _make(self, optimizer: Optimizer, fqns: Sequence[str]) -> None:
-        refuse_first_step(optimizer)
-        self._remember(fqns)
-        make_state([optimizer], [self._live.params[fqn] for fqn in fqns])
-        self.drop(name for name in self._removed if name.rpartition(".")[0] in fqns)
-
     def _remember(self, fqns: Iterable[str]) -> None:
         for fqn in fqns:
             self._before.setdefault(fqn, dict(self._live.state_of(fqn, self._live.owners[fqn])))
-
-    def _refuse_partial(self, name: str) -> None:
-        fqn, _, key = name.rpartition(".")
-        owner = self._live.owners[fqn]
-        if self._live.state_of(fqn, owner):
-            raise CaptureError(
-                f"parameter {fqn} has state in the optimizer {type(owner).__name__}, but no {key}; "
-                "load a state_dict that has it"
-            )
 
 
 def refuse_first_step(optimizer: Optimizer) -> None:
@@ -248,19 +243,17 @@ def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
     open_ones: list[tuple[int, str, torch.Tensor]] = []
     for start, name in spans:
         tensor = tensors[name]
-        end = start + _extent_bytes(tensor)
+        end = start
+        if tensor.is_contiguous():
+            end += tensor.nbytes
+        elif tensor.numel():
+            sizes = zip(tensor.shape, tensor.stride(), strict=True)
+            end += (1 + sum((length - 1) * stride for length, stride in sizes)) * tensor.element_size()
         if not start or start == end:
             continue
         open_ones = [one for one in open_ones if one[0] > start]
         yield from ((other, name) for _, other, one in open_ones if one is not tensor and one.device == tensor.device)
         open_ones.append((end, name, tensor))
-
-
-def _extent_bytes(tensor: torch.Tensor) -> int:
-    if tensor.is_contiguous() or not tensor.numel():
-        return tensor.nbytes
-    elements = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return elements * tensor.element_size()
 
 
 def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> None:
@@ -269,10 +262,8 @@ def refuse_shared_writes(pairs: Iterable[Pair], written: Iterable[Value]) -> Non
     for one, other in pairs:
         if one in names or other in names:
             # In memory either may lie first.
-            one, other = sorted((one, other), key=lambda name: (not _is_argument(name), name))
-            both = f"arguments {one[9:]} and {other[9:]}" if _is_argument(one) and _is_argument(other) else f"{one} and {other}"
+            one, other = sorted((one, other), key=lambda name: (not name.startswith("argument "), name))
+            both = f"{one} and {other}"
+            if other.startswith("argument "):  # then one does too
+                both = f"arguments {one[9:]} and {other[9:]}"
             raise CaptureError(f"{both} share memory, and the step writes there; pass it once, or a clone")
-
-
-def _is_argument(name: str) -> bool:
-    return name.startswith("argument ")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
-from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 
@@ -42,6 +41,15 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]  # __init_subclas
         self.on_node: Callable[[], None] = lambda: None
         self.constants: dict[str, torch.Tensor] = {}
         """Tensors that the step makes of Python numbers, by the attribute of the graph that is to hold them."""
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Record nothing of the block."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
 
     def late_input(self, name: str, fake: torch.Tensor) -> None:
         """Make ``fake`` an input though the graph has begun."""
@@ -108,24 +116,21 @@ class StepFunctions(TorchFunctionMode):
         if self._recorder.paused:
             return func(*args, **kwargs)
         if func is torch.Tensor.item:
-            return self._number(*args)
+            if not self.in_optimizer:
+                raise CaptureError(
+                    "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
+                )
+            return self._recorder.number(*args)
         if func == _DATA.__set__:
             raise CaptureError("it sets .data of a tensor, which no operator tells of; write it with copy_")
         if func in (_GRAD.__set__, _GRAD.__delete__):
             self._gradients.set(args[0], args[1] if len(args) > 1 else None)
         if func in _BACKWARD:
-            self.losses.extend(loss for loss in _flat(args[:1]) if isinstance(loss, torch.Tensor))
+            self.losses.extend(loss for loss in pytree.tree_leaves(args[:1]) if isinstance(loss, torch.Tensor))
         result = func(*args, **kwargs)
         if func == _GRAD.__get__:
             self._gradients.read(args[0], result)
         return result
-
-    def _number(self, tensor: torch.Tensor) -> Any:
-        if self.in_optimizer:
-            return self._recorder.number(tensor)
-        raise CaptureError(
-            "it asks for the value of a tensor (item()), which is known only when the step runs; return the tensor"
-        )
 
     def twinned(self, value: Any) -> Any:
         """``value`` with stand-ins for real tensors."""
@@ -134,10 +139,6 @@ class StepFunctions(TorchFunctionMode):
         if type(value) in (list, tuple):
             return type(value)(self.twinned(item) for item in value)
         return {name: self.twinned(item) for name, item in value.items()} if type(value) is dict else value
-
-
-def _flat(value: Any) -> list[Any]:
-    return [leaf for item in value for leaf in _flat(item)] if isinstance(value, (list, tuple)) else [value]
 
 
 class Gradients:
@@ -172,11 +173,6 @@ class Gradients:
         if gradient is not None:
             self._on_read(fqn, gradient)
 
-    def drop(self, parameters: Iterable[torch.Tensor]) -> None:
-        """What ``zero_grad()`` does, seen before it looks whether there is any."""
-        for parameter in parameters:
-            self.set(parameter, None)
-
     def counting(self) -> dict[str, bool]:
         """By parameter whether it had a gradient before the step, where that makes a difference."""
         found = self._parameters.items()
@@ -192,36 +188,28 @@ class Gradients:
 
 @contextmanager
 def watching_zero_grad(
-    model: nn.Module, optimizers: Iterable[Optimizer], drop: Callable[[Iterable[torch.Tensor]], None]
+    model: nn.Module, optimizers: Iterable[Optimizer], recorder: StepRecorder, gradients: Gradients
 ) -> Iterator[None]:
-    """While inside, ``zero_grad()`` of modules and optimizers tells what it drops."""
-    owners: list[Any] = [*model.modules(), *optimizers]
-    before = [vars(owner).get("zero_grad") for owner in owners]
-    for owner in owners:
-        owner.zero_grad = _telling(owner, owner.zero_grad, drop)
-    try:
+    """While inside, ``zero_grad()`` of modules and optimizers tells ``gradients`` what it drops, be anything there or not."""
+
+    def watched(owner: Any) -> Callable[..., None]:
+        zero_grad: Callable[[bool], None] = owner.zero_grad
+
+        def zero(set_to_none: bool = True) -> None:
+            is_module = isinstance(owner, torch.nn.Module)
+            parameters = owner.parameters() if is_module else (p for group in owner.param_groups for p in group["params"])
+            with recorder.unseen():
+                for parameter in parameters if set_to_none else ():
+                    gradients.set(parameter, None)
+            zero_grad(set_to_none)
+
+        return zero
+
+    with ExitStack() as inside:
+        owners: list[Any] = [*model.modules(), *optimizers]
+        for owner in owners:
+            inside.enter_context(patch.object(owner, "zero_grad", watched(owner)))
         yield
-    finally:
-        for owner, own in zip(owners, before, strict=True):
-            if own is None:
-                del owner.zero_grad
-            else:
-                owner.zero_grad = own
-
-
-def _telling(owner: Any, zero_grad: Callable[..., None], drop: Callable[[Iterable[torch.Tensor]], None]) -> Callable[..., None]:
-    def telling(set_to_none: bool = True) -> None:
-        if set_to_none:
-            drop(_parameters(owner))
-        zero_grad(set_to_none)
-
-    return telling
-
-
-def _parameters(owner: Any) -> Iterable[torch.Tensor]:
-    if isinstance(owner, torch.nn.Module):
-        return owner.parameters()
-    return (parameter for group in owner.param_groups for parameter in group["params"])
 
 
 class StepNamer(NodeNamer):
@@ -232,14 +220,8 @@ class StepNamer(NodeNamer):
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, owners: Mapping[int, str]) -> None:
-        super().__init__(model)
-        self._graph, self._parameters = graph, owners
-
-    @property
-    def failed_module(self) -> str | None:
-        """FQN of the module that the exception being handled was raised in; None if in none."""
-        error, fqn = self._raised
-        return fqn if error is not None and error is sys.exc_info()[1] else None
+        super().__init__(model, graph)
+        self._parameters = owners
 
     def is_gradient(self, node: fx.Node, fqn: str) -> None:
         """``node`` is the gradient of a parameter of the module ``fqn``."""
@@ -248,32 +230,19 @@ class StepNamer(NodeNamer):
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
         running = tracing.current_autograd_node()
-        self._backward = None if running is None else self._owner(running)
-        node = self._last.next if self._last is not None else next(iter(self._graph.nodes))
-        while node.op != "root":
-            self._name(node)
-            self._last = node
-            node = node.next
-
-    def _owner(self, running: object) -> str:
-        accumulated = self._parameters.get(id(getattr(running, "variable", None)))
-        if accumulated is not None:
-            return accumulated
-        place = bisect_right(self._numbers, tracing.autograd_number(running)) - 1
-        return self._owners[place] if place >= 0 else ""
+        self._backward = None
+        if running is not None:
+            accumulated = self._parameters.get(id(getattr(running, "variable", None)))
+            self._backward = self._owner(running) if accumulated is None else accumulated
+        super().flush()
 
     def _name(self, node: fx.Node) -> None:
-        before = self._backward
+        """What is made of a gradient by nodes with one input each, such as a collective and its wait, is that module's too."""
+        before, made_of = self._backward, [node]
         if before is None and len(self._stack) == 1:
-            self._backward = _gradient_owner(node)
+            while len(made_of) == 1 and _GRADIENT_OF not in made_of[0].meta:
+                made_of = made_of[0].all_input_nodes
+            if len(made_of) == 1:
+                self._backward = str(made_of[0].meta[_GRADIENT_OF])
         super()._name(node)
         self._backward = before
-
-
-def _gradient_owner(node: fx.Node) -> str | None:
-    """Find the module whose gradient ``node`` is made of by nodes with one input each, such as a collective and its wait."""
-    seen: fx.Node | None = node
-    while seen is not None and _GRADIENT_OF not in seen.meta:
-        inputs = seen.all_input_nodes
-        seen = inputs[0] if len(inputs) == 1 else None
-    return None if seen is None else str(seen.meta[_GRADIENT_OF])

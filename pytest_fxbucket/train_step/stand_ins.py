@@ -13,7 +13,6 @@ from pytest_fxbucket.capture.model import fake_twin, in_modules
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.train_step.guards import PLAIN, plain_values
-from pytest_fxbucket.train_step.live import rate_tensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,10 +37,12 @@ class Inputs:
         """Twins by the identity of the real tensor."""
         self._reals: list[torch.Tensor] = []
         """Kept alive, so that no other tensor gets the identity of one of them."""
-        for role, tensors in self._tensors(arguments):
+        for role, tensors in {**live.by_role(), "batch": arguments.tensors()}.items():
             for fqn, tensor in tensors.items():
                 if id(tensor) not in self.twins:
-                    self._add_twin(role, fqn, tensor)
+                    self.twins[id(tensor)] = fake_twin(mode, tensor)
+                    self._reals.append(tensor)
+                    self.add(role, fqn, self.twins[id(tensor)])
         self.parameters = {fqn: self.twins[id(tensor)] for fqn, tensor in live.params.items()}
         for fqn, tensor in live.params.items():
             self.parameters[fqn].grad = self.twins[id(tensor.grad)] if tensor.grad is not None else None
@@ -66,19 +67,6 @@ class Inputs:
             if key not in state:
                 state[key] = fake_twin(self._mode, tensor)
                 self.add("state", name, state[key])
-
-    def _add_twin(self, role: Role, fqn: str, tensor: torch.Tensor) -> None:
-        fake = self.twins[id(tensor)] = fake_twin(self._mode, tensor)
-        self._reals.append(tensor)
-        self.add(role, fqn, fake)
-
-    def _tensors(self, arguments: Arguments) -> Iterator[tuple[Role, Mapping[str, torch.Tensor]]]:
-        yield "param", self._live.params
-        yield "buffer", self._live.buffers
-        yield "grad", self._live.gradients()
-        yield "state", self._live.states()
-        yield "hyper", {fqn: rate_tensor(rate) for fqn, rate in self._live.rates().items()}
-        yield "batch", arguments.tensors()
 
     def _rates(self) -> dict[str, Any]:
         fakes = {value.fqn: fake for value, fake in self.all if value.role == "hyper"}
@@ -112,28 +100,19 @@ def unchanged_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> It
         before = [(fqn, module, dict(vars(module)), dict(module._buffers)) for fqn, module in model.named_modules()]
         yield
         for fqn, module, attributes, _ in before:
-            _refuse_new_attributes(fqn, module, attributes)
+            for name, value in vars(module).items():
+                was = attributes.get(name)
+                is_equal = isinstance(was, PLAIN) and isinstance(value, PLAIN) and repr(was) == repr(value)
+                if name not in attributes or (was is not value and not is_equal):
+                    raise CaptureError(
+                        f"module {fqn or 'at the root'} sets its attribute {name} in forward, which a graph does not do again; "
+                        "give it back from forward, or keep it in a buffer"
+                    )
         for fqn, module, _, buffers in before:
-            _refuse_new_buffers(fqn, module._buffers, buffers)
-
-
-def _refuse_new_attributes(fqn: str, module: nn.Module, before: Mapping[str, Any]) -> None:
-    for name, value in vars(module).items():
-        if name not in before or (before[name] is not value and not _same(before[name], value)):
-            raise CaptureError(
-                f"module {fqn or 'at the root'} sets its attribute {name} in forward, which a graph does not do again; "
-                "give it back from forward, or keep it in a buffer"
-            )
-
-
-def _same(one: Any, other: Any) -> bool:
-    return isinstance(one, PLAIN) and isinstance(other, PLAIN) and repr(one) == repr(other)
-
-
-def _refuse_new_buffers(fqn: str, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    for name, value in now.items():
-        if value is not before.get(name):
-            raise CaptureError(f"buffer {f'{fqn}.{name}'.lstrip('.')} is replaced in forward; write it in place, as with copy_")
+            if name := next((name for name, value in module._buffers.items() if value is not buffers.get(name)), ""):
+                raise CaptureError(
+                    f"buffer {f'{fqn}.{name}'.lstrip('.')} is replaced in forward; write it in place, as with copy_"
+                )
 
 
 @contextmanager
@@ -146,7 +125,9 @@ def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[
     groups = [(name, group, dict(group)) for name, group in live.groups()]
     try:
         for optimizer, state, _ in before:
-            optimizer.state = defaultdict(dict, _twin_state(state, twins))
+            known = ((twins[id(parameter)], held) for parameter, held in state.items() if id(parameter) in twins)
+            stood_for = {twin: {key: twins.get(id(value), value) for key, value in held.items()} for twin, held in known}
+            optimizer.state = defaultdict(dict, stood_for)
         plain = [_plain_state(optimizer) for optimizer in live.optimizers]
         for name, group, _ in groups:
             group["params"] = [twins[id(parameter)] for parameter in group["params"]]
@@ -164,16 +145,6 @@ def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[
         for _, group, was in groups:
             group.clear()
             group.update(was)
-
-
-def _twin_state(state: Mapping[Any, Any], twins: Mapping[int, torch.Tensor]) -> dict[Any, Any]:
-    return {
-        twins[id(parameter)]: {
-            key: twins[id(value)] if isinstance(value, torch.Tensor) else value for key, value in held.items()
-        }
-        for parameter, held in state.items()
-        if id(parameter) in twins
-    }
 
 
 def _plain_state(optimizer: Optimizer) -> dict[tuple[int, str], str]:

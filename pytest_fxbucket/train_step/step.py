@@ -17,7 +17,7 @@ from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_groups, shared_memory, signature
 from pytest_fxbucket.train_step.live import Live, LiveValues, Making, refuse_shared_writes
 from pytest_fxbucket.train_step.trace import Traced, trace_call
-from pytest_fxbucket.train_step.transforming import Crossing, Transformed, described, iterating_of, transformed
+from pytest_fxbucket.train_step.transforming import Crossing, described, iterating_of, transformed
 from pytest_fxbucket.transforms.traits import traits_of
 
 if TYPE_CHECKING:
@@ -148,8 +148,13 @@ class CapturedStep:
         try:
             program = self._program(arguments, live, making)
             making.make(value for values in program.step.inputs.values() for value in values)
+            traced = program.traced
             if program.iterating is not None and self._crossing is not None:
-                return self._iterate(program, program.iterating, take, last_step)
+                values, given = self._crossing.step(program.iterating, take, traced.cleared)
+                reply = _reply(traced, values, given)
+                if last_step:
+                    self._crossing.finish(take)
+                return reply
             values = take()
             inputs = values.gather(program.step.inputs["joint"])
             with torch.no_grad():
@@ -157,23 +162,7 @@ class CapturedStep:
         except BaseException:
             making.undo()
             raise
-        return self._reply(program, values, values.write(program.step.outputs["joint"], results, program.traced.cleared))
-
-    def _iterate(self, program: _Program, iterating: Iterating, take: Callable[[], LiveValues], last_step: bool) -> Any:
-        assert self._crossing is not None
-        values, given = self._crossing.step(iterating, take, program.traced.cleared)
-        reply = self._reply(program, values, given)
-        if last_step:
-            self._crossing.finish(take)
-        return reply
-
-    def _reply(self, program: _Program, values: LiveValues, given: Mapping[str, Any]) -> Any:
-        made = program.traced.made
-        leaves = [
-            given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
-            for leaf in made.leaves
-        ]
-        return pytree.tree_unflatten(leaves, made.spec)
+        return _reply(traced, values, values.write(program.step.outputs["joint"], results, traced.cleared))
 
     def _program(self, arguments: Arguments, live: Live, making: Making) -> _Program:
         """The program of this call; traced if none fits."""
@@ -189,21 +178,26 @@ class CapturedStep:
     def _trace(self, arguments: Arguments, live: Live, making: Making, guards: tuple[Hashable, ...]) -> _Program:
         traced = trace_call(self._function, arguments, live, self._removed, self._overrides)
         self._guards.refuse_changed(guards)
-        refuse_shared_writes(shared_memory(arguments, live), traced.made.outputs)
-        step = described(traced.made, live)
+        refuse_shared_writes(shared_memory(arguments, live), traced.outputs)
+        step = described(traced, live)
         making.make(step.inputs["joint"])
         states = live.states() | self._removed | self.state
         result = transformed(step, states, self.state, self._transforms)
         iterating = iterating_of(result.step, traced, self._crossing)
-        self._keep(result, live, making)
+        self._added.update(result.added)
+        self.state.update(result.added)
+        self._removed.update(result.removed)
+        making.drop(result.removed)
         groups: dict[str, tuple[int, ...]] = {}
         for graph_module in result.step.graphs.values():
             groups |= members_of_groups(graph_module.graph)
         return _Program(traced, result.step, iterating, groups)
 
-    def _keep(self, result: Transformed, live: Live, making: Making) -> None:
-        """Remember state that transformations added and removed, and take what they removed out of the optimizers."""
-        self._added.update(result.added)
-        self.state.update(result.added)
-        self._removed.update(result.removed)
-        making.drop(result.removed)
+
+def _reply(traced: Traced, values: LiveValues, given: Mapping[str, Any]) -> Any:
+    """What the function would have given, of results of the graph by name."""
+    leaves = [
+        given[leaf.value] if leaf.kind == "output" else values.own(leaf.value) if leaf.kind == "input" else leaf.value
+        for leaf in traced.leaves
+    ]
+    return pytree.tree_unflatten(leaves, traced.spec)

@@ -1,32 +1,37 @@
-"""Traces one call of a user's step function into a functional graph whose inputs and outputs have names."""
+"""Traces one call of a user's step function into a functional graph whose inputs and outputs have names.
+
+Its outputs are what the function gave, then new values of what it wrote.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_fxbucket.capture.draws import draws_on_tape
+from pytest_fxbucket.capture.functionalize import make_functional, without_passing_through
 from pytest_fxbucket.capture.model import fake_twin
 from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state
 from pytest_fxbucket.capture.override.anchors import Anchors
+from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
-from pytest_fxbucket.compat.kernels import takes_fake_tensors
+from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, storage_key, takes_fake_tensors
+from pytest_fxbucket.compat.live_numbers import node_of
 from pytest_fxbucket.compat.tracing import untraceable
-from pytest_fxbucket.errors import CaptureError, FxbucketError
-from pytest_fxbucket.step.roles import Value
-from pytest_fxbucket.train_step.graph import Made, Reply, finish
+from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
+from pytest_fxbucket.step.roles import Role, Value
+from pytest_fxbucket.train_step.guards import PLAIN
 from pytest_fxbucket.train_step.live import refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
 from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_other_kinds, unchanged_modules
-from pytest_fxbucket.user_frame import user_frame
+from pytest_fxbucket.user_frame import at_user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,12 +40,31 @@ if TYPE_CHECKING:
     from pytest_fxbucket.train_step.guards import Arguments
     from pytest_fxbucket.train_step.live import Live
 
+_ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
+Described = tuple[Value, torch.Tensor]
+"""What an input or output is, and the fake tensor that stands for it."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of what the function gave."""
+
+    kind: str
+    """"output" of the graph, "input" that is given back as it is, or "plain" value."""
+    value: Any
+    """FQN of the output, the :class:`Value` of the input, or the value itself."""
+
 
 @dataclass(frozen=True)
 class Traced:
-    """One call as a graph."""
+    """One call as a functional graph."""
 
-    made: Made
+    graph_module: fx.GraphModule
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    spec: Any
+    """Containers of what the function gave."""
+    leaves: tuple[Leaf, ...]
     gradients: Mapping[str, bool]
     """By FQN whether a parameter had a gradient before the step, where the graph is right only for that."""
     cleared: tuple[str, ...]
@@ -88,53 +112,116 @@ class _Tracing:
     def run(self) -> Traced:
         try:
             with self._inside():
-                reply = self._call()
-                left = self._unseen(self.gradients.left)
-                made = [(Value("grad", fqn, tuple(g.shape), g.dtype), g) for fqn, g in left.items() if g is not None]
+                paths, spec = self._call()
+                with self.recorder.unseen():
+                    left, counting = self.gradients.left(), self.gradients.counting()
                 results = [
                     (value, self._now(value, fake))
                     for value, fake in self.inputs.all
                     if value.role != "hyper" and (value.role != "grad" or value.fqn not in left)
                 ]
-                counting = self._unseen(self.gradients.counting)
-            cleared = tuple(fqn for fqn, gradient in left.items() if gradient is None)
-            return Traced(finish(self.recorder, self.inputs.all, reply, [*results, *made], self.anchors), counting, cleared)
+                results += [(Value("grad", fqn, tuple(g.shape), g.dtype), g) for fqn, g in left.items() if g is not None]
+            inputs = sorted(self.inputs.all, key=lambda pair: _ORDER.index(pair[0].role))
+            leaves, given = self._reply(paths)
+            given += [(value, self.recorder.node(fake)) for value, fake in results]
+            made = self._functional([(value, self.recorder.node(fake)) for value, fake in inputs], given)
+            return Traced(*made, spec, leaves, counting, tuple(fqn for fqn, gradient in left.items() if gradient is None))
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
         model = self.live.model
-        try:
-            with ExitStack() as inside:
-                inside.enter_context(torch.autograd.set_multithreading_enabled(False))
-                inside.enter_context(takes_fake_tensors())
-                inside.enter_context(watching_zero_grad(model, self.live.optimizers, self._drop))
-                inside.enter_context(self.namer.watching(model))
-                inside.enter_context(unchanged_modules(model, self.inputs.twins))
-                inside.enter_context(self.anchors.in_place())
-                inside.enter_context(in_optimizers(self.live, self.inputs.twins, self.inputs.rates))
-                self.inputs.add_removed(self.removed)
-                inside.enter_context(self.mode)
-                inside.enter_context(self.recorder)
-                inside.enter_context(draws_on_tape())
-                inside.enter_context(self.functions)
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as inside:
+            inside.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            inside.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            inside.enter_context(torch.autograd.set_multithreading_enabled(False))
+            inside.enter_context(takes_fake_tensors())
+            inside.enter_context(watching_zero_grad(model, self.live.optimizers, self.recorder, self.gradients))
+            inside.enter_context(self.namer.watching(model))
+            inside.enter_context(unchanged_modules(model, self.inputs.twins))
+            inside.enter_context(self.anchors.in_place())
+            inside.enter_context(in_optimizers(self.live, self.inputs.twins, self.inputs.rates))
+            self.inputs.add_removed(self.removed)
+            inside.enter_context(self.mode)
+            inside.enter_context(self.recorder)
+            inside.enter_context(draws_on_tape())
+            inside.enter_context(self.functions)
+            yield
 
-    def _call(self) -> Reply:
+    def _call(self) -> tuple[list[tuple[str, Any]], Any]:
+        """Leaves of what the function gives, with their paths, and its containers."""
         arguments = [self.inputs.twins[id(x)] if isinstance(x, torch.Tensor) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(arguments, self.arguments.spec)
         with self._blamed():
             result = self.function(*args, **kwargs)
-        return Reply.of(self.functions.twinned(result), self.functions.losses)
+        leaves, spec = pytree.tree_flatten_with_path(self.functions.twinned(result))
+        found = []
+        for key, leaf in leaves:
+            path = f"result{pytree.keystr(key)}"
+            leaf = leaf.trigger_wait() if hasattr(leaf, "trigger_wait") else leaf
+            if not isinstance(leaf, (torch.Tensor, torch.SymFloat, *PLAIN)):
+                raise CaptureError(
+                    f"the step gives a value of type {type(leaf).__name__} at {path}; it can give tensors, plain values, and "
+                    "tuples, lists and dicts of them"
+                )
+            found.append((path, leaf))
+        return found, spec
+
+    def _reply(self, paths: Sequence[tuple[str, Any]]) -> tuple[tuple[Leaf, ...], list[tuple[Value, fx.Node]]]:
+        """The leaves at ``paths``, and the outputs among them; a scalar whose backward was run has the role "loss"."""
+        inputs = {id(fake): value for value, fake in self.inputs.all}
+        losses = {storage_key(loss) for loss in self.functions.losses}
+        leaves: list[Leaf] = []
+        outputs: list[tuple[Value, fx.Node]] = []
+        for path, leaf in paths:
+            if id(leaf) in inputs:
+                leaves.append(Leaf("input", inputs[id(leaf)]))
+            elif isinstance(leaf, PLAIN):
+                leaves.append(Leaf("plain", leaf))
+            elif isinstance(leaf, torch.SymFloat):
+                leaves.append(Leaf("output", path))
+                outputs.append((Value("value", path, (), None), node_of(leaf)))
+            else:
+                leaves.append(Leaf("output", path))
+                role: Role = "loss" if leaf.dim() == 0 and storage_key(leaf) in losses else "value"
+                outputs.append((Value(role, path, tuple(leaf.shape), leaf.dtype), self.recorder.node(leaf)))
+        return tuple(leaves), outputs
+
+    def _functional(
+        self, inputs: Sequence[tuple[Value, fx.Node]], outputs: Sequence[tuple[Value, fx.Node]]
+    ) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
+        """The recorded graph made functional, without outputs that the step did not change and gradients that it did not read.
+
+        Anchors are expanded into what overrides put there.
+        """
+        graph = self.recorder.graph
+        if first := next((node for node in graph.nodes if node.op != "placeholder"), None):
+            for _, node in inputs:
+                first.prepend(node)
+        with torch.no_grad():  # fake values let go of autograd; their storages stay
+            for node in graph.nodes:
+                node.meta["val"] = pytree.tree_map(
+                    lambda value: value.detach() if isinstance(value, torch.Tensor) else value, node.meta.get("val")
+                )
+        graph.output([node for _, node in outputs])
+        expand(graph, self.anchors, self.recorder.hold)
+        make_functional(graph)
+        without_passing_through(graph)
+        (final,) = graph.output_node().args
+        pairs = zip((value for value, _ in outputs), final, strict=True)  # type: ignore[arg-type]
+        unchanged = set(inputs)
+        kept = [pair for pair in pairs if pair not in unchanged]
+        graph.output_node().args = ([node for _, node in kept],)
+        graph.eliminate_dead_code()
+        used = [(value, node) for value, node in inputs if value.role != "grad" or node.users]
+        for _, node in unchanged.difference(used):
+            graph.erase_node(node)
+        root = torch.nn.Module()
+        for name, constant in self.recorder.constants.items():
+            root.register_buffer(name, constant)
+        return fx.GraphModule(root, graph), tuple(value for value, _ in used), tuple(value for value, _ in kept)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.recorder.paused:
@@ -146,7 +233,8 @@ class _Tracing:
         self.stepping = optimizer
         if len(args) > 1 or kwargs:
             raise CaptureError("it runs a closure; compute loss and gradients before, and call step() without one")
-        self._unseen(lambda: self._make_state(optimizer))
+        with self.recorder.unseen():
+            self._make_state(optimizer)
         self.functions.in_optimizer = True
 
     def _after_step(self, *_: Any) -> None:
@@ -172,17 +260,6 @@ class _Tracing:
                 if isinstance(value, torch.Tensor):
                     self.inputs.add("state", f"{fqn}.{key}", value)
 
-    def _unseen(self, look: Callable[[], Any]) -> Any:
-        """Give what ``look`` gives, and record nothing of it."""
-        self.recorder.paused = True
-        try:
-            return look()
-        finally:
-            self.recorder.paused = False
-
-    def _drop(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._unseen(lambda: self.gradients.drop(parameters))
-
     def _read_gradient(self, fqn: str, gradient: torch.Tensor) -> None:
         if type(gradient) is not type(self.parameters[fqn]):
             return
@@ -201,19 +278,12 @@ class _Tracing:
         try:
             yield
         except Exception as error:
-            frame = user_frame(error)
-            where = f" at {frame}" if frame else ""
-            if isinstance(error, FxbucketError):
-                text = str(error)
-            else:
-                text = untraceable(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise CaptureError(f"tracing {self._doing()} failed{where}: {text}") from error
-
-    def _doing(self) -> str:
-        if self.stepping is not None:
-            return f"the step of the optimizer {type(self.stepping).__name__}"
-        module = self.namer.failed_module if sys.exc_info()[1] is not None else None
-        return f"module {module}" if module else getattr(self.function, "__qualname__", "the step")
+            doing = f"module {self.namer.failed}" if self.namer.failed else getattr(self.function, "__qualname__", "the step")
+            if self.stepping is not None:
+                doing = f"the step of the optimizer {type(self.stepping).__name__}"
+            text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
+            text = text or f"{type(error).__name__}: {text_of(error)[:300]}"
+            raise CaptureError(f"tracing {doing} failed{at_user_frame(error)}: {text}") from error
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from pytest_fxbucket.capture.model import fake_twin
+from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.iterations import Iterating
@@ -17,7 +19,6 @@ from pytest_fxbucket.transforms.fit import refuse_unpaired
 from pytest_fxbucket.transforms.registry import Stage, Transform, refuse_order, run_stages
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.train_step.graph import Made
     from pytest_fxbucket.train_step.live import Live, LiveValues
     from pytest_fxbucket.train_step.trace import Traced
 
@@ -33,15 +34,17 @@ class Transformed:
     """Fake tensors like the state that is gone."""
 
 
-def described(made: Made, live: Live) -> StepGraph:
+def described(traced: Traced, live: Live) -> StepGraph:
     """Describe a traced step as transformations get it: one graph, "joint", of this rank, without a mesh."""
-    import torch.distributed as dist
-
+    first_names, parameters = aliases_of(live.model), []
+    for fqn, tensor in live.params.items():
+        aliases, shape = tuple(alias for alias, first in first_names.items() if first == fqn), tuple(tensor.shape)
+        parameters.append(Parameter(fqn, aliases, shape, shape, tensor.dtype, tensor.requires_grad, shape))
     return StepGraph(
-        graphs={"joint": made.graph_module},
-        inputs={"joint": made.inputs},
-        outputs={"joint": made.outputs},
-        parameters=_parameters(live),
+        graphs={"joint": traced.graph_module},
+        inputs={"joint": traced.inputs},
+        outputs={"joint": traced.outputs},
+        parameters=tuple(parameters),
         modules=tuple(fqn for fqn, _ in live.model.named_modules()),
         mesh=(),
         rank=dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,
@@ -77,18 +80,6 @@ def _stage(transform: Transform) -> Stage:
     function = getattr(transform, "func", transform)  # of a partial
     name = getattr(function, "__qualname__", type(function).__name__)
     return Stage(name, f"transform {name}", transform)
-
-
-def _parameters(live: Live) -> tuple[Parameter, ...]:
-    aliases: dict[str, list[str]] = {fqn: [] for fqn in live.params}
-    for fqn, tensor in live.model.named_parameters(remove_duplicate=False):
-        if (first := live.fqns[id(tensor)]) != fqn:
-            aliases[first].append(fqn)
-    return tuple(
-        Parameter(fqn, tuple(aliases[fqn]), shape, shape, tensor.dtype, tensor.requires_grad, shape)
-        for fqn, tensor in live.params.items()
-        for shape in [tuple(tensor.shape)]
-    )
 
 
 def iterating_of(step: StepGraph, traced: Traced, crossing: Crossing | None) -> Iterating | None:
@@ -129,13 +120,20 @@ class Crossing:
         :class:`CaptureError` if somebody wrote to what is a call behind; nothing is changed then.
         """
         values = take()
-        self._refuse_written(values)
+        for (role, fqn), (tensor, version, pointer) in self._seen.items():
+            found = values.find(role, fqn)
+            if found is not tensor or (found._version, found.data_ptr()) != (version, pointer):
+                what = "parameter" if role == "param" else role
+                raise CaptureError(
+                    f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
+                    "call before with last_step=True"
+                )
         if self._left is not None and self._left is not iterating:
             self.finish(take)
         results = iterating.step(values.gather)
         given = values.write([value for value, _ in results], [made for _, made in results], cleared)
         self._left = iterating
-        self._remember(iterating, values)
+        self._seen = {(v.role, v.fqn): (own := values.own(v), own._version, own.data_ptr()) for v in iterating.behind}
         return values, given
 
     def finish(self, take: Callable[[], LiveValues]) -> None:
@@ -148,16 +146,3 @@ class Crossing:
         self._left.forget()
         self._left = None
         self._seen.clear()
-
-    def _remember(self, iterating: Iterating, values: LiveValues) -> None:
-        self._seen = {(v.role, v.fqn): (own := values.own(v), own._version, own.data_ptr()) for v in iterating.behind}
-
-    def _refuse_written(self, values: LiveValues) -> None:
-        for (role, fqn), (tensor, version, pointer) in self._seen.items():
-            found = values.find(role, fqn)
-            if found is not tensor or (found._version, found.data_ptr()) != (version, pointer):
-                what = "parameter" if role == "param" else role
-                raise CaptureError(
-                    f"{what} {fqn} was changed between two calls, while its update of the last one is still to come; make the "
-                    "call before with last_step=True"
-                )

@@ -19,8 +19,8 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, Maker, fake_value
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent, Writes, named, read
-from pytest_fxbucket.transforms.merge_duplicates.transform import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
 
@@ -70,15 +70,13 @@ class Reduced:
 
 def why_apart(node: fx.Node, one: Reduced, other: Reduced) -> str:
     """Why the sum ``node`` must stay behind ``one`` and ``other``, written memory aside; empty if it need not."""
-    found = _other_sum(node) or _of_one(node, one) or _of_one(node, other) or _differ(one, other)
-    return found or ("" if form_of(node) == form_of(one.way[-1]) else "the sum lies otherwise in memory than its addends")
-
-
-def _other_sum(node: fx.Node) -> str:
     if written(node):
         return f"{node.name} adds in place"
     alpha: Any = node.kwargs.get("alpha", 1)
-    return "" if alpha == 1 else f"{node.name} adds {alpha} times the second"
+    if alpha != 1:
+        return f"{node.name} adds {alpha} times the second"
+    found = _of_one(node, one) or _of_one(node, other) or _differ(one, other)
+    return found or ("" if form_of(node) == form_of(one.way[-1]) else "the sum lies otherwise in memory than its addends")
 
 
 def _of_one(node: fx.Node, reduced: Reduced) -> str:
@@ -92,14 +90,11 @@ def _of_one(node: fx.Node, reduced: Reduced) -> str:
     for step, reader in zip((launch, *way), (*way, node), strict=True):
         if foreign := next((user for user in step.users if user is not reader), None):
             return f"{foreign.name} reads what {launch.name} brings, too"
-    if changes := next((step for step in reduced.steps if not _keeps_all(step)), None):
-        return f"{changes.target} ({changes.name}) stands between {launch.name} and the sum"
+    for step in reduced.steps:
+        before, after = fake_value(step.all_input_nodes[0]), fake_value(step)
+        if operator_name(step) not in PERMUTES or (before.dtype, before.device) != (after.dtype, after.device):
+            return f"{step.target} ({step.name}) stands between {launch.name} and the sum"
     return "" if fake_value(reduced.sends).is_contiguous() else f"{launch.name} sends what is not contiguous"
-
-
-def _keeps_all(step: fx.Node) -> bool:
-    before, after = fake_value(step.all_input_nodes[0]), fake_value(step)
-    return operator_name(step) in PERMUTES and (before.dtype, before.device) == (after.dtype, after.device)
 
 
 def _differ(one: Reduced, other: Reduced) -> str:
@@ -115,9 +110,6 @@ def _differ(one: Reduced, other: Reduced) -> str:
         ways = [[(step.target, repr(step.args[1:]), repr(step.kwargs)) for step in reduced.steps] for reduced in (one, other)]
         is_same = ways[0] == ways[1]
     return "" if is_same else "they do not go the same way to the sum"
-
-
-# What two reductions bring, and is only added up, is added before one reduction.
 
 
 NAME = "add_before_reducing"

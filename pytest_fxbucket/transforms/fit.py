@@ -205,15 +205,18 @@ def _broken(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked], keeps
                 yield f"{problem}{_of(phase, after)}"
             left[nameless] -= 1
     if not keeps_collectives:
-        yield from _no_longer_carried(before, after)
+        kept = {_what(one) for looked in after.values() for one in carried(looked.reading)}
+        for member in (member for looked in before.values() for member in carried(looked.reading)):
+            if member.fqn and _what(member) not in kept:
+                what = f"{member.kind} {member.op}".rstrip()
+                yield f"{what} of {member.fqn} on group {member.group} is launched no more"
         return
     for phase, old in before.items():
         if (new := after.get(phase)) is None:
             yield f"there is no graph {phase} any more"
             return
-        for problem in (*lost(old.reading, new.reading), *other_bytes(old.reading, new.reading)):
-            yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"
-        for problem in other_readers(old.reading, old.graph, new.reading, new.graph):
+        problems = (*lost(old.reading, new.reading), *other_bytes(old.reading, new.reading))
+        for problem in (*problems, *other_readers(old.reading, old.graph, new.reading, new.graph)):
             yield f"{problem.replace('before the pass', 'before it')}{_of(phase, after)}"
 
 
@@ -221,14 +224,6 @@ def _nameless(problem: str, graph: fx.Graph) -> str:
     """``problem`` without the names of nodes, which a transformation may give anew."""
     names = {node.name for node in graph.nodes}
     return re.sub(r"\w+", lambda word: "" if word[0] in names else word[0], problem)
-
-
-def _no_longer_carried(before: Mapping[Phase, Looked], after: Mapping[Phase, Looked]) -> Iterator[str]:
-    kept = {_what(one) for looked in after.values() for one in carried(looked.reading)}
-    for looked in before.values():
-        for one in carried(looked.reading):
-            if one.fqn and _what(one) not in kept:
-                yield f"{one.kind}{' ' * bool(one.op)}{one.op} of {one.fqn} on group {one.group} is launched no more"
 
 
 def _what(one: object) -> tuple[object, ...]:

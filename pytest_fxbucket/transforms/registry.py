@@ -45,23 +45,20 @@ def stages_of(plan: Plan) -> Stages:
     """
     if not plan.transform:
         return Stages()
-    listed = [_stage(plan, number) for number in range(len(plan.transform))]
-    place = next((number for number, stage in enumerate(listed) if stage is None), None)
-    stages = [stage for stage in listed if stage is not None]
+    stages: list[Stage] = []
+    place: int | None = None
+    for number, one in enumerate(plan.transform, 1):
+        where = f"{plan.path}: [[transform]] {number}"
+        if one.name == BUCKET:
+            place = len(stages) if place is None else place
+            continue
+        function = import_callable(BUILT_IN.get(one.name, one.name), where)
+        stages.append(Stage(one.name, f"{where}: {one.name}", function, one.args))
     if place is None:
         place = next((n for n, stage in enumerate(stages) if BUCKET in traits_of(stage.function).after), len(stages))
     refuse_order(stages, place)
     foreign = (stage.name.partition(":")[0] for stage in stages if stage.name not in BUILT_IN)
     return Stages(tuple(stages[:place]), tuple(stages[place:]), tuple(dict.fromkeys(foreign)))
-
-
-def _stage(plan: Plan, number: int) -> Stage | None:
-    """The ``number``-th table, from 0; None for the pass."""
-    one = plan.transform[number]
-    if one.name == BUCKET:
-        return None
-    where = f"{plan.path}: [[transform]] {number + 1}"
-    return Stage(one.name, f"{where}: {one.name}", import_callable(BUILT_IN.get(one.name, one.name), where), one.args)
 
 
 def refuse_order(stages: Sequence[Stage], place: int | None = None) -> None:
@@ -156,8 +153,16 @@ def run_stages(stages: Sequence[Stage], step: StepGraph, state: State) -> list[S
 
 
 def _run(stage: Stage, step: StepGraph, state: State) -> StepGraph:
-    _refuse_args(stage, step, state)
-    _refuse_needs(stage, step)
+    try:
+        signature(stage.function).bind(step, state, **stage.args)
+    except TypeError as error:
+        raise PlanError(f"{stage.where}: {error}; its args are its keyword arguments") from None
+    has = {
+        "roles": step.has_roles,
+        "optimizer": any(value.role == "param" for values in step.outputs.values() for value in values),
+    }
+    if missing := next((need for need in traits_of(stage.function).needs if not has[need]), None):
+        raise PassError(f"{stage.where} needs {_NEEDS[missing]}")
     mine = replace(step, graphs={phase: own_copy(module) for phase, module in step.graphs.items()})
     with _naming(stage), blamed(lambda: stage.where):
         after = stage.function(mine, state, **stage.args)
@@ -176,19 +181,3 @@ def _naming(stage: Stage) -> Iterator[None]:
         if stage.where in str(error):
             raise
         raise type(error)(f"{stage.where}: {str(error).removeprefix(f'{stage.name}: ')}") from error
-
-
-def _refuse_args(stage: Stage, step: StepGraph, state: State) -> None:
-    try:
-        signature(stage.function).bind(step, state, **stage.args)
-    except TypeError as error:
-        raise PlanError(f"{stage.where}: {error}; its args are its keyword arguments") from None
-
-
-def _refuse_needs(stage: Stage, step: StepGraph) -> None:
-    has = {
-        "roles": step.has_roles,
-        "optimizer": any(value.role == "param" for values in step.outputs.values() for value in values),
-    }
-    if missing := next((need for need in traits_of(stage.function).needs if not has[need]), None):
-        raise PassError(f"{stage.where} needs {_NEEDS[missing]}")

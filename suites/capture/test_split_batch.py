@@ -13,8 +13,7 @@ from split_models import Labelled
 from steps import plan_of
 from torch import Tensor, nn
 
-from pytest_fxbucket.capture.batch import own_loss, split_of
-from pytest_fxbucket.capture.batches import batch_of
+from pytest_fxbucket.capture.batch import batch_of, own_loss, split_of
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.key_forms import Path

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_data_that_cannot_tell import PLAN
 
-from pytest_fxbucket.capture.batches import Followed, batch_of
+from pytest_fxbucket.capture.batch import Followed, batch_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Run
 from pytest_fxbucket.ranks.pools import Pools

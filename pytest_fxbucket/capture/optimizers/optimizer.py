@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
+from pytest_fxbucket.capture.traced import modules_of
 from pytest_fxbucket.errors import PlanError, named
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.factories import import_callable
@@ -27,108 +28,75 @@ _UNSUPPORTED = {
 }
 
 
-class Spec(Protocol):
-    """What an ``[optimizer]`` table says."""
-
-    @property
-    def factory(self) -> str:
-        """``module:callable``, called with the parameter groups."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """Keyword arguments of the factory."""
-
-    @property
-    def params(self) -> tuple[Entry, ...]:
-        """Which parameters; none given: all that no other optimizer has."""
-
-    @property
-    def groups(self) -> str | tuple[Mapping[str, object], ...]:
-        """``one``, ``entry`` (a group for each entry of the plan), or tables of params and options, such as lr."""
-
-
-class ModelNames(Protocol):
-    """What selectors need to know of a model."""
-
-    @property
-    def modules(self) -> Sequence[str]:
-        """FQN of every module; the root is ''."""
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """Other FQNs of tied parameters, to the canonical ones."""
-
-
 def build_optimizers(
-    specs: Sequence[Spec],
+    specs: Sequence[schema.Optimizer],
     parameters: Mapping[str, torch.Tensor],
     entries: Sequence[ResolvedEntry] = (),
-    names: ModelNames | None = None,
+    names: Optimizing | None = None,
 ) -> list[Optimizer]:
     """Make the optimizers of ``specs``, in their order, over ``parameters``: all trainable ones, by FQN, in registration order.
 
-    Parameters may be fake or real shards. Raises :class:`PlanError` for a selector that matches nothing, a parameter that two
-    optimizers or groups have or none has, a factory that raises or gives no optimizer, and one that cannot run in a graph.
+    Parameters may be fake or real shards; ``names`` has the model's modules and aliases. Raises :class:`PlanError` for a
+    selector that matches nothing, a parameter that two optimizers or groups have or none has, a factory that raises or gives no
+    optimizer, and one that cannot run in a graph.
     """
-    owned = _owned(specs, list(parameters), names)
+    wheres = ["[optimizer]"] if len(specs) == 1 else [f"[[optimizer]] {number}" for number in range(1, len(specs) + 1)]
+    owned = _handed_out(
+        [spec.params or None for spec in specs],
+        wheres,
+        list(parameters),
+        names,
+        open_twice=", so each would have all that no other has; name them",
+        left_out="no [[optimizer]] has the trainable parameter {}; add it to params, or leave one's params out",
+    )
     return [
         _build(spec, where, _grouped(spec, where, fqns, entries, names), parameters)
-        for (spec, where), fqns in zip(_named(specs), owned, strict=True)
+        for spec, where, fqns in zip(specs, wheres, owned, strict=True)
     ]
 
 
-def _named(specs: Sequence[Spec]) -> list[tuple[Spec, str]]:
-    """Each with what to call its table."""
-    if len(specs) == 1:
-        return [(specs[0], "[optimizer]")]
-    return [(spec, f"[[optimizer]] {number}") for number, spec in enumerate(specs, 1)]
-
-
-def _owned(specs: Sequence[Spec], fqns: Sequence[str], names: ModelNames | None) -> list[list[str]]:
-    """The parameters of each optimizer."""
-    wheres = [where for _, where in _named(specs)]
-    open_ones = [where for spec, where in _named(specs) if not spec.params]
+def _handed_out(
+    params: Sequence[Sequence[Entry] | None],
+    wheres: Sequence[str],
+    fqns: Sequence[str],
+    names: Optimizing | None,
+    *,
+    open_twice: str,
+    left_out: str,
+) -> list[list[str]]:
+    """Those of ``fqns`` that each of ``wheres`` has: what its ``params`` select; without any it has what no other has."""
+    open_ones = [where for selectors, where in zip(params, wheres, strict=True) if selectors is None]
     if len(open_ones) > 1:
-        raise PlanError(
-            f"{open_ones[0]} and {open_ones[1]} both name no params, so each would have all that no other has; name them"
-        )
-    claims = [_selected(spec.params, fqns, f"{where} params", names) if spec.params else [] for spec, where in _named(specs)]
-    owners = _owners(claims, wheres)
-    rest = [fqn for fqn in fqns if fqn not in owners]
-    if rest and not open_ones:
-        raise PlanError(f"no [[optimizer]] has the trainable parameter {rest[0]}; add it to params, or leave one's params out")
-    found = [claim if spec.params else rest for spec, claim in zip(specs, claims, strict=True)]
-    if empty := next((where for where, claim in zip(wheres, found, strict=True) if not claim), None):
-        raise PlanError(f"{empty} has no parameter left; the others have them all, so take it out")
-    return found
-
-
-def _owners(claims: Sequence[Sequence[str]], wheres: Sequence[str]) -> dict[str, str]:
+        raise PlanError(f"{open_ones[0]} and {open_ones[1]} both name no params{open_twice}")
+    claims = [
+        None if selectors is None else _selected(selectors, fqns, f"{where} params", names)
+        for selectors, where in zip(params, wheres, strict=True)
+    ]
     owners: dict[str, str] = {}
     for claim, where in zip(claims, wheres, strict=True):
-        for fqn in claim:
+        for fqn in claim or ():
             if fqn in owners:
                 raise PlanError(f"{owners[fqn]} and {where} both have the parameter {fqn}; let one of them have it")
             owners[fqn] = where
-    return owners
+    rest = [fqn for fqn in fqns if fqn not in owners]
+    if rest and not open_ones:
+        raise PlanError(left_out.format(rest[0]))
+    if open_ones and not rest:
+        raise PlanError(f"{open_ones[0]} has no parameter left; the others have them all, so take it out")
+    return [rest if claim is None else claim for claim in claims]
 
 
-def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: ModelNames | None) -> list[str]:
+def _selected(entries: Sequence[Entry], fqns: Sequence[str], where: str, names: Optimizing | None) -> list[str]:
     """The parameters that selectors name, in registration order."""
-    modules = names.modules if names else _modules(fqns)
+    modules = names.modules if names else modules_of(fqns)
     aliases = names.aliases if names else {}
     resolution = resolve(entries, fqns, modules, aliases=aliases, unplanned="allow", where=where, what="trainable parameters")
     wanted = {fqn for entry in resolution.entries for fqn in entry.parameters}
     return [fqn for fqn in fqns if fqn in wanted]
 
 
-def _modules(fqns: Sequence[str]) -> list[str]:
-    parts = [fqn.split(".")[:-1] for fqn in fqns]
-    return list(dict.fromkeys(".".join(path[:depth]) for path in parts for depth in range(len(path) + 1)))
-
-
 def _grouped(
-    spec: Spec, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: ModelNames | None
+    spec: schema.Optimizer, where: str, fqns: Sequence[str], entries: Sequence[ResolvedEntry], names: Optimizing | None
 ) -> list[tuple[list[str], dict[str, Any]]]:
     """Parameters and options of each group of one optimizer."""
     if spec.groups == "one":
@@ -139,36 +107,24 @@ def _grouped(
         return [(group, {}) for group in (*groups, [fqn for fqn in fqns if fqn in rest]) if group]
     if isinstance(spec.groups, str):
         raise PlanError(f'{where} groups is "{spec.groups}", expected "one", "entry" or a list of tables')
-    return _listed(spec.groups, where, fqns, names)
-
-
-def _listed(
-    tables: Sequence[Mapping[str, object]], where: str, fqns: Sequence[str], names: ModelNames | None
-) -> list[tuple[list[str], dict[str, Any]]]:
-    """Groups as tables say; one without params has what no other has."""
-    wheres = [f"{where} groups {number}" for number in range(1, len(tables) + 1)]
-    claims = [
-        _selected(cast("tuple[Entry, ...]", table["params"]), fqns, f"{here} params", names) if "params" in table else []
-        for table, here in zip(tables, wheres, strict=True)
-    ]
-    owners = _owners(claims, wheres)
-    rest = [fqn for fqn in fqns if fqn not in owners]
-    open_ones = [here for table, here in zip(tables, wheres, strict=True) if "params" not in table]
-    if len(open_ones) > 1:
-        raise PlanError(f"{open_ones[0]} and {open_ones[1]} both name no params; one may, and has what no other group has")
-    if rest and not open_ones:
-        raise PlanError(
-            f"{where} groups leave out the parameter {rest[0]}; add it to one, "
-            "or add a group without params, `{}`, which has the rest"
-        )
-    if open_ones and not rest:
-        raise PlanError(f"{open_ones[0]} has no parameter left; the others have them all, so take it out")
-    options = [{key: value for key, value in table.items() if key != "params"} for table in tables]
-    return [(claim if "params" in table else rest, more) for table, claim, more in zip(tables, claims, options, strict=True)]
+    listed = _handed_out(
+        [cast("tuple[Entry, ...] | None", table.get("params")) for table in spec.groups],
+        [f"{where} groups {number}" for number in range(1, len(spec.groups) + 1)],
+        fqns,
+        names,
+        open_twice="; one may, and has what no other group has",
+        left_out=f"{where} groups leave out the parameter {{}}; add it to one, "
+        "or add a group without params, `{{}}`, which has the rest",
+    )
+    options = [{key: value for key, value in table.items() if key != "params"} for table in spec.groups]
+    return list(zip(listed, options, strict=True))
 
 
 def _build(
-    spec: Spec, where: str, groups: Sequence[tuple[list[str], dict[str, Any]]], parameters: Mapping[str, torch.Tensor]
+    spec: schema.Optimizer,
+    where: str,
+    groups: Sequence[tuple[list[str], dict[str, Any]]],
+    parameters: Mapping[str, torch.Tensor],
 ) -> Optimizer:
     factory = import_callable(spec.factory, f"{where} factory")
     given = [{"params": [parameters[fqn] for fqn in fqns], **options} for fqns, options in groups]
@@ -224,8 +180,6 @@ class Optimizing:
 
     def state(self, parts: Mapping[str, torch.Tensor], with_gradient: set[str]) -> dict[tuple[str, str], torch.Tensor]:
         """State before the first step, and the learning rates, by role and name as graphs' inputs have them."""
-        import torch
-
         optimizers = self.build(parts)
         make_state(optimizers, [part for fqn, part in parts.items() if fqn in with_gradient])
         found = {("state", one.fqn): one.tensor for one in state_tensors(optimizers, parts)}

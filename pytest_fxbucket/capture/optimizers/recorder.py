@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from pytest_fxbucket.capture.functional_operators import given_back
+from pytest_fxbucket.capture.functional_operators import given_back, with_some_numbers
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode, TorchDispatchMode, value_of
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
 from pytest_fxbucket.errors import CaptureError
@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
         result = given_back(func, args, kwargs)
         if result is None:
             with self._mode:
-                result = func(*_shown(args), **_shown(kwargs))
+                result = func(*with_some_numbers(args), **with_some_numbers(kwargs))
         node = self.graph.call_function(func, self._plain(args), self._plain(kwargs))
         if not func._schema.returns:
             return None
@@ -125,12 +125,3 @@ class _Items(TorchFunctionMode):
         if func is torch.Tensor.item:
             return self._recorder.number(args[0])
         return func(*args, **(kwargs or {}))
-
-
-def _shown(value: Any) -> Any:
-    """Live numbers as some number: only shapes and dtypes are asked for."""
-    if isinstance(value, torch.SymFloat):
-        return 1.0
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_shown, value))
-    return {name: _shown(item) for name, item in value.items()} if isinstance(value, dict) else value

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,8 @@ def make_state(optimizers: Sequence[Optimizer], with_gradient: Collection[torch.
             continue
         _step_and_undo(optimizer, wanted)
         again = _values(optimizer)
-        if key := next((at[1] for at in again if not _same(again[at], made.get(at))), ""):
+        kept = {at for at, was in made.items() if at in again and was.shape == again[at].shape and torch.equal(was, again[at])}
+        if key := next((at[1] for at in again if at not in kept), ""):
             raise CaptureError(
                 f"the optimizer {type(optimizer).__name__} puts another tensor in the place of its state {key!r} in each step, "
                 "so what that was before the first step is not known; write it in place, or make it in the constructor"
@@ -57,10 +57,17 @@ def _step_and_undo(optimizer: Optimizer, wanted: Collection[int]) -> None:
     before = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, -0.0) if id(parameter) in wanted else None
-    with _still(optimizer), torch.no_grad():
-        with _PutBack() as written:
-            optimizer.step()
-        written.put_back()
+    groups = [(group, {key: group[key] for key in _STILL if key in group}) for group in optimizer.param_groups]
+    try:
+        for group, known in groups:
+            group.update({key: _STILL[key] for key in known})
+        with torch.no_grad():
+            with _PutBack() as written:
+                optimizer.step()
+            written.put_back()
+    finally:
+        for group, known in groups:
+            group.update(known)
     for parameter, grad in zip(parameters, before, strict=True):
         parameter.grad = grad
 
@@ -73,10 +80,6 @@ def _values(optimizer: Optimizer) -> dict[tuple[int, str], torch.Tensor]:
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and not is_fake(value)
     }
-
-
-def _same(value: torch.Tensor, other: torch.Tensor | None) -> bool:
-    return other is not None and value.shape == other.shape and bool(torch.equal(value, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +123,6 @@ def rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
         for i, optimizer in enumerate(optimizers)
         for j, group in enumerate(optimizer.param_groups)
     }
-
-
-@contextmanager
-def _still(optimizer: Optimizer) -> Iterator[None]:
-    before = [{key: group[key] for key in _STILL if key in group} for group in optimizer.param_groups]
-    for group, known in zip(optimizer.param_groups, before, strict=True):
-        group.update({key: _STILL[key] for key in known})
-    try:
-        yield
-    finally:
-        for group, known in zip(optimizer.param_groups, before, strict=True):
-            group.update(known)
 
 
 class _PutBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -17,11 +17,11 @@ from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state, rates, state_tensors
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.tracing import untraceable
-from pytest_fxbucket.errors import CaptureError, FxbucketError
+from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.process.collector import paused
-from pytest_fxbucket.step.roles import Value
-from pytest_fxbucket.user_frame import user_frame
+from pytest_fxbucket.step.roles import Role, Value
+from pytest_fxbucket.user_frame import at_user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -41,6 +41,7 @@ class TracedUpdate:
     """New values of those parameters, then of all state, in the inputs' order."""
 
 
+@paused()
 def trace_update(
     build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None = None, parted: bool = False
 ) -> TracedUpdate:
@@ -53,38 +54,32 @@ def trace_update(
     :class:`CaptureError` for an optimizer that decides by values, or keeps what changes outside of tensors, and for one that
     looks at a whole parameter where it is given a part.
     """
-    with paused():
-        return _trace(build, parameters, grads, clip, parted)
-
-
-def _trace(build: Build, parameters: Sequence[Value], grads: Collection[str], clip: Clip | None, parted: bool) -> TracedUpdate:
     mode = FakeTensorMode()
-    shards = {value.fqn: value for value in parameters}
     with mode:
-        fakes = {fqn: torch.empty(value.shape, dtype=value.dtype) for fqn, value in shards.items()}
+        fakes = {value.fqn: torch.empty(value.shape, dtype=value.dtype) for value in parameters}
         optimizers = list(build(fakes))
-        held = [fqn for fqn in fakes if fqn in grads]
+        held = {fqn: fake for fqn, fake in fakes.items() if fqn in grads}
         hypers = {name: torch.empty((), dtype=torch.float64) for name in rates(optimizers)}
-        gradients = {fqn: torch.empty_like(fakes[fqn]) for fqn in held}
-    _make_state(optimizers, {fqn: fakes[fqn] for fqn in held}, Recorder(mode))
+        gradients = {fqn: torch.empty_like(fake) for fqn, fake in held.items()}
+    _make_state(optimizers, held, Recorder(mode))
     recorder = Recorder(mode)
-    states = state_tensors(optimizers, {fqn: fakes[fqn] for fqn in held})
-    inputs = [*(shards[fqn] for fqn in held), *(_value("grad", fqn, gradients[fqn]) for fqn in held)]
-    inputs += [_value("state", state.fqn, state.tensor) for state in states]
-    inputs += [_value("hyper", name, hyper) for name, hyper in hypers.items()]
-    tensors = [*(fakes[fqn] for fqn in held), *gradients.values(), *(state.tensor for state in states), *hypers.values()]
-    for value, tensor in zip(inputs, tensors, strict=True):
-        recorder.input(f"{value.role}_{value.fqn}", tensor)
+    states = state_tensors(optimizers, held)
+    given: list[tuple[Role, str, torch.Tensor]] = [("param", fqn, fake) for fqn, fake in held.items()]
+    given += [("grad", fqn, gradient) for fqn, gradient in gradients.items()]
+    given += [("state", state.fqn, state.tensor) for state in states]
+    given += [("hyper", name, hyper) for name, hyper in hypers.items()]
+    for role, fqn, tensor in given:
+        recorder.input(f"{role}_{fqn}", tensor)
+    inputs = [Value(role, fqn, tuple(tensor.shape), tensor.dtype) for role, fqn, tensor in given]
     with recorder.recording():
         if clip is not None and gradients:
             clip_(gradients, clip)
         clipping = set(recorder.graph.nodes)
         _step(optimizers, fakes, gradients, list(hypers.values()), recorder)
-    results = [*(fakes[fqn] for fqn in held), *(state.tensor for state in states)]
     graph = recorder.graph
     if parted:
         refuse_looking_at_all([node for node in graph.nodes if node not in clipping], optimizers)
-    graph.output([recorder.node(tensor) for tensor in results])
+    graph.output([recorder.node(tensor) for tensor in (*held.values(), *(state.tensor for state in states))])
     make_functional(graph)
     graph.eliminate_dead_code()
     outputs = [value for value in inputs if value.role in ("param", "state")]
@@ -151,50 +146,27 @@ def _named(optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        frame = user_frame(error)
-        where = f" at {frame}" if frame else ""
         text = str(error) if isinstance(error, FxbucketError) else untraceable(error)
         tail = "SGD, Adam and AdamW can, and others whose steps do not depend on values"
         if text is None:
-            text, tail = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", _of_its_own(optimizer)
-        raise CaptureError(
-            "; ".join(filter(None, (f"the step of {_name(optimizer)} cannot be traced{where}: {text}", tail)))
-        ) from error
-
-
-def _of_its_own(optimizer: Optimizer) -> str:
-    """What to say of an error that is not about tracing: a step that asks for arguments gets none."""
-    needed = [one.name for one in signature(optimizer.step).parameters.values() if one.default is one.empty]
-    return "step() is called without closure or loss" if needed else ""
+            # Of its own: a step that asks for arguments gets none.
+            needed = [one.name for one in signature(optimizer.step).parameters.values() if one.default is one.empty]
+            text = f"{type(error).__name__}: {text_of(error)[:300]}"
+            tail = "step() is called without closure or loss" if needed else ""
+        said = f"the step of {_name(optimizer)} cannot be traced{at_user_frame(error)}: {text}"
+        raise CaptureError(f"{said}; {tail}" if tail else said) from error
 
 
 def _name(optimizer: Optimizer) -> str:
     return f"the optimizer {type(optimizer).__name__}"
 
 
-def _value(role: Any, fqn: str, tensor: torch.Tensor) -> Value:
-    return Value(role, fqn, tuple(tensor.shape), tensor.dtype)
-
-
 _MIXING = frozenset(
     f"aten::{name}"
     for name in (
-        *(
-            "mm",
-            "bmm",
-            "addmm",
-            "matmul",
-            "dot",
-            "mv",
-            "outer",
-            "linalg_vector_norm",
-            "linalg_matrix_norm",
-            "norm",
-            "sum",
-            "mean",
-        ),
-        *("amax", "amin", "max", "min", "prod", "std", "var", "topk", "sort", "median", "_foreach_norm", "_foreach_max"),
-        *("_linalg_svd", "linalg_qr", "cumsum", "logsumexp", "_softmax"),
+        *("mm", "bmm", "addmm", "matmul", "dot", "mv", "outer", "linalg_vector_norm", "linalg_matrix_norm", "norm", "sum"),
+        *("mean", "amax", "amin", "max", "min", "prod", "std", "var", "topk", "sort", "median", "_foreach_norm"),
+        *("_foreach_max", "_linalg_svd", "linalg_qr", "cumsum", "logsumexp", "_softmax"),
     )
 )
 """Operators whose results mix elements of a tensor."""

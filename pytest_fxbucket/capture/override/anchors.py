@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -24,14 +25,6 @@ from pytest_fxbucket.compat.tracing import looks_at_values, untraced
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.user_frame import blamed
 from pytest_fxbucket.words import nearest
-
-
-def _cannot_run(module: str, *_: Any) -> list[torch.Tensor]:
-    raise NotImplementedError(f"the anchor of module {fqn_of(module)} cannot run")
-
-
-def _empty_forward(module: str, call: str, held: Tensors, inputs: Tensors, number: int) -> list[torch.Tensor]:
-    return call_of(call).empty_results([*inputs, *held])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -64,10 +57,6 @@ def _backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]
     return None, None, flat_found[: ctx.held], flat_found[ctx.held :], None
 
 
-def _keep_key(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    ctx.key = inputs[0]
-
-
 def _refuse_second(ctx: Any, *_: Any) -> Any:
     """By itself a gradient that goes on through a backward would stop there."""
     raise CaptureError(
@@ -77,15 +66,22 @@ def _refuse_second(ctx: Any, *_: Any) -> Any:
 
 
 def _define(name: str, given: str, empty: Callable[..., Any], keep: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    def cannot_run(module: str, *_: Any) -> list[torch.Tensor]:
+        raise NotImplementedError(f"the anchor of module {fqn_of(module)} cannot run")
+
     schema = f"({given}, int number) -> Tensor[]"
-    op = torch.library.custom_op(f"fxbucket::{name}", _cannot_run, mutates_args=(), schema=schema)
+    op = torch.library.custom_op(f"fxbucket::{name}", cannot_run, mutates_args=(), schema=schema)
     op.register_fake(empty)
     op.register_autograd(backward, setup_context=keep)
     return getattr(torch.ops.fxbucket, name).default
 
 
-ANCHOR_FORWARD: torch._ops.OpOverload = _define("anchor_forward", GIVEN, _empty_forward, _keep, _backward)
-ANCHOR_BACKWARD: torch._ops.OpOverload = _define("anchor_backward", GIVEN_BACK, empty_backward, _keep_key, _refuse_second)
+ANCHOR_FORWARD: torch._ops.OpOverload = _define(
+    "anchor_forward", GIVEN, lambda _, call, held, inputs, __: call_of(call).empty_results([*inputs, *held]), _keep, _backward
+)
+ANCHOR_BACKWARD: torch._ops.OpOverload = _define(
+    "anchor_backward", GIVEN_BACK, empty_backward, lambda ctx, inputs, output: setattr(ctx, "key", inputs[0]), _refuse_second
+)
 
 
 class Anchors:
@@ -110,17 +106,10 @@ class Anchors:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While inside, calling an overridden module leaves an anchor; then modules are as before, on error too."""
-        before = [(vars(one.module), vars(one.module).get("forward")) for one in self.overrides.of.values()]
-        try:
+        with ExitStack() as inside:
             for one in self.overrides.of.values():
-                vars(one.module)["forward"] = partial(self._forward, one)
+                inside.enter_context(patch.object(one.module, "forward", partial(self._forward, one)))
             yield
-        finally:
-            for own, forward in before:
-                if forward is None:
-                    del own["forward"]
-                else:
-                    own["forward"] = forward
 
     def refuse_uncalled(self) -> None:
         """Raise :class:`CaptureError` for a module that the step never called."""

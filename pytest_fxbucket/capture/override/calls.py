@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, looks_so, rebuilt, shown, written
-from pytest_fxbucket.capture.pictures import state_of
+from pytest_fxbucket.capture.python_state import state_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.words import some
 
@@ -68,13 +69,12 @@ def keep_for_calls(model: nn.Module, fqns: Iterable[str]) -> None:
         places: Any = (held for inner in module.modules() for held in (inner._parameters, inner._buffers))
         for held in places:
             for name, tensor in held.items():
+                if tensor is not None and tensor not in empty:
+                    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    empty[tensor] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
                 if tensor is not None:
-                    held[name] = empty.setdefault(tensor, _without_data(tensor))
-
-
-def _without_data(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+                    held[name] = empty[tensor]
 
 
 def module_at(key: str) -> nn.Module:
@@ -154,7 +154,14 @@ def call_backward(
                 f"{made.name_of(i)} of module {fqn_of(module)} has no gradient in this call, where eager would leave .grad as "
                 "it is and a graph cannot; let every call use it, an expert without tokens too, or set requires_grad = False"
             )
-    return [_as_promised(twins[i], grad) for i, grad in zip(wanted, found, strict=True)]
+    promised = []
+    for i, grad in zip(wanted, found, strict=True):
+        if grad is None:
+            promised.append(torch.zeros_like(twins[i]))
+            continue
+        like = torch.empty_like(twins[i], dtype=grad.dtype)  # with the strides of an empty twin
+        promised.append(grad if grad.stride() == like.stride() else like.copy_(grad))
+    return promised
 
 
 def _empty_forward(module: str, call: str, held: Tensors, inputs: Tensors) -> list[torch.Tensor]:
@@ -256,14 +263,6 @@ def _writing(key: str, what: str) -> CaptureError:
     )
 
 
-def _as_promised(twin: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
-    """``grad`` with the strides of an empty twin; zeros if there is none."""
-    if grad is None:
-        return torch.zeros_like(twin)
-    like = torch.empty_like(twin, dtype=grad.dtype)
-    return grad if grad.stride() == like.stride() else like.copy_(grad)
-
-
 @contextmanager
 def _refuse_remembering(key: str, module: nn.Module) -> Iterator[None]:
     """Raise :class:`CaptureError` if the block, a call of ``module``, changes its Python state; attributes are put back."""
@@ -284,18 +283,13 @@ def _refuse_remembering(key: str, module: nn.Module) -> Iterator[None]:
 def _refuse_strangers(key: str, results: Tensors, twins: Tensors) -> None:
     """Raise :class:`CaptureError` if gradients of ``results`` go to another leaf than ``twins``, where they would be lost."""
     known = {id(twin) for twin in twins}
-    queue: list[Any] = [result.grad_fn for result in results if result.grad_fn is not None]
-    seen = set(queue)
-    for grad_fn in queue:
+    for grad_fn in autograd_nodes(results):
         variable = getattr(grad_fn, "variable", None)
         if isinstance(variable, torch.Tensor) and id(variable) not in known:
             raise CaptureError(
                 f"module {fqn_of(key)} reads a parameter of shape {tuple(variable.shape)} past its module's attribute, so its "
                 "gradient would be lost; read it as the attribute that it was registered as"
             )
-        fresh = [child for child, _ in grad_fn.next_functions if child is not None and child not in seen]
-        seen.update(fresh)
-        queue.extend(fresh)
 
 
 def digest_of(tensors: Tensors) -> torch.Tensor:
@@ -309,27 +303,18 @@ def digest_of(tensors: Tensors) -> torch.Tensor:
         for tensor in tensors:
             flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
             for start in range(0, flat.numel(), _CHUNK):
-                words = _words(flat[start : start + _CHUNK])
-                places = torch.arange(start + 1, start + 1 + len(words), device=words.device).mul_(_ODD[0])
-                total = total * _ODD[1] + _mixed(words.add_(places)).sum().to(total.device)
+                part = flat[start : start + _CHUNK]
+                size = part.numel() * part.element_size()
+                words = torch.zeros(-(-size // 8), dtype=torch.int64, device=part.device)  # zeros behind the last byte
+                words.view(torch.uint8)[:size].copy_(part.contiguous().view(torch.uint8))
+                words.add_(torch.arange(start + 1, start + 1 + len(words), device=words.device).mul_(_ODD[0]))
+                words.bitwise_xor_(words >> 30).mul_(_ODD[1])
+                words.bitwise_xor_(words >> 27).mul_(_ODD[2])
+                words.bitwise_xor_(words >> 31)
+                total = total * _ODD[1] + words.sum().to(total.device)
     return total
 
 
 def empty_digest(tensors: Tensors) -> torch.Tensor:
     """What :func:`digest_of` gives, without a value."""
     return torch.empty((), dtype=torch.int64, device=tensors[0].device if tensors else "cpu")
-
-
-def _words(part: torch.Tensor) -> torch.Tensor:
-    """The bytes of ``part`` as int64, zeros behind the last."""
-    size = part.numel() * part.element_size()
-    words = torch.zeros(-(-size // 8), dtype=torch.int64, device=part.device)
-    words.view(torch.uint8)[:size].copy_(part.contiguous().view(torch.uint8))
-    return words
-
-
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """In place."""
-    words.bitwise_xor_(words >> 30).mul_(_ODD[1])
-    words.bitwise_xor_(words >> 27).mul_(_ODD[2])
-    return words.bitwise_xor_(words >> 31)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
@@ -101,62 +101,58 @@ def overrides_of(model: nn.Module, plan: Plan, forwards: Forwards) -> Overrides:
     Raises :class:`PlanError` for names that match nothing, twice, or beside another key; :class:`CaptureError` for what is no
     sub-graph.
     """
-    named = _Named(model, PlanError)
-    for number, table in enumerate(plan.override, 1):
-        where = f"{plan.path}: " + (f"[[override]] {number}" if len(plan.override) > 1 else "[override]")
-        named.add(_fqns_in_plan(table, model, where), _override_of(table, where), where)
-    named.refuse_nested()
+
+    def listed() -> Iterator[tuple[str, Override, str]]:
+        for number, table in enumerate(plan.override, 1):
+            where = f"{plan.path}: " + (f"[[override]] {number}" if len(plan.override) > 1 else "[override]")
+            fqns = _fqns_in_plan(table, model, where)
+            by: Any = table.by if table.by == "call" else import_callable(table.by, f"{where} by")
+            output = import_callable(table.output, f"{where} output") if table.output else None
+            yield from ((fqn, Override(by, table.args, output), where) for fqn in fqns)
+
+    named = _once_each(listed(), PlanError)
     _refuse_beside(named, forwards)
-    return named.asked(lambda fqn: fqn)
+    return _asked(model, named, lambda fqn: fqn)
 
 
 def overrides_given(model: nn.Module, given: Mapping[Any, Any]) -> Overrides:
     """The same of what ``capture_step`` is given: FQNs or classes, each with "call", a callable or an :class:`Override`."""
-    named = _Named(model, CaptureError)
-    for key, value in given.items():
-        where = f"overrides[{key.__name__ if isinstance(key, type) else repr(key)}]"
-        override = value if isinstance(value, Override) else Override(value)
-        if override.by != "call" and not callable(override.by):
-            raise CaptureError(f'{where} is {override.by!r}, expected "call", a callable(module) or an Override')
-        named.add(_fqns_in_python(key, model, where), override, where)
-    named.refuse_nested()
-    asked = named.asked(fresh_key)
+
+    def listed() -> Iterator[tuple[str, Override, str]]:
+        for key, value in given.items():
+            where = f"overrides[{key.__name__ if isinstance(key, type) else repr(key)}]"
+            override = value if isinstance(value, Override) else Override(value)
+            if override.by != "call" and not callable(override.by):
+                raise CaptureError(f'{where} is {override.by!r}, expected "call", a callable(module) or an Override')
+            yield from ((fqn, override, where) for fqn in _fqns_in_python(key, model, where))
+
+    asked = _asked(model, _once_each(listed(), CaptureError), fresh_key)
     for one in asked.of.values():
         know(one.key, one.module)
     return asked
 
 
-@dataclass
-class _Named:
-    """Modules that were named to be overridden; ``error`` is for wrong names."""
-
-    model: nn.Module
-    error: type[Exception]
-    by_fqn: dict[str, tuple[Override, str]] = field(default_factory=dict)
-    """The override, and who asked for it."""
-
-    def add(self, fqns: Sequence[str], override: Override, where: str) -> None:
-        for fqn in fqns:
-            if fqn in self.by_fqn:
-                other = self.by_fqn[fqn][1].rpartition(": ")[2]
-                raise self.error(f"{where}: {fqn} is overridden by {other} too; let one of them name it")
-            self.by_fqn[fqn] = override, where
-
-    def refuse_nested(self) -> None:
-        for fqn, (_, where) in self.by_fqn.items():
-            if outer := next((other for other in self.by_fqn if other != fqn and _lies_in(fqn, other)), None):
-                raise self.error(f"{where}: {fqn} lies in {outer}, which is overridden as a whole; name one of the two")
-
-    def asked(self, key_of: Callable[[str], str]) -> Overrides:
-        by_fqn = self.by_fqn.items()
-        return Overrides(
-            {fqn: _ask(fqn, self.model.get_submodule(fqn), override, key_of(fqn), where) for fqn, (override, where) in by_fqn}
-        )
+_Named = dict[str, tuple[Override, str]]
+"""By FQN the override of a module, and who asked for it."""
 
 
-def _override_of(table: OverrideTable, where: str) -> Override:
-    by: Any = table.by if table.by == "call" else import_callable(table.by, f"{where} by")
-    return Override(by, table.args, import_callable(table.output, f"{where} output") if table.output else None)
+def _once_each(listed: Iterable[tuple[str, Override, str]], error: type[Exception]) -> _Named:
+    """Modules that are to be overridden. Raises ``error`` for one that is named twice, or lies in another."""
+    named: _Named = {}
+    for fqn, override, where in listed:
+        if fqn in named:
+            other = named[fqn][1].rpartition(": ")[2]
+            raise error(f"{where}: {fqn} is overridden by {other} too; let one of them name it")
+        named[fqn] = override, where
+    for fqn, (_, where) in named.items():
+        if outer := next((other for other in named if other != fqn and _lies_in(fqn, other)), None):
+            raise error(f"{where}: {fqn} lies in {outer}, which is overridden as a whole; name one of the two")
+    return named
+
+
+def _asked(model: nn.Module, named: _Named, key_of: Callable[[str], str]) -> Overrides:
+    asked = (_ask(fqn, model.get_submodule(fqn), override, key_of(fqn), where) for fqn, (override, where) in named.items())
+    return Overrides({one.fqn: one for one in asked})
 
 
 def _fqns_in_plan(table: OverrideTable, model: nn.Module, where: str) -> Sequence[str]:
@@ -197,7 +193,7 @@ def _instead(name: str, known: Sequence[str], there_are: str, quoted: Callable[[
 
 def _refuse_beside(named: _Named, forwards: Forwards) -> None:
     """What else a plan does to a module's forward has no place in one that is not traced."""
-    for fqn, (_, where) in named.by_fqn.items():
+    for fqn, (_, where) in named.items():
         for key, modules in (("tp_plan", forwards.parted), ("ep_plan", forwards.experts)):
             if other := next((one for one in modules if _lies_in(one, fqn) or _lies_in(fqn, one)), None):
                 raise PlanError(

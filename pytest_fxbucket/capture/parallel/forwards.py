@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
-from pytest_fxbucket.capture.names import units_of
-from pytest_fxbucket.capture.parallel.tensor_parallel import Parted, parted_linears
+from pytest_fxbucket.capture.names import aliases_of, single_selectors, units_of
+from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
-from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.selectors import resolve
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 class Forwards:
     """Modules of one model by what is done to their forward."""
 
-    parted: Mapping[str, Parted]
+    parted: Mapping[str, str]
+    """Linears parted over tp, and whether ``colwise`` or ``rowwise``."""
     experts: Mapping[str, int]
     """Modules of experts, and how many experts each has in all."""
     recomputed: Sequence[str]
@@ -56,8 +58,9 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
                     f"{inside}: {fqn} is {styles[fqn]} and {style} by two of its selectors; let one of them name it"
                 )
     experts = modules_named(parallel.ep_plan, model, f"{where}: [parallel] ep_plan")
+    refuse_unpartable(model, styles)
     return Forwards(
-        parted_linears(model, styles),
+        styles,
         {fqn: count_of_experts(fqn, model.get_submodule(fqn)) for fqn in experts},
         modules_called(plan.step.checkpoint, model, f"{where}: [step] checkpoint"),
         units_of(model, plan.bucket.plan) if parallel.param_dtype else (),
@@ -67,13 +70,11 @@ def forwards_of(model: nn.Module, plan: Plan) -> Forwards:
 
 def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
     """FQN of each module that ``entries`` name, ``*`` written out. Raises PlanError, beginning with ``where``."""
-    single = [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
     modules = [fqn for fqn, _ in model.named_modules()]
     parameters = [fqn for fqn, _ in model.named_parameters()]
-    aliases = _aliases(model)
-    found = [
-        entry.name for entry in resolve(single, parameters, modules, aliases=aliases, unplanned="allow", where=where).entries
-    ]
+    single, aliases = single_selectors(entries), aliases_of(model)
+    resolved = resolve(single, parameters, modules, aliases=aliases, unplanned="allow", where=where)
+    found = [entry.name for entry in resolved.entries]
     if foreign := next((name for name in found if name not in modules), None):
         raise PlanError(
             f'{where}: "{foreign}" is a parameter, where a module is expected; name {foreign.rpartition(".")[0] or "one"}'
@@ -83,43 +84,27 @@ def modules_named(entries: Sequence[Entry], model: nn.Module, where: str) -> lis
 
 def modules_called(entries: Sequence[Entry], model: nn.Module, where: str) -> list[str]:
     """FQN of each module that ``entries`` name, with parameters or without. Raises PlanError, beginning with ``where``."""
-    single = [Entry(selector, (selector,)) for entry in entries for selector in entry.selectors]
     modules = [fqn for fqn, _ in model.named_modules()]
     calls = [f"{fqn}.forward" for fqn in modules if fqn]
-    found = resolve(single, calls, modules, unplanned="allow", where=where, what="modules")
+    found = resolve(single_selectors(entries), calls, modules, unplanned="allow", where=where, what="modules")
     return [entry.name.removesuffix(".forward") for entry in found.entries]
-
-
-def _aliases(model: nn.Module) -> dict[str, str]:
-    first = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
-    return {fqn: first[id(p)] for fqn, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != fqn}
 
 
 @contextmanager
 def other_forwards(model: nn.Module, forwards: Forwards, mesh: Mesh, namer: NodeNamer) -> Iterator[None]:
     """While inside, modules of ``model`` compute as ``forwards`` says."""
-    changed: list[tuple[nn.Module, Any]] = []
+    with ExitStack() as inside:
 
-    def change(fqn: str, make: Callable[[nn.Module], Callable[..., Any]]) -> None:
-        module = model.get_submodule(fqn)
-        made = make(module)
-        changed.append((module, module.__dict__.get("forward")))
-        module.__dict__["forward"] = made
+        def change(fqn: str, forward: Callable[..., Any]) -> None:
+            inside.enter_context(patch.object(model.get_submodule(fqn), "forward", forward))
 
-    try:
-        for fqn, parted in forwards.parted.items():
-            change(fqn, lambda module, fqn=fqn, parted=parted: parted.forward_of(fqn, module, mesh.group("tp")))  # type: ignore[misc]
+        for fqn, style in forwards.parted.items():
+            change(fqn, parted_forward(fqn, model.get_submodule(fqn), style, mesh.group("tp")))
         for fqn, count in forwards.experts.items():
-            change(fqn, lambda module, fqn=fqn, count=count: experts_forward(fqn, module, count, mesh.group("ep")))  # type: ignore[misc]
+            change(fqn, experts_forward(fqn, model.get_submodule(fqn), count, mesh.group("ep")))
         for fqn in forwards.recomputed:
-            change(fqn, lambda module, fqn=fqn: _recomputed(module.forward, fqn, namer))  # type: ignore[misc]
+            change(fqn, _recomputed(model.get_submodule(fqn).forward, fqn, namer))
         yield
-    finally:
-        for module, before in reversed(changed):
-            if before is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
 
 
 def _recomputed(forward: Callable[..., Any], fqn: str, namer: NodeNamer) -> Callable[..., Any]:
@@ -186,7 +171,5 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(x: torch.Tensor, group: Group) -> torch.Tensor:
-    c10d = c10d_functional()
     splits = [x.shape[0] // group.size] * group.size
-    arrived: torch.Tensor = c10d.wait_tensor(c10d.all_to_all_single(x.contiguous(), splits, splits, group.name))
-    return arrived
+    return collective("all_to_all_single", x.contiguous(), splits, splits, group.name)

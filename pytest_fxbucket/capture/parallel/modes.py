@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.user_frame import blamed
@@ -119,9 +119,7 @@ class Replicated:
 
     def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
         """The average over all ranks."""
-        c10d = c10d_functional()
-        averaged: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(gradient.contiguous(), "avg", self.group.name))
-        return averaged
+        return collective("all_reduce", gradient.contiguous(), "avg", self.group.name)
 
 
 # Parameters sharded on dimension 0: gathered where they are read, gradients reduced and scattered (arXiv 2411.00284).
@@ -148,8 +146,7 @@ class Sharded:
         """All shards in order of ranks, without the padding."""
         if self.shard.size == 1:  # as of experts, where each has one rank
             return part if shape else part.view(shape)
-        c10d = c10d_functional()
-        whole: torch.Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.shard.size, self.shard.name))
+        whole = collective("all_gather_into_tensor", part, self.shard.size, self.shard.name)
         rows = shape[0] if shape else 1
         whole = whole if whole.shape[0] == rows else whole.narrow(0, 0, rows)
         return whole if shape else whole.view(shape)
@@ -160,26 +157,19 @@ class Sharded:
         padding = shard_rows(gradient.shape[0], self.shard.size) * self.shard.size - gradient.shape[0]
         if padding:
             gradient = torch.nn.functional.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, padding])
-        if not self.scatter_first:
-            gradient = self._over_copies(gradient)
-        gradient = self._scattered(gradient)
-        if self.scatter_first:
-            gradient = self._over_copies(gradient)
+        for step in (self._scattered, self._over_copies) if self.scatter_first else (self._over_copies, self._scattered):
+            gradient = step(gradient)
         return gradient / self.divide if self.divide > 1 else gradient
 
     def _scattered(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
             return gradient
-        c10d = c10d_functional()
-        mine: torch.Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(gradient, "avg", self.shard.size, self.shard.name))
-        return mine
+        return collective("reduce_scatter_tensor", gradient, "avg", self.shard.size, self.shard.name)
 
     def _over_copies(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.replicate is None:
             return gradient
-        c10d = c10d_functional()
-        averaged: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(gradient, "avg", self.replicate.name))
-        return averaged
+        return collective("all_reduce", gradient, "avg", self.replicate.name)
 
 
 def shard_rows(rows: int, ranks: int) -> int:

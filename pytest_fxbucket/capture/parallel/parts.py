@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
+from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.capture.parallel.modes import Modes, modes_of
-from pytest_fxbucket.capture.parallel.tensor_parallel import Parted
+from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import GROUPED
 from pytest_fxbucket.step.roles import Parameter
@@ -71,16 +72,14 @@ class Parts:
 
 
 def describe_parameters(
-    model: nn.Module, parts: Parts, parted: Mapping[str, Parted], experts: frozenset[str] = frozenset()
+    model: nn.Module, parts: Parts, parted: Mapping[str, str], experts: frozenset[str] = frozenset()
 ) -> list[Parameter]:
     """Parameters of ``model`` in registration order.
 
     ``parted`` says of modules how their parameters are parted over tp, ``experts`` are the FQNs of those that are parted over
     ep. Raises :class:`CaptureError` for one that cannot be parted so.
     """
-    names: dict[int, list[str]] = {}
-    for fqn, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(fqn)
+    first_names = aliases_of(model)
     described = []
     for fqn, parameter in model.named_parameters():
         if parameter.dim() == 0 and ":" in parts.parallel.mode:
@@ -92,9 +91,16 @@ def describe_parameters(
                 f'parameter {fqn} is {parameter.dtype}, of which param_dtype = "{parts.parallel.param_dtype}" would drop the '
                 "imaginary part, as FSDP2 does; leave param_dtype out, or hold real and imaginary parts as two parameters"
             )
-        aliases = tuple(name for name in names[id(parameter)] if name != fqn)
-        dims = {alias: _tp_dim(alias, parted) for alias in (fqn, *aliases)}
-        _refuse_unequal(dims)
+        aliases = tuple(alias for alias, first in first_names.items() if first == fqn)
+        owners = {name: name.rpartition(".") for name in (fqn, *aliases)}
+        dims = {
+            name: parted_dim(parted[module], last) if module in parted else None for name, (module, _, last) in owners.items()
+        }
+        for alias, dim in dims.items():
+            if dim != dims[fqn]:
+                raise CaptureError(
+                    f"tp_plan parts {fqn} and {alias} in two ways, but they are one tied parameter; give both one way"
+                )
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
         with blamed(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
@@ -113,20 +119,6 @@ def describe_parameters(
             )
         )
     return described
-
-
-def _tp_dim(fqn: str, parted: Mapping[str, Parted]) -> int | None:
-    module, _, name = fqn.rpartition(".")
-    return parted[module].dim_of(name) if module in parted else None
-
-
-def _refuse_unequal(dims: Mapping[str, int | None]) -> None:
-    (first, dim), *others = dims.items()
-    for fqn, other in others:
-        if other != dim:
-            raise CaptureError(
-                f"tp_plan parts {first} and {fqn} in two ways, but they are one tied parameter; give both one way"
-            )
 
 
 def _refuse_indivisible(fqn: str, parameter: torch.Tensor, tp_dim: int | None, is_expert: bool, mesh: Mesh) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -17,38 +16,34 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.step.mesh import Group
 
-Forward = Callable[..., Any]
 _DIMS = {"colwise": {"weight": 0, "bias": 0}, "rowwise": {"weight": 1}}
 
 
-@dataclass(frozen=True, slots=True)
-class Parted:
-    """How one linear is parted: ``colwise`` takes whole input and gives its part of the output, ``rowwise`` the reverse."""
-
-    style: str
-
-    def dim_of(self, name: str) -> int | None:
-        """Dimension of the parameter ``name`` that is parted; None if every rank has all of it."""
-        return _DIMS[self.style].get(name)
-
-    def forward_of(self, fqn: str, module: nn.Module, group: Group) -> Forward:
-        """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight."""
-        if self.style == "colwise":
-            whole = module.forward
-            return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
-
-        def rowwise(x: torch.Tensor) -> torch.Tensor:
-            _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type]
-            out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
-            bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
-            return out if bias is None else out + bias
-
-        return rowwise
+def parted_dim(style: str, name: str) -> int | None:
+    """Dimension of the parameter ``name`` of a linear that is parted; None if every rank has all of it."""
+    return _DIMS[style].get(name)
 
 
-def parted_linears(model: nn.Module, styles: Mapping[str, str]) -> dict[str, Parted]:
-    """How each of the modules ``styles`` names is parted. Raises :class:`CaptureError` for one that is no plain linear."""
-    found = {}
+def parted_forward(fqn: str, module: nn.Module, style: str, group: Group) -> Callable[..., Any]:
+    """What is to be called instead of the forward of ``module``, called ``fqn``: it computes on the part of the weight.
+
+    ``colwise`` takes the whole input and gives its part of the output, ``rowwise`` the reverse.
+    """
+    if style == "colwise":
+        whole = module.forward
+        return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
+
+    def rowwise(x: torch.Tensor) -> torch.Tensor:
+        _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type]
+        out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
+        bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
+        return out if bias is None else out + bias
+
+    return rowwise
+
+
+def refuse_unpartable(model: nn.Module, styles: Mapping[str, str]) -> None:
+    """Raise :class:`CaptureError` for one of the modules that ``styles`` names that is no plain linear."""
     for fqn, style in styles.items():
         module = model.get_submodule(fqn)
         if type(module).forward is not torch.nn.Linear.forward:
@@ -64,13 +59,11 @@ def parted_linears(model: nn.Module, styles: Mapping[str, str]) -> dict[str, Par
                 f"tp_plan makes {fqn} {style}, but it is {article} {kind}; only modules with the forward of "
                 'torch.nn.Linear can be parted, others need mode = "module:callable"'
             )
-        found[fqn] = Parted(style)
-    return found
 
 
-def blame_tp(parted: Mapping[str, Parted], ranks: int, error: Exception) -> str:
+def blame_tp(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
     """End of the sentence about ``error``, which a model raised while its linears ``parted`` gave parts of their outputs."""
-    narrow = [fqn for fqn, how in parted.items() if how.style == "colwise"]
+    narrow = [fqn for fqn, style in parted.items() if style == "colwise"]
     if ranks == 1 or not narrow or not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     more = f" and {len(narrow) - 1} more" if narrow[1:] else ""
@@ -119,9 +112,7 @@ class _SumOut(torch.autograd.Function):
 
 
 def _summed(part: torch.Tensor, group: Group) -> torch.Tensor:
-    c10d = c10d_functional()
-    whole: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(part.contiguous(), "sum", group.name))
-    return whole
+    return collective("all_reduce", part.contiguous(), "sum", group.name)
 
 
 Shapes = list[tuple[str, tuple[int, ...]]]

@@ -43,19 +43,16 @@ class Travel:
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """The whole parameter. Raises :class:`CaptureError` for a mode that gives another shape."""
         whole = self.mode.gather(_cast(part, self.param_dtype), self.shape)
-        self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", _use(whole, self.shape))
+        is_longer = isinstance(whole, torch.Tensor) and whole.numel() > self.shape.numel()
+        use = "cut off what part() added" if is_longer else "give the whole of what part() parts, alike on every rank"
+        self._refuse_other_shape("gather", whole, self.shape, f"for {self.fqn}, whose shape", use)
         return whole
 
     def reduce(self, gradient: torch.Tensor, part: torch.Size) -> torch.Tensor:
         """Rank's part of ``gradient``, of the shape ``part``. Raises :class:`CaptureError` for a mode that gives another."""
         reduced = self.mode.reduce(gradient)
-        self._refuse_other_shape(
-            "reduce",
-            reduced,
-            part,
-            f"for the gradient of {self.fqn}, of which part()'s shape",
-            "give the part that part() gives",
-        )
+        of = f"for the gradient of {self.fqn}, of which part()'s shape"
+        self._refuse_other_shape("reduce", reduced, part, of, "give the part that part() gives")
         return reduced
 
     def _refuse_other_shape(self, method: str, given: object, shape: torch.Size, of: str, use: str) -> None:
@@ -72,11 +69,6 @@ class Travel:
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """``tensor`` in ``dtype``; as it is if it is complex, of which a real dtype would lose half."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-
-def _use(whole: object, shape: torch.Size) -> str:
-    is_longer = isinstance(whole, torch.Tensor) and whole.numel() > shape.numel()
-    return "cut off what part() added" if is_longer else "give the whole of what part() parts, alike on every rank"
 
 
 class _Unshard(torch.autograd.Function):

@@ -1,7 +1,154 @@
-"""``merge_duplicates``: what the same value is gathered or reduced to twice is gathered or reduced once."""
+"""``merge_duplicates``: what is gathered or reduced twice is gathered or reduced once; never across a write to that value."""
 
 from __future__ import annotations
 
-from pytest_fxbucket.transforms.merge_duplicates.transform import merge_duplicates
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import getitem
+from typing import TYPE_CHECKING, get_args
 
-__all__ = ["merge_duplicates"]
+import torch
+
+from pytest_fxbucket.compat.fake_tensors import fresh_like
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, labelled
+from pytest_fxbucket.transforms.merge_duplicates.values import form_of
+from pytest_fxbucket.transforms.traits import transformation
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+    from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent
+
+_clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default
+
+
+def merge(graph: fx.Graph, kept: fx.Node, again: Sent, copied: bool) -> None:
+    """Let the readers of ``again`` read what the launch ``kept`` before it brings, or with ``copied`` a copy of that.
+
+    They get it in the shape in which they had it, seen so if need be: both bring the same elements, and contiguous ones.
+    ``kept`` stays where it is, and its wait too unless somebody reads before that. ``again`` goes, and what it alone needed.
+    """
+    for part, waits in again.waits.items():
+        taken = again.parts.get(part)
+        holders = [kept] if taken is None else [n for n in kept.users if n.target is getitem and n.args[1] == part]
+        own = [user for holder in holders for user in holder.users if collectives.is_wait(user)]
+        if not own and taken is not None:  # nobody had taken this part of the first one yet
+            taken.replace_input_with(again.launch, kept)
+            continue
+        wait = min(own)
+        if waits[0] < wait:  # up it goes, with the part of a coalesced launch that it waits for
+            (source,) = wait.all_input_nodes
+            if waits[0] < source:
+                waits[0].prepend(source)
+            waits[0].prepend(wait)
+        for other in reversed(waits):
+            with graph.inserting_before(other):
+                other.replace_all_uses_with(_result(graph, wait, other, copied))
+            graph.erase_node(other)
+        if taken is not None:
+            graph.erase_node(taken)
+    brings_too(kept, again.launch)
+    erase(graph, again.launch)
+
+
+def brings_too(kept: fx.Node, gone: fx.Node) -> None:
+    """Note at the launch ``kept`` that it stands for ``gone``, too, which is still there; in the graph's order."""
+    first, second = sorted((kept, gone))
+    kept.meta[LAUNCHES] = tuple(name for node in (first, second) for name in node.meta.get(LAUNCHES, (node.name,)))
+
+
+def erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase ``node``, which nobody reads, and what it alone needed, but for what does anything besides giving a result."""
+    queue = [node]
+    for gone in queue:
+        sources = gone.all_input_nodes
+        graph.erase_node(gone)
+        queue.extend(source for source in sources if not source.users and _is_idle(source))
+
+
+def _is_idle(node: fx.Node) -> bool:
+    does = effects_of(node)
+    acts = does.writes or does.everything or does.random or does.chained or does.barrier or does.flight
+    return node.op == "get_attr" or (node.op == "call_function" and not acts)
+
+
+def _result(graph: fx.Graph, wait: fx.Node, other: fx.Node, copied: bool) -> fx.Node:
+    """What the readers of the wait ``other`` are to read: what ``wait`` gives, or a copy of it, in the shape of ``other``."""
+    is_same = form_of(wait) == form_of(other)
+    result = wait
+    if copied and other.users:
+        result = graph.call_function(_clone, (wait,))
+        result.meta = {**other.meta, "val": other.meta.get("val") if is_same else fresh_like(fake_value(wait))}
+    if not is_same:
+        value = seen(fake_value(result), other.meta["val"].shape)
+        result = graph.call_function(_view, (result, list(value.shape)))
+        result.meta = {**other.meta, "val": value}
+    return result
+
+
+NAME = "merge_duplicates"
+
+
+@transformation(before=("bucket",), keeps_collectives=False)
+def merge_duplicates(step: StepGraph, state: dict[str, torch.Tensor], *, again: Again = False) -> StepGraph:
+    """Merge launches of ``step``'s graphs that bring the same, each into the first of them; all bits stay the same.
+
+    Two bring the same if operator, arguments and ranks are the same and so is the value that they send: a node itself, or the
+    same elements in the same order behind views, copies, casts, waits and what computes element by element. Not if anything may
+    have written that value between both, or if anybody writes what one of them brings. What arrived lives until its last
+    reader, which costs memory, so what is launched again on purpose is left alone: in backward what forward launched, and in
+    each microbatch. ``again`` merges that, too: True all of it, ``"backward"`` within a microbatch, ``"microbatches"`` within
+    forward and within backward. Raises :class:`PlanError` for another ``again``.
+    """
+    if not any(again is known or (isinstance(known, str) and again == known) for known in get_args(Again)):
+        raise PlanError(f'{NAME}: again is {again!r}, expected true, false, "backward" or "microbatches"')
+    done: list[str] = []
+    left: list[tuple[str, str]] = []
+    with collector.paused():
+        for phase in step.graphs:
+            did, did_not = _merge(step, phase, again)
+            done += did
+            left += did_not
+    return replace(step, told=(*step.told, Told(NAME, tuple(done), tuple(left))))
+
+
+def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list[tuple[str, str]]]:
+    """What was merged in the graph of ``phase``, and what was not, with why."""
+    graph_module = step.graphs[phase]
+    graph = graph_module.graph
+    kept, not_merged = Duplicates(order_of(graph), step.outputs[phase], again).chosen()
+    labels = Labels(graph, step.inputs[phase], step.outputs[phase])
+    done, left = [], list(_left(not_merged, labels))
+    for one in kept:
+        copies = sum(copied for _, copied in one.merged)
+        said = f", copied {copies} times as the graph gives it out" if copies > 1 else ""
+        said = ", copied once as the graph gives it out twice" if copies == 1 else said
+        done.append(f"{labels.of(one.sent.launch)}: {len(one.merged) + 1} launches are 1{said}")
+    for one in kept:
+        for sent, copied in one.merged:
+            merge(graph, one.sent.launch, sent, copied)
+    if kept:
+        graph_module.recompile()
+    return done, left
+
+
+def _left(left: Sequence[Left], labels: Labels) -> Iterator[tuple[str, str]]:
+    """An entry for each launch; for those left on purpose, maybe hundreds, one for each kind, direction and reason."""
+    on_purpose: dict[tuple[str, str, str], list[fx.Node]] = {}
+    for one in left:
+        if not one.on_purpose:
+            yield labels.of(one.launch), one.why
+            continue
+        key = (str(collectives.launch_kind(one.launch)), labels.direction(one.launch), one.why)
+        on_purpose.setdefault(key, []).append(one.launch)
+    for (kind, direction, why), launches in on_purpose.items():
+        yield labelled(kind, list(dict.fromkeys(map(labels.carried, launches))), direction), why

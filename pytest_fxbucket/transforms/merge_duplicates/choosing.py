@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -50,21 +50,9 @@ class Left:
     on_purpose: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MergeChoice:
-    """What is to become of the launches of a graph that bring the same; all in the graph's order."""
+class Duplicates:
+    """Duplicates in the graph that ``order`` is of, which returns one node for each of ``outputs``."""
 
-    kept: tuple[Kept, ...]
-    """Those that others are merged into."""
-    left: tuple[Left, ...]
-
-
-def choose(order: Order, outputs: Sequence[Value], again: Again) -> MergeChoice:
-    """Look for duplicates in the graph that ``order`` is of, which returns one node for each of ``outputs``."""
-    return _Choosing(order, outputs, again).choice()
-
-
-class _Choosing:
     def __init__(self, order: Order, outputs: Sequence[Value], again: Again) -> None:
         self.order, self.again = order, again
         self.writes = Writes(order)
@@ -73,36 +61,47 @@ class _Choosing:
         self.turns = Turns(order, outputs)
         self.out = {storage for node in order.nodes[-1].all_input_nodes for storage in order.storages(node)}
 
-    def choice(self) -> MergeChoice:
-        """Each launch is merged into the first one that brings the same in its turn, or says why not."""
+    def chosen(self) -> tuple[list[Kept], list[Left]]:
+        """Those that others are merged into, and those that are left, in the graph's order.
+
+        Each launch is merged into the first one that brings the same in its turn, or says why not.
+        """
         kept: dict[Hashable, Kept] = {}
         left: list[Left] = []
-        for sent, before in _alike(self._offers()):
+        for sent, before in self._alike():
             key = (self.values.sent(sent.launch), self._stretch(self.turns.of(sent.launch)))
             if sent.problem:
                 left += [Left(sent.launch, sent.problem)] if before else []
             elif key in kept and _fits(kept[key].sent, sent):
-                self._add(kept[key], sent)
+                one, is_given_out = kept[key], self._is_given_out(sent)
+                one.merged.append((sent, one.given_out and is_given_out))
+                one.given_out |= is_given_out
             else:
                 kept.setdefault(key, Kept(sent, given_out=self._is_given_out(sent)))
                 left += [self._left(sent, before)] if before else []
-        return MergeChoice(tuple(one for one in kept.values() if one.merged), tuple(left))
+        return [one for one in kept.values() if one.merged], left
 
-    def _offers(self) -> Iterable[tuple[Sent, list[Hashable]]]:
-        """Each launch with a key for each tensor that it sends: whoever sends another of that key may send the same."""
+    def _alike(self) -> Iterator[tuple[Sent, list[Sent]]]:
+        """Launches that send what another one sends if nothing were written, or a part of it; each with those before it."""
+        known: list[tuple[Sent, list[Hashable]]] = []
+        by_key: dict[Hashable, list[Sent]] = {}
         for node in self.order.nodes:
-            if collectives.launch_kind(node) is not None:
-                sent = read(node, self.writes)
-                yield sent, [(sent.says, self.regardless.read(one, sent.index), dtype_of(one)) for one in sent.tensors]
+            if collectives.launch_kind(node) is None:
+                continue
+            sent = read(node, self.writes)
+            keys: list[Hashable] = [(sent.says, self.regardless.read(t, sent.index), dtype_of(t)) for t in sent.tensors]
+            known.append((sent, keys))
+            for key in dict.fromkeys(keys):
+                by_key.setdefault(key, []).append(sent)
+        for sent, keys in known:
+            group = {id(one): one for key in keys for one in by_key[key]}
+            if len(group) > 1:
+                before = sorted((one for one in group.values() if one.index < sent.index), key=lambda one: one.index)
+                yield sent, before
 
     def _stretch(self, turn: Turn) -> Hashable:
         stretches = {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}
         return stretches[self.again]
-
-    def _add(self, kept: Kept, sent: Sent) -> None:
-        is_given_out = self._is_given_out(sent)
-        kept.merged.append((sent, kept.given_out and is_given_out))
-        kept.given_out |= is_given_out
 
     def _is_given_out(self, sent: Sent) -> bool:
         return not self.out.isdisjoint(self.order.storages(sent.launch))
@@ -131,28 +130,10 @@ class _Choosing:
 
 def _fits(kept: Sent, sent: Sent) -> bool:
     """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in its shape."""
-    forms = [form_of(one.launch) for one in (kept, sent)]
-    return forms[0] == forms[1] or all(_can_be_viewed(one.launch.meta.get("val")) for one in (kept, sent))
-
-
-def _can_be_viewed(value: object) -> bool:
-    return isinstance(value, FakeTensor) and has_numbers(value) and value.is_contiguous()
-
-
-def _alike(offers: Iterable[tuple[Sent, list[Hashable]]]) -> list[tuple[Sent, list[Sent]]]:
-    """Launches that send what another one sends if nothing were written, or a part of it; each with those before it."""
-    by_key: dict[Hashable, list[Sent]] = {}
-    known = list(offers)
-    for sent, keys in known:
-        for key in dict.fromkeys(keys):
-            by_key.setdefault(key, []).append(sent)
-    found = []
-    for sent, keys in known:
-        group = {id(one): one for key in keys for one in by_key[key]}
-        if len(group) > 1:
-            before = sorted((one for one in group.values() if one.index < sent.index), key=lambda one: one.index)
-            found.append((sent, before))
-    return found
+    if form_of(kept.launch) == form_of(sent.launch):
+        return True
+    values = [one.launch.meta.get("val") for one in (kept, sent)]
+    return all(isinstance(value, FakeTensor) and has_numbers(value) and value.is_contiguous() for value in values)
 
 
 # Which side of a step a launch works for, forward or backward, and in which round: each microbatch has one of both.
@@ -179,12 +160,19 @@ class Turns:
         self._begins: list[int] = []
         self._turns: list[Turn] = []
         counts: dict[Side, int] = {"forward": 0, "backward": 0}
-        losses = _losses(order, outputs)
+        ends = zip(returned(order.nodes[-1]), outputs, strict=True)
+        losses = [node for node, value in ends if value.role == "loss" and hasattr(node, "users")]
         needed = made_of(losses, writers_in(losses[0].graph)) if losses else set()
         is_marked = any(direction_of(node) == "backward" for node in order.nodes)
         for index, node in enumerate(order.nodes):
-            side = _side(node, node in needed, bool(losses), is_marked) if computes(node) else None
-            if side is not None and (not self._turns or self._turns[-1].side != side):
+            if not computes(node):
+                continue
+            side: Side = "forward"
+            if node not in needed and (direction_of(node) == "backward" or (losses and not is_marked)):
+                side = "backward"
+            elif node not in needed and losses:
+                continue  # of neither: an update, or what forward computes besides the loss
+            if not self._turns or self._turns[-1].side != side:
                 self._begins.append(index)
                 self._turns.append(Turn(side, counts[side]))
                 counts[side] += 1
@@ -196,20 +184,6 @@ class Turns:
             at = bisect_right(self._begins, place) - 1
             self._of[launch] = self._turns[max(at, 0)] if self._turns else Turn("forward", 0)
         return self._of[launch]
-
-
-def _losses(order: Order, outputs: Sequence[Value]) -> list[fx.Node]:
-    nodes = returned(order.nodes[-1])
-    return [node for node, value in zip(nodes, outputs, strict=True) if value.role == "loss" and hasattr(node, "users")]
-
-
-def _side(node: fx.Node, is_needed: bool, has_loss: bool, is_marked: bool) -> Side | None:
-    """None for what is of neither: updates, and what forward computes besides the loss."""
-    if is_needed:
-        return "forward"
-    if direction_of(node) == "backward" or (has_loss and not is_marked):
-        return "backward"
-    return None if has_loss else "forward"
 
 
 def _readers(launch: fx.Node) -> list[fx.Node]:

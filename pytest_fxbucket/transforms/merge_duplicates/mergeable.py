@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import getitem
 from typing import TYPE_CHECKING
@@ -56,11 +56,8 @@ class Sent:
         for form in _FORMS:
             name = name.removesuffix(form)
         others = [a.name for a in op._schema.arguments[1:] if a.name != "out"]
-        return name, *((other, _text(collectives.argument(self.launch, other))) for other in others)
-
-
-def _text(value: object) -> str:
-    return untwinned(value) if isinstance(value, str) else repr(value)
+        values = [collectives.argument(self.launch, other) for other in others]
+        return name, *zip(others, (untwinned(v) if isinstance(v, str) else repr(v) for v in values), strict=True)
 
 
 def read(launch: fx.Node, writes: Writes) -> Sent:
@@ -82,18 +79,12 @@ def read(launch: fx.Node, writes: Writes) -> Sent:
             early = early or next((f"{n.name} reads it before its wait" for n in user.users if not collectives.is_wait(n)), "")
         else:
             early = early or f"{user.name} reads it before its wait"
-    held = {part: tuple(sorted(_again(nodes), key=index.__getitem__)) for part, nodes in waits.items()}
-    sent = Sent(launch, kind, index[launch], tensors, parts, held, "")
-    problem = _form(sent) or early or _waited(sent) or _written(sent, writes)
-    return Sent(launch, kind, index[launch], tensors, parts, held, problem)
-
-
-def _again(waits: list[fx.Node]) -> list[fx.Node]:
-    """``waits`` and the waits for what they give, which it is already."""
-    found = list(waits)
-    for wait in found:
-        found += [user for user in wait.users if collectives.is_wait(user)]
-    return found
+    for found in waits.values():
+        for wait in found:  # also those for what waits give, which is there already
+            found += [user for user in wait.users if collectives.is_wait(user)]
+    in_order = {part: tuple(sorted(found, key=index.__getitem__)) for part, found in waits.items()}
+    sent = Sent(launch, kind, index[launch], tensors, parts, in_order, "")
+    return replace(sent, problem=_form(sent) or early or _written(sent, writes))
 
 
 def _form(sent: Sent) -> str:
@@ -106,12 +97,10 @@ def _form(sent: Sent) -> str:
     return ""
 
 
-def _waited(sent: Sent) -> str:
-    return "" if any(sent.waits.values()) and all(sent.waits.values()) else "nobody waits for it, or for a part of it"
-
-
 def _written(sent: Sent, writes: Writes) -> str:
     order = writes.order
+    if not any(sent.waits.values()) or not all(sent.waits.values()):
+        return "nobody waits for it, or for a part of it"
     end = max(order.index[wait] for waits in sent.waits.values() for wait in waits)
     for tensor in sent.tensors:
         if (writer := writes.first(tensor, sent.index, end)) is not None:

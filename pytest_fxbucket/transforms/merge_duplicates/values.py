@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 def form_of(node: fx.Node) -> Hashable:
     """Shape, dtype, device and strides of each tensor that ``node`` gives; of a number its type."""
     value = node.meta.get("val")
-    return tuple(map(_form, collectives.tensors(value))) or type(value).__name__
+    forms = [
+        (str(tuple(one.shape)), str(one.dtype), str(one.device), str(tuple(one.stride()) if _is_strided(one) else one.layout))
+        for one in collectives.tensors(value)
+    ]
+    return tuple(forms) or type(value).__name__
+
+
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def dtype_of(node: fx.Node) -> Hashable:
@@ -40,13 +48,7 @@ def dtype_of(node: fx.Node) -> Hashable:
 def place_of(node: fx.Node) -> Hashable:
     """:func:`form_of`, and where in its memory the tensor begins that ``node`` gives."""
     value = node.meta.get("val")
-    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return form_of(node), str(value.storage_offset()) if is_strided else ""  # type: ignore[union-attr]  # a tensor then
-
-
-def _form(value: torch.Tensor) -> tuple[str, ...]:
-    strides = tuple(value.stride()) if value.layout is torch.strided else value.layout
-    return str(tuple(value.shape)), str(value.dtype), str(value.device), str(strides)
+    return form_of(node), str(value.storage_offset()) if _is_strided(value) else ""
 
 
 # Numbers for what nodes hold: equal numbers, equal elements in equal order, down to the bit.
@@ -131,11 +133,15 @@ class ValueNumbers:
         if not _is_followed(node):
             return self._number(("node", index))
         name, first = operator_name(node), next(iter(node.all_input_nodes), None)
-        if first is not None and (collectives.is_wait(node) or (name in _SAME and _holds(node))):
+        if first is not None and collectives.is_wait(node):
             return self.read(first, index)
-        if first is not None and name in _CASTS and (dtypes := _dtypes(first, node)):
-            source = self.read(first, index)
-            return source if dtypes[0] == dtypes[1] else self._number(("cast", source, *dtypes))
+        before, after = first.meta.get("val") if first is not None else None, node.meta.get("val")
+        # Where shapes and dtypes on both sides are known, elements may be seen otherwise, or cast.
+        if first is not None and isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+            if name in _SAME or (name in _CASTS and (before.dtype, before.device) == (after.dtype, after.device)):
+                return self.read(first, index)
+            if name in _CASTS and before.device == after.device:
+                return self._number(("cast", self.read(first, index), str(before.dtype), str(after.dtype)))
         is_launch = collectives.launch_kind(node) is not None
         said = tuple(self._said(value, index, is_launch) for value in _arguments(node))
         place = (place_of(first), self._order.storages(first)) if first is not None and name.startswith(_BY_MEMORY) else None
@@ -185,19 +191,6 @@ def _arguments(node: fx.Node) -> list[Any]:
         default = argument.default_value if argument.has_default_value() else None
         found.append(node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, default))
     return found
-
-
-def _holds(node: fx.Node) -> bool:
-    """Whether shapes and dtypes on both sides are known, in which elements may be seen otherwise."""
-    return all(isinstance(one.meta.get("val"), torch.Tensor) for one in (node, node.all_input_nodes[0]))
-
-
-def _dtypes(source: fx.Node, node: fx.Node) -> tuple[str, str] | None:
-    """What ``node`` casts from and to; None if it does more than that, or nothing is known of it."""
-    before, after = source.meta.get("val"), node.meta.get("val")
-    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.device != after.device:
-        return None
-    return str(before.dtype), str(after.dtype)
 
 
 def _root(node: fx.Node) -> fx.Node:

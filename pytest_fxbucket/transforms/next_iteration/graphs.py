@@ -50,7 +50,9 @@ def carried_of(block: Block) -> list[CarriedValues]:
         given = block.given.get(node)
         if node.op == "get_attr" or (given is not None and block.is_own(given)):
             continue
-        name = _name(given, gradients.get(node), names)
+        name = gradients.get(node, f"value {1 + sum(name.startswith('value ') for name in names)}")
+        if given is not None:
+            name = given.fqn if given.role == "hyper" else f"{given.role} {given.fqn}"
         names[name] += 1
         if names[name] > 1:
             name = f"{name} #{names[name]}"
@@ -58,14 +60,6 @@ def carried_of(block: Block) -> list[CarriedValues]:
         value = Value("carried", name, tuple(tensor.shape), tensor.dtype)
         found.append(CarriedValues(node, value, not lasting.isdisjoint(block.order.storages(node))))
     return found
-
-
-def _name(given: Value | None, gradient: str | None, names: Counter[str]) -> str:
-    if given is not None:
-        return given.fqn if given.role == "hyper" else f"{given.role} {given.fqn}"
-    if gradient is not None:
-        return gradient
-    return f"value {1 + sum(name.startswith('value ') for name in names)}"
 
 
 Nodes = dict[fx.Node, fx.Node]
@@ -157,17 +151,14 @@ class Cut:
             copies[one.node].meta = {"val": one.node.meta["val"]}
 
     def _handed_on(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-        return [_copied(graph, copies[one.node]) if one.copies else copies[one.node] for one in self.handed]
+        clone = torch.ops.aten.clone.default
+        handed = [(copies[one.node], one.copies) for one in self.handed]
+        return [Maker(graph, fake_value(node).fake_mode, {})(clone, node) if copied else node for node, copied in handed]
 
 
 def _of(copies: Mapping[fx.Node, fx.Node], item: Any) -> Any:
     """The copy of what a graph returns: a node, or a constant, which is its own."""
     return copies[item] if isinstance(item, fx.Node) else item
-
-
-def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    make = Maker(graph, fake_value(node).fake_mode, {})
-    return make(torch.ops.aten.clone.default, node)
 
 
 def _copy(graph: fx.Graph, nodes: Iterable[fx.Node], copies: Nodes) -> None:

@@ -7,8 +7,7 @@ equal share of the compute between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -27,21 +26,13 @@ _LAUNCHED, _FINISHED = 0.75, 0.5
 """How far before a node that stays something of the block wishes to stand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """What hides one reduction in the steady graph."""
-
-    launch: fx.Node
-    computes: int
-    """Nodes that compute, and are not of the block, between its launch and its first wait."""
-
-
 def place_late(
     graph: fx.Graph, block: Iterable[fx.Node], launches: Mapping[fx.Node, int], parameters: Iterable[fx.Node]
-) -> list[Hidden]:
+) -> list[int]:
     """Reorder the steady ``graph``, in which the nodes ``block`` stand first; gives what hides each of ``launches``, in order.
 
-    ``launches`` are the block's reductions with their levels, ``parameters`` the inputs that are parameters.
+    That is how many nodes compute, and are not of the block, between a launch and its first wait. ``launches`` are the block's
+    reductions with their levels, ``parameters`` the inputs that are parameters.
     """
     order = order_of(graph)
     own = {order.index[node] for node in block}
@@ -51,12 +42,8 @@ def place_late(
     graph.lint()
     at = {node: number for number, node in enumerate(nodes)}
     rest = [at[node] for i, node in enumerate(order.nodes) if i not in own and computes(node)]
-    return [_hidden(launch, at, rest) for launch in launches]
-
-
-def _hidden(launch: fx.Node, at: Mapping[fx.Node, int], rest: Sequence[int]) -> Hidden:
-    begin, end = at[launch], min((at[wait] for wait in waits_of(launch)), default=at[launch])
-    return Hidden(launch, sum(begin < place < end for place in rest))
+    ends = {launch: min((at[wait] for wait in waits_of(launch)), default=at[launch]) for launch in launches}
+    return [sum(at[launch] < place < end for place in rest) for launch, end in ends.items()]
 
 
 class _Places:
