@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.explain.find import find_plan, root_of
+from pytest_fxbucket.explain.find import find_plan, folders_of
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.ranks.calling import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.pools import Pools
@@ -69,7 +69,7 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
 def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
     plan, _ = find_plan(asked["plan"])
-    folders = [plan.path.resolve().parent, root_of(plan.path)]
+    folders = folders_of(plan)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
     pools.start()

@@ -9,11 +9,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.bench.side_by_side import NEW, OLD
+from pytest_fxbucket.bench.stats import ratio_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.stats import Estimate, Series
 
 SideFacts = Mapping[str, Any]
+
+
+def new_by_old(series: Series, confidence: float) -> Estimate:
+    """The logarithm of new to old in ``series`` of both sides."""
+    return ratio_of(series.samples[NEW], series.samples[OLD], confidence=confidence)
 
 
 @dataclass(frozen=True, slots=True)
