@@ -33,9 +33,9 @@ def run(options: Namespace) -> int:
     plan, rows = find_plan(options.plan)
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
     with working_on(plan, shown) as say:
-        from pytest_fxbucket.explain.report import told
+        from pytest_fxbucket.explain.report import explanation_of
 
-        found = told(plan, name, say)
+        found = explanation_of(plan, name, say)
     document, lines = _why(found, options.why, shown) if options.why else _all(found, shown)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": name, "ranks": plan.world_size}
@@ -49,20 +49,20 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _all(told: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
+def _all(found: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
     from pytest_fxbucket.explain.report import graph_as_data
     from pytest_fxbucket.explain.text import explained
 
     entries: dict[str, list[str]] = {}
-    for fqn, entry in told.entry_of.items():
+    for fqn, entry in found.entry_of.items():
         entries.setdefault(entry, []).append(fqn)
-    graphs = {graph.phase: graph_as_data(graph) for graph in told.graphs}
-    transformations = [asdict(one) for one in told.transformations]
-    return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(told, shown))
+    graphs = {graph.phase: graph_as_data(graph) for graph in found.graphs}
+    transformations = [asdict(one) for one in found.transformations]
+    return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(found, shown))
 
 
-def _why(told: Explanation, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
-    from pytest_fxbucket.explain.why import answered, plain, why
+def _why(found: Explanation, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
+    from pytest_fxbucket.explain.why import answered, why
 
-    found = [why(told, parameter) for parameter in find_parameters(asked, told.parameters)]
-    return {"why": [plain(one) for one in found]}, list(answered(found))
+    answers = [why(found, parameter) for parameter in find_parameters(asked, found.parameters)]
+    return {"why": [asdict(one) for one in answers]}, list(answered(answers))
