@@ -61,7 +61,8 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
         raise BenchmarkError(f"it takes turns by protocol {PROTOCOL}, not {first.get('protocol')}")
     with ExitStack() as stack:
         side = _side(first, stack)
-        yield {"facts": side.facts(), "files": _imported()}
+        modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
+        yield {"facts": side.facts(), "files": [path for path in modules if isinstance(path, str)]}
         for line in requests:
             yield side.take_turns(json.loads(line))
 
@@ -143,12 +144,6 @@ class TimedSide:
         if found.backend is None:
             raise BenchmarkError(f"{self.world.plan.path}: {found.lacking}")
         return PLAIN if found.backend == "gloo" else found.backend
-
-
-def _imported() -> list[str]:
-    """Files of all modules of this process."""
-    found = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
-    return [path for path in found if isinstance(path, str)]
 
 
 if __name__ == "__main__":

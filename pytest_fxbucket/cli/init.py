@@ -127,7 +127,8 @@ def module_tree(model: nn.Module) -> Iterator[str]:
 
 
 def _tree_lines(module: nn.Module, label: str, depth: int) -> Iterator[TreeLine]:
-    yield _tree_line(module, label, "" if depth == 0 else type(module).__name__)
+    own, kind = list(module.parameters()), "" if depth == 0 else type(module).__name__
+    yield TreeLine(label, kind, sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own))
     alike = groupby(module._modules.items(), key=lambda item: _signature(item[1]))
     for _, same in alike:
         siblings = [(name, child) for name, child in same if child is not None]
@@ -136,11 +137,6 @@ def _tree_lines(module: nn.Module, label: str, depth: int) -> Iterator[TreeLine]
             first, *below = _tree_lines(siblings[0][1], label, depth + 1)
             yield replace(first, note="  each") if len(siblings) > 1 else first
             yield from below
-
-
-def _tree_line(module: nn.Module, label: str, kind: str) -> TreeLine:
-    own = list(module.parameters())
-    return TreeLine(label, kind, sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own))
 
 
 def _signature(module: nn.Module | None) -> object:

@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
     for line in (*verdict.lines, f"{verdict.outcome}: {verdict.summary}"):
         print(line)
     print(log.compared())
-    return 0 if verdict.outcome == "passed" and log.is_telling else 1
+    return 0 if verdict.outcome == "passed" and log.not_finite is None else 1
 
 
 def _planned(plan: Plan, options: Namespace) -> Plan:
@@ -94,11 +94,6 @@ class _Log:
     """First step whose loss is no number: equal bits of those show nothing."""
     peaks: tuple[int, int] = (0, 0)
     """Bytes of the largest rank after the first tenth of the steps told so far, and now."""
-
-    @property
-    def is_telling(self) -> bool:
-        """Whether all losses were numbers."""
-        return self.not_finite is None
 
     def took(self, told: list[StepTold]) -> None:
         """Print a step that all ranks have told."""

@@ -68,12 +68,6 @@ def environment_of(top: Path | None = None, tree: Path | None = None) -> dict[st
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries))}
 
 
-def _of_working_tree(files: Sequence[str], top: Path) -> list[str]:
-    """Those of ``files`` that lie below ``top``, as paths from there; what is installed there, as in a .venv, is left out."""
-    found = [os.path.realpath(file) for file in files if _is_below(file, top)]
-    return sorted({Path(file).relative_to(top).as_posix() for file in found})
-
-
 def _is_below(place: str, top: Path | None) -> bool:
     """Whether a file or folder belongs to ``top`` and not to an environment that is installed there."""
     real = Path(os.path.realpath(place))
@@ -142,7 +136,9 @@ class Tree:
         """
         if self.repository is None:
             return
-        wrong = self.repository.tracked(_of_working_tree(imported, self.repository.top))
+        top = self.repository.top
+        ours = {os.path.realpath(file) for file in imported if _is_below(file, top)}
+        wrong = self.repository.tracked(sorted(Path(file).relative_to(top).as_posix() for file in ours))
         if wrong:
             raise FxbucketError(
                 f"{wrong[0]} was imported from the working tree: the commit lacks it, or has it in a submodule, or it is "

@@ -44,7 +44,9 @@ def samples_figure(runs: Sequence[Record], is_newest_ours: bool) -> dict[str, An
         traces += _column_traces(variant, columns, runs, "y", "ms")
     ratios = [[100 * ratio for ratio in run.ratios()] for run in runs]
     traces += _column_traces("ratio", ratios, runs, "y2", "%")
-    names = [_run_name(run, is_newest_ours and number == len(runs) - 1) for number, run in enumerate(runs)]
+    names = [escape(commit_text(run)).replace(" dirty", "<br>dirty") for run in runs]
+    if is_newest_ours:
+        names[-1] = f"<b>this run</b><br>{names[-1]}"
     return {"data": traces, "layout": _samples_layout(names, *(_seen(traces, axis) for axis in ("y", "y2")))}
 
 
@@ -95,10 +97,6 @@ def _five(columns: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     found = {"q1": [q[0] for q in quarters], "median": [q[1] for q in quarters], "q3": [q[2] for q in quarters]}
     found |= {"lowerfence": low, "upperfence": high}
     return {key: [_rounded(value) for value in values] for key, values in found.items()}
-
-
-def _run_name(run: Record, is_ours: bool) -> str:
-    return ("<b>this run</b><br>" if is_ours else "") + escape(commit_text(run)).replace(" dirty", "<br>dirty")
 
 
 def _samples_hover(name: str, column: Sequence[float], run: Record, unit: str) -> str:
@@ -201,7 +199,8 @@ def _bars(sort: str, found: Sequence[tuple[Span, int]], buckets: Sequence[Bucket
 
 
 def _span_hover(span: Span, buckets: Sequence[BucketTime]) -> str:
-    what = span_name(span.label, span.direction) if span.kind == "compute" else span.label
+    elsewhere = "the optimizer" if span.direction == "optimizer" else "outside of any module"
+    what = span.label or elsewhere if span.kind == "compute" else span.label
     kind = {"wait": "wait: exposed", "flight": "in flight"}.get(span.kind, span.kind)
     took = f"{_ms(span.end_ns - span.start_ns):.3f} ms from {_ms(span.start_ns):.3f} ms on"
     lines = [f"<b>{escape(what)}</b>", f"{kind}, {escape(span.direction)}", took]
@@ -271,8 +270,3 @@ def machine_text(machine: Machine) -> str:
     gpus = [f"{machine['gpus'].count(gpu)} x {gpu}" for gpu in dict.fromkeys(machine["gpus"])]
     cores = counted(machine["cores"], "core")
     return ", ".join([*gpus, machine["cpu"], cores, f"{machine['arch']} {machine['system']}"])
-
-
-def span_name(label: str, direction: str) -> str:
-    """What compute is of: its module's FQN, or what it belongs to where no module is known."""
-    return label or ("the optimizer" if direction == "optimizer" else "outside of any module")
