@@ -118,15 +118,17 @@ class Repository:
             raise FxbucketError(f"{asked_by} needs git, and there is no git on PATH")
         folder = next(folder for folder in Path(os.path.abspath(file)).parents if folder.is_dir())
         ours = {name: value for name, value in os.environ.items() if name not in OF_HOOKS} | _QUIET
-        told = finished(_top(), folder, ours)
-        if told.returncode != 0 and {"GIT_DIR", "GIT_WORK_TREE"} <= set(os.environ):  # it lies elsewhere than its files
+        ask = ["git", "rev-parse", "--show-toplevel"]
+        answer = finished(ask, folder, ours)
+        if answer.returncode != 0 and {"GIT_DIR", "GIT_WORK_TREE"} <= set(os.environ):  # it lies elsewhere than its files
             ours |= {name: os.path.abspath(os.environ[name]) for name in ("GIT_DIR", "GIT_WORK_TREE")}
-            told = finished(_top(), folder, ours)
-        if told.returncode != 0:
-            said = _said(told.stderr)
+            ask = ["git", "rev-parse", "--show-toplevel"]
+        answer = finished(ask, folder, ours)
+        if answer.returncode != 0:
+            said = _said(answer.stderr)
             why = "" if "not a git repository" in said else f": {said}"
             raise FxbucketError(f"{file} is in no git working tree, so {asked_by} has no commits to look in{why}")
-        return cls(Path(told.stdout.rstrip("\n")).resolve(), ours, asked_by)
+        return cls(Path(answer.stdout.rstrip("\n")).resolve(), ours, asked_by)
 
     def git(self, *arguments: str) -> str:
         """What git prints. Raises FxbucketError with the line that git says is wrong."""
@@ -189,8 +191,8 @@ class Repository:
         return f'; did you mean "{near[0]}"?' if near else ""
 
     def _renamed(self, path: PurePosixPath, commit: Commit) -> str:
-        told = self._names("diff", "-z", "--name-status", "-M", "--diff-filter=R", commit.sha, "--", f"*{path.suffix}")
-        for _, old, new in zip(told[::3], told[1::3], told[2::3], strict=True):
+        answer = self._names("diff", "-z", "--name-status", "-M", "--diff-filter=R", commit.sha, "--", f"*{path.suffix}")
+        for _, old, new in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
             if new == str(path):
                 advice = f": give that as the first plan and {path} as the second" if self.asked_by == "--at" else ""
                 return f", where it is called {old}{advice}"
@@ -198,10 +200,6 @@ class Repository:
 
     def _names(self, *arguments: str) -> list[str]:
         return [name for name in self.git(*arguments).split("\0") if name]
-
-
-def _top() -> list[str]:
-    return ["git", "rev-parse", "--show-toplevel"]
 
 
 def _subcommand(arguments: tuple[str, ...]) -> str:

@@ -78,12 +78,8 @@ def sweep(files: Iterable[Path]) -> None:
 
 def files_below(root: Path) -> list[Path]:
     """Return all that is no folder below ``root``, sorted; links are given and not followed, but for ``root`` itself."""
-    found = [Path(folder, name) for folder, folders, names in os.walk(root) for name in (*names, *_links(folder, folders))]
-    return sorted(found)
-
-
-def _links(folder: str, folders: list[str]) -> list[str]:
-    return [name for name in folders if os.path.islink(os.path.join(folder, name))]
+    found = [Path(folder, name) for folder, folders, names in os.walk(root) for name in (*names, *folders)]
+    return sorted(path for path in found if path.is_symlink() or not path.is_dir())
 
 
 @dataclass(frozen=True, slots=True)

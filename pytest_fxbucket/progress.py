@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,3 +54,8 @@ class Progress:
                 if self._message != shown:
                     shown = self._message
                     show(f"{what}: {shown}")
+
+
+def on_stderr() -> Progress:
+    """Progress that stderr shows."""
+    return Progress(lambda line: print(line, file=sys.stderr, flush=True))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 
-def human_bytes(size: int) -> str:
+def human_bytes(size: float) -> str:
     """Write bytes with a binary unit and one decimal."""
     amount = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -17,12 +17,16 @@ def human_bytes(size: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 node``, ``2 nodes``, ``3 launches``, ``4 entries``."""
+def plural(noun: str, count: int) -> str:
+    """``node`` of one, else ``nodes``, ``launches``, ``entries``."""
     if count == 1:
-        return f"1 {noun}"
-    plural = noun[:-1] + "ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("ch") else "s")
-    return f"{count:,} {plural}"
+        return noun
+    return noun[:-1] + "ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("ch") else "s")
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``, ``3 launches``, ``4,000 entries``."""
+    return f"{count:,} {plural(noun, count)}"
 
 
 def times(count: int) -> str:

@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
 
 
 def _told(plan: Path) -> list[str]:
-    from pytest_fxbucket.cli import main as fxbucket
+    from pytest_fxbucket.cli.__main__ import main as fxbucket
 
     lines = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -184,11 +185,12 @@ def _grown(old: Record, new: Record) -> list[str]:
 def _exposed(record: Record) -> dict[tuple[str, str, int], float]:
     """By label, direction and how many of that name came before: seconds that the bucket's wait blocks."""
     found: dict[tuple[str, str, int], float] = {}
+    seen = Counter[tuple[str, str]]()
     for bucket in record.buckets("bucketed"):
         name = (bucket["label"], bucket["direction"])
-        count = sum(key[:2] == name for key in found)
         if bucket["exposed_s"] is not None:
-            found[*name, count] = bucket["exposed_s"]
+            found[*name, seen[name]] = bucket["exposed_s"]
+            seen[name] += 1
     return found
 
 

@@ -28,7 +28,7 @@ from torch import fx
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.record import traced_steps
-from pytest_fxbucket.bench.turns import REST_STEPS, Turn
+from pytest_fxbucket.bench.turns import REST_STEPS, TurnClient
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
@@ -235,12 +235,12 @@ class TurnTask:
     variant: str
     phases: tuple[TimingPhase, ...]
     address: str
-    """Where rank 0 sits down to take turns."""
+    """Where rank 0 connects to take turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsTaken:
-    """What one rank brings back; the times went to the table."""
+    """What one rank brings back; the times went to who compares."""
 
     digests: tuple[str, ...]
     peak_bytes: int
@@ -257,7 +257,7 @@ def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
         gc.freeze()
         has_priority = come_first()
         _timed(step)  # what is only ever done once is done before anybody waits
-        turn = Turn(task.address) if rank == 0 else None
+        turn = TurnClient(task.address) if rank == 0 else None
         if turn is not None:
             stack.callback(turn.close)
         while steps := _steps_asked(turn):
@@ -268,7 +268,7 @@ def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
         return TurnsTaken(step.digests, peak_bytes_of(step.run, device()), has_priority)
 
 
-def _steps_asked(turn: Turn | None) -> int:
+def _steps_asked(turn: TurnClient | None) -> int:
     """How many steps rank 0 was told to time, on every rank; 0: it is over."""
     mark("waiting for its turn")
     asked = torch.tensor([turn.wait() if turn is not None else 0], device=device())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.bench.job import Timed, TimingPhase, TimingTask
 from pytest_fxbucket.bench.stats import Pacing, ProcessSet, Series
@@ -31,13 +31,8 @@ TRACED_STEPS = 5
 
 Worlds = Mapping[str, "PlanOnMesh"]
 """Variant to the world whose graphs it runs; the unbucketed one has those from before that world's pass."""
-
-
-class Runner(Protocol):
-    """What runs tasks on fresh ranks, one each, and gives what they bring back."""
-
-    def __call__(self, tasks: Sequence[TimingTask]) -> list[object]:
-        """Run them."""
+Runner = Callable[[Sequence[TimingTask]], list[object]]
+"""What runs tasks on fresh ranks, one each, and gives what they bring back."""
 
 
 @dataclass(frozen=True, slots=True)

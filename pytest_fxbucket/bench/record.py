@@ -109,9 +109,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
         """The plan as people type it."""
         return self.plan if self.row is None else f"{self.plan}[{self.row}]"
 
+    def seconds(self, variant: str) -> list[float]:
+        """Seconds of every round of ``variant``, in the order in which they ran."""
+        return [sample for rounds in self.samples[variant] for sample in rounds]
+
     def median_s(self, variant: str) -> float:
         """Median step of ``variant``, in seconds."""
-        return median(sample for rounds in self.samples[variant] for sample in rounds)
+        return median(self.seconds(variant))
 
     def ratios(self, variant: str = "bucketed") -> list[float]:
         """Step time of ``variant`` by the unbucketed one's, round by round."""

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from pytest_fxbucket.backends import BACKENDS, choose, row_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.explain.find import find_plan, root_of
+from pytest_fxbucket.explain.find import find_plan, folders_of
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
 from pytest_fxbucket.ranks.pools import Pools
@@ -62,7 +62,8 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
         raise BenchmarkError(f"it takes turns by protocol {PROTOCOL}, not {first.get('protocol')}")
     with ExitStack() as stack:
         side = _side(first, stack)
-        yield {"facts": side.facts(), "files": _imported()}
+        modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
+        yield {"facts": side.facts(), "files": [path for path in modules if isinstance(path, str)]}
         for line in requests:
             yield side.take_turns(json.loads(line))
 
@@ -70,7 +71,7 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
 def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
     plan, _ = find_plan(asked["plan"])
-    folders = [plan.path.resolve().parent, root_of(plan.path)]
+    folders = folders_of(plan)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
     pools.start()
@@ -144,12 +145,6 @@ class TimedSide:
         if found.backend is None:
             raise BenchmarkError(f"{self.world.plan.path}: {found.lacking}")
         return BACKENDS[found.backend].timed_on
-
-
-def _imported() -> list[str]:
-    """Files of all modules of this process."""
-    found = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
-    return [path for path in found if isinstance(path, str)]
 
 
 if __name__ == "__main__":

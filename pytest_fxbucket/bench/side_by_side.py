@@ -19,7 +19,7 @@ from typing import Any
 
 from pytest_fxbucket.bench.side import PROTOCOL
 from pytest_fxbucket.bench.stats import WINDOW, Pacing, ProcessSet, Series, has_settled, is_warm
-from pytest_fxbucket.bench.turns import Seat
+from pytest_fxbucket.bench.turns import TurnServer
 from pytest_fxbucket.errors import BenchmarkError
 
 OLD, NEW = SIDES = ("old", "new")
@@ -71,16 +71,16 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessS
         side.answer()  # raises, since none is due before its turns are over
         raise BenchmarkError(f"{side.label}: it ended its turns by itself")
 
-    def turn(seat: Seat, steps: int) -> list[float]:
-        return seat.turn(steps, watched, on_other)
+    def turn(server: TurnServer, steps: int) -> list[float]:
+        return server.turn(steps, watched, on_other)
 
     with ExitStack() as stack:
-        seats = {name: stack.enter_context(Seat()) for name in SIDES}
-        for side, seat in zip(sides, seats.values(), strict=True):
-            side.ask({"address": seat.address, "budget_s": budget_s})
-        for seat in seats.values():
-            seat.take(watched, on_other)
-        found = _rounds(seats, Pacing(budget_s, 0.0), length.least_rounds, turn)
+        servers = {name: stack.enter_context(TurnServer()) for name in SIDES}
+        for side, server in zip(sides, servers.values(), strict=True):
+            side.ask({"address": server.address, "budget_s": budget_s})
+        for server in servers.values():
+            server.accept(watched, on_other)
+        found = _rounds(servers, Pacing(budget_s, 0.0), length.least_rounds, turn)
     for name, side in zip(SIDES, sides, strict=True):
         answer = side.answer()
         found.peak_bytes[name] = answer["peak_bytes"]
@@ -89,7 +89,7 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessS
 
 
 def _rounds(
-    seats: Mapping[str, Seat], pacing: Pacing, least_rounds: int, turn: Callable[[Seat, int], list[float]]
+    servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int, turn: Callable[[TurnServer, int], list[float]]
 ) -> ProcessSet:
     """Warm-up, then samples till the time is over; which side is first changes from round to round.
 
@@ -100,7 +100,7 @@ def _rounds(
 
     def add_one(samples: dict[str, list[float]], steps: int) -> None:
         for name in next(orders):
-            samples[name].append(min(turn(seats[name], steps)))
+            samples[name].append(min(turn(servers[name], steps)))
 
     warm: dict[str, list[float]] = {name: [] for name in SIDES}
     while not is_warm(warm, time.monotonic() - begin, pacing):

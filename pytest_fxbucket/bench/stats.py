@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median
 
 from pytest_fxbucket.errors import BenchmarkError
 
@@ -225,7 +225,7 @@ def midmean(values: Sequence[float]) -> float:
     """Mean of the middle half: efficient for noise that is normal, blind to what lies far out. Of three or fewer the median."""
     cut = (len(values) - 1) // 2 if len(values) < 4 else len(values) // 4
     middle = sorted(values)[cut : len(values) - cut]
-    return math.fsum(middle) / len(middle)
+    return fmean(middle)
 
 
 class _Draws:
@@ -234,7 +234,7 @@ class _Draws:
     def __init__(self, rounds_of_sets: Sequence[Sequence[float]], process_spread: float) -> None:
         self._rounds, self._spread = rounds_of_sets, process_spread
         self._means = [midmean(rounds) for rounds in rounds_of_sets]
-        self.centre = math.fsum(self._means) / len(self._means)
+        self.centre = fmean(self._means)
 
     def some(self, random: Random) -> list[float]:
         """Draw ``_RESAMPLES`` of them."""

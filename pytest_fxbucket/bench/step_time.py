@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.backends import BACKENDS, MAX_RANKS, BackendChoice, row_of
-from pytest_fxbucket.bench.measure import BUCKETED, Measured, Runner, Worlds, measure
+from pytest_fxbucket.bench.measure import BUCKETED, Measured, Worlds, measure
 from pytest_fxbucket.bench.provenance import commit_of, machine_kind, workload_of
 from pytest_fxbucket.bench.stats import Estimate, ratio_of
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED
@@ -26,6 +25,7 @@ from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
+    from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan.schema import Benchmark, Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -35,29 +35,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Step time of one plan: samples, what else was measured, and the record that is stored of it."""
+    """Step time of one plan: the record that is stored of it, and one step to draw."""
 
-    measured: Measured
     record: Record
+    spans: Mapping[str, tuple[Span, ...]]
+    """By variant one step of all ranks, the one of median length."""
 
     def samples(self, variant: str) -> list[float]:
         """Seconds of the slowest rank in each round of ``variant``: bucketed, unbucketed, or a pass that was asked for."""
-        return self.measured.series.all_of(variant)
+        return self.record.seconds(variant)
 
     def ratio(self, variant: str = BUCKETED, other: str = UNBUCKETED) -> Estimate:
         """Step time of ``variant`` by that of ``other``, from the rounds that they shared."""
-        samples = self.measured.series.samples
+        samples = self.record.samples
         return ratio_of(samples[variant], samples[other])
 
     def summary(self, variant: str = BUCKETED) -> str:
         """One line: time of ``variant``, and how well that is known; of the bucketed step against all others."""
-        series, record = self.measured.series, self.record
-        others = [name for name in series.samples if name != BUCKETED] if variant == BUCKETED else []
-        times = ", ".join(f"{name} {median(self.samples(name)) * 1e3:.3g} ms" for name in (variant, *others))
+        record = self.record
+        others = [name for name in record.samples if name != BUCKETED] if variant == BUCKETED else []
+        times = ", ".join(f"{name} {record.median_s(name) * 1e3:.3g} ms" for name in (variant, *others))
         ratios = "".join(f"; against {other} {self.ratio(BUCKETED, other)}" for other in others)
-        rounds, sets = len(self.samples(variant)), len(series.warmup_rounds)
-        first = " at real-time priority" if series.has_priority else ""
-        unstable = "" if series.is_stable else "; warm-up did not settle"
+        rounds, sets = len(self.samples(variant)), len(record.warmup_rounds)
+        first = " at real-time priority" if record.has_priority else ""
+        unstable = "" if record.is_stable else "; warm-up did not settle"
         how = f"{rounds} rounds in {sets} sets of {record.ranks} processes over {record.backend}"
         return f"{times}{ratios}; {how}{first}{unstable}"
 
@@ -122,29 +123,20 @@ class Timing:
             finally:
                 pool.close()  # other processes for each set, and nobody's idle threads beside the next item
 
-        shown = Path(os.path.relpath(plan.path, self.settings.rootdir)).as_posix()
         with self.paths():
-            return step_time(shown, world, options, backend, run, self.say)
+            measured = measure(worlds_of(world, options), options, run, self.say)
+        return StepTime(_record(world, measured, backend, self.settings.rootdir), measured.spans)
 
 
-def worlds_of(world: PlanOnMesh, options: Benchmark) -> Worlds:
-    """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``."""
-    return {UNBUCKETED: world, BUCKETED: world, **{name: world.by_pass(name) for name in options.against}}
-
-
-def step_time(
-    name: str, world: PlanOnMesh, options: Benchmark, backend: str, run: Runner, say: Callable[[str], None] = lambda _: None
-) -> StepTime:
-    """Measure the step of ``world``; ``name``: the plan's path from rootdir, ``run`` runs tasks over ``backend``."""
+def _record(world: PlanOnMesh, measured: Measured, backend: str, rootdir: Path) -> Record:
     from pytest_fxbucket.bench.record import Record
 
-    sha, dirty = commit_of(world.plan.path)
-    measured = measure(worlds_of(world, options), options, run, say)
-    series = measured.series
-    record = Record(
-        plan=name,
-        row=world.plan.matrix_id,
-        workload=workload_of(world.plan),
+    plan, series = world.plan, measured.series
+    sha, dirty = commit_of(plan.path)
+    return Record(
+        plan=Path(os.path.relpath(plan.path, rootdir)).as_posix(),
+        row=plan.matrix_id,
+        workload=workload_of(plan),
         commit=sha,
         dirty=dirty,
         machine=machine_kind(),
@@ -162,7 +154,11 @@ def step_time(
         pass_s=world.seconds.get("pass", 0.0),
         graphs=measured.graphs,
     )
-    return StepTime(measured, record)
+
+
+def worlds_of(world: PlanOnMesh, options: Benchmark) -> Worlds:
+    """What is timed: unbucketed and bucketed as ``world``'s pass has it, and each pass of ``options.against``."""
+    return {UNBUCKETED: world, BUCKETED: world, **{name: world.by_pass(name) for name in options.against}}
 
 
 def run(context: Context) -> Verdict:

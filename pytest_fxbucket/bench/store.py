@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.commit import Repository
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
+from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import Record
@@ -33,7 +34,6 @@ NO_MEASURE = ("failed", "error", "untold")
 _EXPECTED = "latest, a file of pytest-benchmark, or a commit such as main or HEAD~1"
 _RUN = re.compile(r"([0-9]{4,})_.*\.json")
 _MEND = "; restore the file, or remove it and measure again"
-_MOST = 3  # runs that were passed over, or keys of the workload, that are named
 
 
 def compared_with(text: str, where: str, base: Path, plan: Path) -> str:
@@ -99,7 +99,8 @@ def find(what: str, record: Record, folder: Path, rootdir: Path) -> Found:
     if not Path(what).is_absolute():
         return _of_commit(what, record, folder, rootdir, to_store)
     none = f"{shown(Path(what), rootdir)} holds no run of {record.title}; {to_store}"
-    return _best(runs_in(Path(what), record, rootdir), record, rootdir) or Found(None, none)
+    there = runs_in(Path(what), record, rootdir)
+    return _chosen(there, there, record, rootdir) or Found(None, none)
 
 
 def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], list[str]]:
@@ -111,10 +112,11 @@ def runs_of(record: Record, folder: Path, rootdir: Path) -> tuple[list[Record], 
 def _latest(record: Record, folder: Path, rootdir: Path, to_store: str) -> Found:
     """The newest run that was no regression itself: a loss that is stored does not become what later runs are measured by."""
     runs, damaged = _stored(record, folder, rootdir)
-    chosen = best([run for run in runs if not run.has_failed], record)
-    _refuse_damage({file: error for file, error in damaged.items() if _may_be_meant(file, chosen, runs, record)})
-    if chosen is not None:
-        return Found(chosen, passed_over(runs, chosen, record, rootdir))
+    found = _chosen([run for run in runs if not run.has_failed], runs, record, rootdir)
+    meant = found.run if found is not None else None
+    _refuse_damage({file: error for file, error in damaged.items() if _may_be_meant(file, meant, runs, record)})
+    if found is not None:
+        return found
     where = f"of {record.title} in {shown(folder, rootdir)}"
     if not runs:
         return Found(None, f"there is no stored run {where}; {to_store}")
@@ -129,16 +131,11 @@ def _of_commit(what: str, record: Record, folder: Path, rootdir: Path, to_store:
     _refuse_damage(damaged)
     for is_it in (commit.sha.__eq__, same_files(repository, commit.sha, folder)):
         of_commit = [run for run in runs if run.record.commit is not None and is_it(run.record.commit)]
-        if found := _best(of_commit, record, rootdir):
+        if found := _chosen(of_commit, of_commit, record, rootdir):
             return found
     others = sorted({run.record.commit[:7] for run in runs if run.record.commit})
     there = f"stored are runs of {', '.join(others[-5:])}" if others else "none of any commit is stored"
     return Found(None, f"there is no stored run of {record.title} at {commit}, {there}; {to_store}")
-
-
-def _best(runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
-    chosen = best(runs, record)
-    return None if chosen is None else Found(chosen, passed_over(runs, chosen, record, rootdir))
 
 
 def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
@@ -157,17 +154,17 @@ def by_age(runs: Sequence[StoredRun], record: Record) -> list[StoredRun]:
     return [each[-1] for each in sorted(aged, key=lambda each: each[:-1])]
 
 
-def best(runs: Sequence[StoredRun], record: Record) -> StoredRun | None:
-    """The one to compare ``record`` with: comparable, of its pass, of a clean tree, and the newest; earlier wishes first."""
-    return min(reversed(by_age(runs, record)), key=lambda run: _lacks(run, record), default=None)
+def _chosen(candidates: Sequence[StoredRun], runs: Sequence[StoredRun], record: Record, rootdir: Path) -> Found | None:
+    """Of ``candidates`` the one to compare ``record`` with, and which of ``runs``, newer than that, were not taken, and why.
 
-
-def passed_over(runs: Sequence[StoredRun], chosen: StoredRun, record: Record, rootdir: Path) -> str:
-    """Say which of ``runs``, newer than ``chosen``, were not taken, and why; "" if there are none."""
+    It is comparable, of the same pass, of a clean tree, and the newest; earlier wishes first.
+    """
+    best = min(reversed(by_age(candidates, record)), key=lambda run: _lacks(run, record), default=None)
+    if best is None:
+        return None
     ordered = by_age(runs, record)
-    newer = ordered[: ordered.index(chosen) : -1]
-    named = [f"{shown(run.file, rootdir)} ({_why(run, chosen, record)})" for run in newer[:_MOST]]
-    return f"newer, but passed over: {', '.join(named)}{_and_more(newer)}" if named else ""
+    newer = [f"{shown(run.file, rootdir)} ({_why(run, best, record)})" for run in ordered[: ordered.index(best) : -1]]
+    return Found(best, f"newer, but passed over: {some(newer)}" if newer else "")
 
 
 def _lacks(run: StoredRun, record: Record) -> tuple[bool, bool, bool]:
@@ -215,12 +212,8 @@ def comparable(old: Record, new: Record) -> list[str]:
     for table in sorted({*old.workload, *new.workload}):
         differences = list(_differences(old.workload.get(table), new.workload.get(table), f"[{table}]"))
         if differences:
-            reasons.append(", ".join(differences[:_MOST]) + _and_more(differences))
+            reasons.append(some(differences))
     return reasons
-
-
-def _and_more(named: Sequence[object]) -> str:
-    return f" and {len(named) - _MOST} more" if len(named) > _MOST else ""
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

@@ -1,19 +1,19 @@
 """Taking turns: two sides, each with ranks of its own, run one after the other, and never at once.
 
-Whoever compares them sits between the two: it tells one side's rank 0 to run, waits for its times, and then tells the other's.
-Sides and table talk over a Unix socket with an abstract name (unix(7)), so that no file is left, however they end; the end of
-either is seen at once.
+Whoever compares them is the server of both: it tells one side's rank 0 to run, waits for its times, and then tells the other's.
+They talk over a Unix socket with an abstract name (unix(7)), so that no file is left, however they end; the end of either is
+seen at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import uuid
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 
 from pytest_fxbucket.errors import BenchmarkError
 
@@ -27,7 +27,7 @@ REST_STEPS = 1
 """At the beginning of a turn, not timed: the other side has had the caches."""
 
 
-class Turn:
+class TurnClient:
     """The end of rank 0. ``wait`` and ``done`` follow one another until ``wait`` says that it is over."""
 
     def __init__(self, address: str) -> None:
@@ -46,12 +46,12 @@ class Turn:
         self._connection.sendall(b"".join(map(_SECONDS.pack, seconds)))
 
     def close(self) -> None:
-        """Leave the table."""
+        """Leave."""
         self._connection.close()
 
 
-class Seat:
-    """The table's end for one side; a context, which ends the side's turns."""
+class TurnServer:
+    """The end of who compares, for one side; a context, which ends the side's turns."""
 
     def __init__(self) -> None:
         self.address = f"fxbucket-{uuid.uuid4().hex}"
@@ -60,14 +60,14 @@ class Seat:
         self._listener.listen()
         self._connection: socket.socket | None = None
 
-    def __enter__(self) -> Seat:
+    def __enter__(self) -> TurnServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def take(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
-        """Wait until rank 0 sits down; see ``turn`` for ``others``."""
+    def accept(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
+        """Wait until rank 0 connects; see ``turn`` for ``others``."""
         while self._connection is None:
             _await(self._listener.fileno(), others, on_other)
             connection, _ = self._listener.accept()
@@ -113,10 +113,7 @@ def _await(descriptor: int | None, others: Sequence[int], on_other: Callable[[in
 
     None: when one of the others can be.
     """
-    poll = select.poll()
-    for fd in {*others, *([] if descriptor is None else [descriptor])}:
-        poll.register(fd, select.POLLIN)
-    ready = {fd for fd, _ in poll.poll()}
+    ready = wait([*others, *([] if descriptor is None else [descriptor])])
     for fd in others:
         if fd in ready:
             on_other(fd)

@@ -1,8 +1,54 @@
-"""``python -m pytest_fxbucket.cli`` is ``fxbucket``."""
+"""``fxbucket``, which is ``python -m pytest_fxbucket.cli`` too: the table of subcommands, imported when they are used."""
 
 from __future__ import annotations
 
-from pytest_fxbucket.cli import main
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pytest_fxbucket.errors import FxbucketError, UsageError
+
+COMMANDS = {
+    "init": "write a first plan for a model and print its module tree",
+    "explain": "say what the pass makes of a plan, bucket by bucket, and why",
+    "show": "print a plan's schedule as its golden has it, or every node of its graphs",
+    "parity": "run a plan's step beside torch's own for many steps, bit for bit",
+    "diff": "say how the schedules of two plans, passes or commits differ",
+    "compare": "time the steps of two commits side by side and say which is faster",
+}
+_BROKEN_PIPE = 141
+"""As shells say it of a command that SIGPIPE ended."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives 0, 1 if it could not be done, 2 if it was asked for wrongly, 141 if nobody reads it any more."""
+    parser = argparse.ArgumentParser(prog="fxbucket", description="Work on bucket plans outside pytest.")
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for name, summary in COMMANDS.items():
+        sub = subcommands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name in arguments:
+            import_module(f"pytest_fxbucket.cli.{name}").add_arguments(sub)
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or 0)
+    try:
+        status = int(import_module(f"pytest_fxbucket.cli.{options.command}").run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as before ``| head``; what is still to be flushed when Python ends goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except UsageError as error:
+        print(f"fxbucket: {error}", file=sys.stderr)
+        return 2
+    except FxbucketError as error:
+        print(f"fxbucket: {error}", file=sys.stderr)
+        return 1
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

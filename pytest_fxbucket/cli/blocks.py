@@ -61,7 +61,11 @@ def draft(model: nn.Module) -> Draft:
         return Draft(tuple(blocks), "root")
     if max(map(len, rest)) > _MOST_NAMES:
         return Draft(tuple(blocks), "root")
-    return Draft(tuple(sorted(entries, key=lambda entry: _first_of(entry, names))), "error")
+
+    def first_parameter(entry: str) -> int:
+        return min(map(names.parameters.index, _resolve((entry,), names, "allow")))
+
+    return Draft(tuple(sorted(entries, key=first_parameter)), "error")
 
 
 def _apart(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
@@ -92,11 +96,6 @@ def _is_embedding(name: str, model: nn.Module) -> bool:
     from torch import nn
 
     return isinstance(dict(model.named_modules()).get(name), nn.Embedding)
-
-
-def _first_of(entry: str, names: BlockNames) -> int:
-    """Where the first parameter of ``entry`` is registered."""
-    return min(map(names.parameters.index, _resolve((entry,), names, "allow")))
 
 
 def _resolve(entries: tuple[str, ...], names: BlockNames, unplanned: str) -> set[str]:

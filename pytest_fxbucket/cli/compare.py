@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import math
 import sys
-import traceback
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from pytest_fxbucket.backends import CHOICES
-from pytest_fxbucket.cli.apart import typed
-from pytest_fxbucket.cli.asked import add_for_sides, refuse_no_pass, up_to_two
-from pytest_fxbucket.cli.benchmarked import Named, named_plans
-from pytest_fxbucket.cli.compared import SidesCompared
-from pytest_fxbucket.cli.trees import Asked, CommitSide, CommitTree, plan_compared
-from pytest_fxbucket.commit import Repository, stoppable
-from pytest_fxbucket.errors import FxbucketError, UsageError
-from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.bench.provenance import commit_of
+from pytest_fxbucket.bench.side_by_side import Length, SideProcess, Start
+from pytest_fxbucket.bench.side_by_side import run as run_sides
+from pytest_fxbucket.cli.benchmarked_plans import NamedPlan, named_plans
+from pytest_fxbucket.cli.common import add_for_sides, refuse_no_pass, status_of, up_to_two
+from pytest_fxbucket.cli.compare_report import SidesCompared, new_by_old
+from pytest_fxbucket.cli.separate_process import Tree
+from pytest_fxbucket.commit import Commit, Repository, worktree_of
+from pytest_fxbucket.errors import BenchmarkError, FxbucketError, UsageError
+from pytest_fxbucket.plan.key_forms import Benchmark
+from pytest_fxbucket.progress import on_stderr
 
 _NOT_SLOWER, _SLOWER, _UNTOLD = 0, 1, 2
 
@@ -52,38 +56,30 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print what is faster; gives 0 if the second side is not slower, 1 if it is, 2 if that could not be told."""
-    try:
-        with stoppable():
-            return _compared(options)
-    except FxbucketError as error:
-        print(f"fxbucket: {error}", file=sys.stderr)
-    except BrokenPipeError:
-        raise
-    except Exception:  # Python's own status for it is 1, which means slower
-        traceback.print_exc()
-    return _UNTOLD
+    return status_of(lambda: _compared(options), _UNTOLD)
 
 
 def _compared(options: Namespace) -> int:
     asked = _asked(options)
     passes, pythons = _two("--pass", options.passes, "manual"), _two("--python", options.pythons, sys.executable)
-    for name in passes:
-        refuse_no_pass(name)
+    refuse_no_pass(*passes)
     plans = named_plans(options.plans)
     repository = Repository.of(plans[0].file, "REF")
     commits = repository.commit(options.ref), repository.commit(options.ref2) if options.ref2 is not None else None
     found: list[SidesCompared] = []
     problems: list[str] = []
     with ExitStack() as stack:
-        trees = [CommitTree.of(repository, commit, stack) for commit in commits]
-        sides = [CommitSide(*one) for one in zip(trees, passes, pythons, strict=True)]
+        trees = [_tree(repository, commit, stack) for commit in commits]
+        sides = [CommitSide(*one) for one in zip(*zip(*trees, strict=True), passes, pythons, strict=True)]
         for plan in plans:
-            lacking = next((tree.label for tree in trees if plan.is_found and tree.lacks(plan)), None)
+            lacking = next((side.label for side in sides if plan.is_found and side.tree.lacks(plan.file)), None)
             if lacking is not None:
-                print(f"fxbucket: {typed(plan.file, plan.row)} is passed over, since it is not in {lacking}", file=sys.stderr)
+                print(f"fxbucket: {plan.typed} is passed over, since it is not in {lacking}", file=sys.stderr)
                 continue
+            progress = on_stderr()
             try:
-                found.append(_one(plan, sides, asked))
+                with progress.watching(plan.typed):
+                    found.append(_plan_compared(plan, sides, asked, progress.say))
             except FxbucketError as error:
                 problems.append(str(error))
                 print(f"fxbucket: {error}", file=sys.stderr, flush=True)
@@ -99,10 +95,20 @@ def _compared(options: Namespace) -> int:
     return _UNTOLD if problems or not found else _NOT_SLOWER
 
 
-def _one(plan: Named, sides: Sequence[CommitSide], asked: Asked) -> SidesCompared:
-    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
-    with progress.watching(typed(plan.file, plan.row)):
-        return plan_compared(plan, sides, asked, progress.say)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says of all plans."""
+
+    variant: str
+    backend: str | None
+    confidence: float
+    numbers: Mapping[str, float]
+    """threshold, precision, budget_s: those that are not to be as the plan says."""
+
+    def of(self, planned: Mapping[str, Any] | None) -> Benchmark:
+        """The options of a plan whose own are ``planned``; None: it has none."""
+        known = {name: value for name, value in (planned or {}).items() if name in Benchmark.__dataclass_fields__}
+        return Benchmark(**{**known, **self.numbers})
 
 
 def _asked(options: Namespace) -> Asked:
@@ -127,3 +133,62 @@ def _number(name: str, text: str, low: float, high: float, expected: str) -> flo
 def _two(option: str, given: list[str], default: str) -> tuple[str, str]:
     both = up_to_two(option, given) or [default]
     return both[0], both[-1]
+
+
+def _tree(repository: Repository, commit: Commit | None, stack: ExitStack) -> tuple[Tree, str]:
+    """The files of ``commit``, there until ``stack`` is unwound, or the working tree as it is; and what to call them."""
+    if commit is not None:
+        return Tree.at_commit(repository, commit, stack.enter_context(worktree_of(repository, commit))), str(commit)
+    sha, is_dirty = commit_of(repository.top / "file")
+    at = f" at {sha[:7]}" if sha else ""
+    return Tree.here(), f"the working tree{at}{', with uncommitted changes' if is_dirty else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSide:
+    """A tree, what to call it, a pass and an interpreter."""
+
+    tree: Tree
+    label: str
+    pass_name: str
+    python: str
+
+    def start(self, plan: NamedPlan, asked: Asked) -> Start:
+        """How its process is started."""
+        request = {
+            "plan": self.tree.typed(plan.file, plan.row),
+            "pass": self.pass_name,
+            "backend": asked.backend,
+            "variant": asked.variant,
+        }
+        return Start(f"at {self.label}", self.python, self.tree.cwd, self.tree.environment, request)
+
+    def facts(self, process: SideProcess) -> dict[str, Any]:
+        """What it is going to run. Raises FxbucketError, also if it read modules of the wrong tree."""
+        answer = process.answer()
+        self.tree.refuse_others(answer["files"])
+        return {"commit": self.tree.commit and self.tree.commit.sha, "pass": self.pass_name, **answer["facts"]}
+
+
+def _plan_compared(plan: NamedPlan, sides: Sequence[CommitSide], asked: Asked, say: Callable[[str], None]) -> SidesCompared:
+    """Run both sides of ``plan``. Raises BenchmarkError of one sentence that names the plan."""
+    try:
+        starts = [side.start(plan, asked) for side in sides]
+        with ExitStack() as stack:
+            say("both sides trace the step")
+            old, new = (stack.enter_context(SideProcess(start)) for start in starts)
+            facts = sides[0].facts(old), sides[1].facts(new)
+            benchmark = asked.of(facts[1]["benchmark"])
+            series = run_sides(
+                (old, new),
+                Length(benchmark.budget_s),
+                lambda so_far: new_by_old(so_far, asked.confidence).half_width <= benchmark.precision,
+                say,
+            )
+        labels = sides[0].label, sides[1].label
+        return SidesCompared(plan.typed, labels, facts, series, new_by_old(series, asked.confidence), benchmark.threshold)
+    except FxbucketError as error:
+        said = str(error)
+        for side in sides:
+            said = side.tree.cleared(said)
+        raise BenchmarkError(f"{plan.typed}: {said}") from None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-import traceback
+import re
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 from pytest_fxbucket.artifacts import Folder
-from pytest_fxbucket.cli.asked import PLAN_HELP, add_for_sides, refuse_no_pass, up_to_two
-from pytest_fxbucket.cli.sides import AtCommit, DiffSide, InTree, same_name
-from pytest_fxbucket.commit import stoppable
-from pytest_fxbucket.errors import FxbucketError, UsageError
-from pytest_fxbucket.explain.find import parts, root_of
+from pytest_fxbucket.cli.common import PLAN_HELP, add_for_sides, refuse_no_pass, status_of, typed, up_to_two
+from pytest_fxbucket.cli.separate_process import Tree, environment_of, shown_separately
+from pytest_fxbucket.cli.show import golden_file, shown
+from pytest_fxbucket.commit import Commit, Repository, worktree_of
+from pytest_fxbucket.errors import FxbucketError, GoldenError, UsageError
+from pytest_fxbucket.explain.find import find_plan, folders_of, parts, root_of
+from pytest_fxbucket.golden.store import parse
+from pytest_fxbucket.plan.schema import Plan
 
 _SAME, _DIFFERENT, _FAILED = 0, 1, 2
 
@@ -22,39 +25,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket diff``."""
     parser.add_argument("a", metavar="A[::ROW]", help=PLAN_HELP)
     parser.add_argument("b", metavar="B[::ROW]", nargs="?", help="the plan to compare it with; left out: A itself")
-    add_for_sides(
-        parser,
-        "--pass",
-        "passes",
-        "PASS",
-        "manual (the default), torch or module:callable, for both sides; given twice, the second is for the second side",
-    )
-    add_for_sides(
-        parser,
-        "--at",
-        "revs",
-        "REV",
-        "the first side as it was at a commit, the second as it is now; given twice, each at its own",
-    )
+    passes = "manual (the default), torch or module:callable, for both sides; given twice, the second is for the second side"
+    add_for_sides(parser, "--pass", "passes", "PASS", passes)
+    revs = "the first side as it was at a commit, the second as it is now; given twice, each at its own"
+    add_for_sides(parser, "--at", "revs", "REV", revs)
 
 
 def run(options: Namespace) -> int:
     """Print what changed; gives 0 for the same schedule, 1 for another one, 2 if that could not be told."""
-    try:
-        with stoppable():
-            return _compared(options)
-    except FxbucketError as error:
-        print(f"fxbucket: {error}", file=sys.stderr)
-    except BrokenPipeError:
-        raise
-    except Exception:  # Python's own status for it is 1, which means that schedules differ
-        traceback.print_exc()
-    return _FAILED
+    return status_of(lambda: _compared(options), _FAILED)
 
 
 def _compared(options: Namespace) -> int:
     a, b = _sides(options)
-    old, new = same_name(a.schedule()), same_name(b.schedule())
+    old, new = without_name(a.schedule()), without_name(b.schedule())
     if old == new:
         print("same")
         return _SAME
@@ -62,6 +46,11 @@ def _compared(options: Namespace) -> int:
     for line in _changes(old, new, (a.label + passes[0], b.label + passes[1]), _folder(options.a)):
         print(line)
     return _DIFFERENT
+
+
+def without_name(schedule: str) -> str:
+    """``schedule`` without the name of its plan, which is no difference between two schedules."""
+    return re.sub(r"^plan .*\n", "", schedule, count=1, flags=re.MULTILINE)
 
 
 def _changes(old: str, new: str, names: tuple[str, str], folder: Folder) -> list[str]:
@@ -86,21 +75,98 @@ def _folder(plan: str) -> Folder:
 
 def _sides(options: Namespace) -> tuple[DiffSide, DiffSide]:
     """Both sides, so far as they can be known before either is traced. Raises UsageError if they are one and the same."""
-    for name in options.passes:
-        refuse_no_pass(name)
-    passes, revs = up_to_two("--pass", options.passes), up_to_two("--at", options.revs)
-    passes = passes or ["manual"]
+    refuse_no_pass(*options.passes)
+    passes, revs = up_to_two("--pass", options.passes) or ["manual"], up_to_two("--at", options.revs)
     a = _side(options.a, passes[0], revs[0] if revs else None)
     b = _side(options.b or options.a, passes[-1], revs[1] if len(revs) == 2 else None)
-    if a.what == b.what:
+    if a.identity == b.identity:
         raise UsageError(
             f"there is nothing to compare: both sides are {a.label} by pass {a.pass_name}; give a second plan, --pass twice, "
             "or --at with the commit to compare with"
         )
-    if isinstance(a, InTree) and isinstance(b, InTree) and a.folders != b.folders:
-        b = replace(b, apart=True)  # modules of one name may be others there
+    if isinstance(a, PlanNow) and isinstance(b, PlanNow) and folders_of(a.plan) != folders_of(b.plan):
+        b = replace(b, is_separate=True)  # modules of one name may be others there
     return a, b
 
 
 def _side(plan: str, pass_name: str, rev: str | None) -> DiffSide:
-    return InTree.of(plan, pass_name) if rev is None else AtCommit.of(plan, pass_name, rev)
+    return PlanNow(find_plan(plan)[0], pass_name) if rev is None else PlanAtCommit.of(plan, pass_name, rev)
+
+
+@dataclass(frozen=True)
+class PlanNow:
+    """A side: a plan through a pass as it is now, in a process of its own if it ``is_separate``."""
+
+    plan: Plan
+    pass_name: str
+    is_separate: bool = False
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return typed(self.plan.path, self.plan.matrix_id)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for two sides that are one and the same."""
+        return self.plan.path.resolve(), self.plan.matrix_id, self.pass_name
+
+    def schedule(self) -> str:
+        """The body of the plan's golden. Raises FxbucketError."""
+        if not self.is_separate:
+            return parse(shown(self.plan, self.pass_name, golden_file), self.label)
+        text, _ = shown_separately([self.label, "--pass", self.pass_name], Path.cwd(), environment_of())
+        return parse(text, self.label)
+
+
+@dataclass(frozen=True)
+class PlanAtCommit:
+    """A side as it was at ``commit``: plan, model, pass, and pytest_fxbucket itself where the repository holds that."""
+
+    repository: Repository
+    commit: Commit
+    file: Path
+    """As it is named here, where it need not be any more."""
+    path: PurePosixPath
+    """From the top of the repository."""
+    row: str | None
+    pass_name: str
+
+    @classmethod
+    def of(cls, text: str, pass_name: str, rev: str) -> PlanAtCommit:
+        """The plan that ``text`` names, which need not be there now. Raises FxbucketError if ``rev`` is not, or it lacks it."""
+        file, row = parts(text)
+        repository = Repository.of(file)
+        commit, path = repository.commit(rev), repository.path_of(file)
+        repository.require(path, commit)
+        return cls(repository, commit, file, path, row, pass_name)
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"{typed(self.path, self.row)} at {self.commit}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for two sides that are one and the same."""
+        return self.repository.top, self.commit.sha, self.path, self.row, self.pass_name
+
+    def schedule(self) -> str:
+        """The body of the plan's golden. Raises FxbucketError."""
+        with worktree_of(self.repository, self.commit) as worktree:
+            tree = Tree.at_commit(self.repository, self.commit, worktree)
+            try:
+                words = [tree.typed(self.file, self.row), "--pass", self.pass_name]
+                text, imported = shown_separately(words, tree.cwd, tree.environment)
+                tree.refuse_others(imported)
+                return parse(text, str(self.path))
+            except GoldenError:
+                raise FxbucketError(
+                    f"at {self.commit}: the pytest_fxbucket there writes goldens of another format, which compare with none "
+                    "of ours"
+                ) from None
+            except FxbucketError as error:
+                raise FxbucketError(f"at {self.commit}: {tree.cleared(str(error))}") from None
+
+
+DiffSide = PlanNow | PlanAtCommit

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
-from pytest_fxbucket.explain.find import find_parameters, find_plan, root_of
-from pytest_fxbucket.progress import Progress
-from pytest_fxbucket.user_code import user_code
+from pytest_fxbucket.cli.common import add_pass, add_plan, refuse_no_pass, working_on
+from pytest_fxbucket.explain.find import find_parameters, find_plan
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import Explanation
@@ -20,20 +16,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket explain``."""
-    parser.add_argument("plan", metavar=PLAN, help=PLAN_HELP)
+    add_plan(parser)
     parser.add_argument(
         "--why",
         metavar="PARAMETER",
         help="say of one parameter why it is in the bucket that it is in: an FQN, the end of one, or a glob",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
-    parser.add_argument(
-        "--pass",
-        dest="pass_name",
-        default="manual",
-        metavar="PASS",
-        help="manual (the default), torch or module:callable; of a pass that gives no report, what its graph has is told",
-    )
+    add_pass(parser, "; of a pass that gives no report, what its graph has is told")
 
 
 def run(options: Namespace) -> int:
@@ -41,13 +31,11 @@ def run(options: Namespace) -> int:
     name = options.pass_name
     refuse_no_pass(name)
     plan, rows = find_plan(options.plan)
-    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
     shown = str(plan.path) + (f"[{plan.matrix_id}]" if plan.matrix_id else "")
-    # A model that prints while it is built must not print into the document.
-    with redirect_stdout(sys.stderr), user_code([plan.path.resolve().parent, root_of(plan.path)]), progress.watching(shown):
-        from pytest_fxbucket.explain.report import told
+    with working_on(plan, shown) as say:
+        from pytest_fxbucket.explain.report import explanation_of
 
-        found = told(plan, name, progress.say)
+        found = explanation_of(plan, name, say)
     document, lines = _why(found, options.why, shown) if options.why else _all(found, shown)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": name, "ranks": plan.world_size}
@@ -61,20 +49,20 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _all(told: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
+def _all(found: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
     from pytest_fxbucket.explain.report import graph_as_data
     from pytest_fxbucket.explain.text import explained
 
     entries: dict[str, list[str]] = {}
-    for fqn, entry in told.entry_of.items():
+    for fqn, entry in found.entry_of.items():
         entries.setdefault(entry, []).append(fqn)
-    graphs = {graph.phase: graph_as_data(graph) for graph in told.graphs}
-    transformations = [asdict(one) for one in told.transformations]
-    return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(told, shown))
+    graphs = {graph.phase: graph_as_data(graph) for graph in found.graphs}
+    transformations = [asdict(one) for one in found.transformations]
+    return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(found, shown))
 
 
-def _why(told: Explanation, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
-    from pytest_fxbucket.explain.why import answered, plain, why
+def _why(found: Explanation, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
+    from pytest_fxbucket.explain.why import answered, why
 
-    found = [why(told, parameter) for parameter in find_parameters(asked, told.parameters)]
-    return {"why": [plain(one) for one in found]}, list(answered(found))
+    answers = [why(found, parameter) for parameter in find_parameters(asked, found.parameters)]
+    return {"why": [asdict(one) for one in answers]}, list(answered(answers))

@@ -6,18 +6,20 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import PlanSource, Tried, from_toml, plan_text, tried
-from pytest_fxbucket.cli.tree import tree
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import rule_of
-from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.progress import on_stderr
 from pytest_fxbucket.user_code import user_code
+from pytest_fxbucket.words import human_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,20 +53,17 @@ def run(options: Namespace) -> int:
     bucket = draft(model)
     modules = {fqn: type(module) for fqn, module in model.named_modules()}
     parse_plans(plan_text(source, bucket), out)  # what init writes must load
-    lines = [*tree(model), "", *_ties(model)]
+    lines = [*module_tree(model), "", *_ties(model)]
     missing = [] if source.batch else list(_batch_to_write(source, model, out))
     del model, factory
-    result = Tried(source) if missing else _tried(source, bucket, out, modules)
+    result, progress = Tried(source), on_stderr()
+    if not missing:
+        with redirect_stdout(sys.stderr), progress.watching(str(out)):
+            result = tried(source, bucket, out, modules, progress.say)
     _write(out, plan_text(result.source, bucket))
     for line in [*lines, *_summary(out, result, bucket), *missing, f"Next: pytest --fxbucket-plans={out}"]:
         print(line)
     return 1 if missing or result.problem else 0
-
-
-def _tried(source: PlanSource, bucket: Draft, out: Path, modules: Mapping[str, type]) -> Tried:
-    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
-    with redirect_stdout(sys.stderr), progress.watching(str(out)):
-        return tried(source, bucket, out, modules, progress.say)
 
 
 def _keyword_arguments(pairs: list[str]) -> dict[str, object]:
@@ -104,6 +103,54 @@ def _write(out: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise FxbucketError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLine:
+    """A module, or several equal ones, as one line shows them."""
+
+    label: str
+    kind: str
+    count: int  # elements of one of them, tied parameters counted once
+    size_bytes: int
+    note: str = ""
+
+
+def module_tree(model: nn.Module) -> Iterator[str]:
+    """Yield the lines of a model's module tree with parameter counts and bytes, each parameter counted once a line."""
+    lines = list(_tree_lines(model, type(model).__name__, 0))
+    width = max(len(f"{line.label}  {line.kind}") for line in lines)
+    digits = max(len(f"{line.count:,}") for line in lines)
+    for line in lines:
+        named = f"{line.label}  {line.kind}" if line.kind else line.label
+        yield f"{named:<{width}}  {line.count:>{digits},}  {human_bytes(line.size_bytes):>10}{line.note}"
+
+
+def _tree_lines(module: nn.Module, label: str, depth: int) -> Iterator[TreeLine]:
+    own, kind = list(module.parameters()), "" if depth == 0 else type(module).__name__
+    yield TreeLine(label, kind, sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own))
+    alike = groupby(module._modules.items(), key=lambda item: _signature(item[1]))
+    for _, same in alike:
+        siblings = [(name, child) for name, child in same if child is not None]
+        if siblings:
+            label = "  " * (depth + 1) + _joined([name for name, _ in siblings])
+            first, *below = _tree_lines(siblings[0][1], label, depth + 1)
+            yield replace(first, note="  each") if len(siblings) > 1 else first
+            yield from below
+
+
+def _signature(module: nn.Module | None) -> object:
+    """What siblings must share to be shown as one: classes, names, shapes and dtypes all the way down."""
+    if module is None:
+        return None
+    own = tuple((name, tuple(p.shape), str(p.dtype)) for name, p in module._parameters.items() if p is not None)
+    return type(module).__qualname__, own, tuple((name, _signature(child)) for name, child in module._modules.items())
+
+
+def _joined(names: list[str]) -> str:
+    if len(names) > 1 and all(name.isdigit() for name in names):
+        return f"[{names[0]}-{names[-1]}]  {len(names)} x"
+    return ", ".join(names)
 
 
 def _ties(model: nn.Module) -> Iterator[str]:

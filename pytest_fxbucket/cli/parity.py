@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.backends import CHOICES
-from pytest_fxbucket.cli.asked import PLAN, PLAN_HELP, refuse_no_pass
-from pytest_fxbucket.cli.show import name_of
+from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan, root_of
-from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.progress import on_stderr
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
@@ -28,13 +27,11 @@ _STOPPED = 130
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket parity``."""
-    parser.add_argument("plan", metavar=PLAN, help=PLAN_HELP)
+    add_plan(parser)
     parser.add_argument("--steps", type=int, default=500, metavar="N", help="how many (default: 500)")
     parser.add_argument("--reduce", choices=("rank_order", "ring"), help="the order of sums, instead of the plan's")
     parser.add_argument("--backend", choices=CHOICES, help="process group back end instead of the plan's")
-    parser.add_argument(
-        "--pass", dest="pass_name", default="manual", metavar="PASS", help="manual (the default), torch or module:callable"
-    )
+    add_pass(parser)
 
 
 def run(options: Namespace) -> int:
@@ -52,7 +49,7 @@ def run(options: Namespace) -> int:
     for line in (*verdict.lines, f"{verdict.outcome}: {verdict.summary}"):
         print(line)
     print(log.compared())
-    return 0 if verdict.outcome == "passed" and log.is_telling else 1
+    return 0 if verdict.outcome == "passed" and log.not_finite is None else 1
 
 
 def _planned(plan: Plan, options: Namespace) -> Plan:
@@ -72,7 +69,7 @@ def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
 
     root = root_of(plan.path)
     settings = RunSettings(root, root / "golden", root / ".fxbucket", options.pass_name, options.backend)
-    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
+    progress = on_stderr()
     pools = Pools(warm=["pytest_fxbucket.eager.job"])
     try:
         with tempfile.TemporaryDirectory() as folder, progress.watching(name_of(plan)):
@@ -97,11 +94,6 @@ class _Log:
     """First step whose loss is no number: equal bits of those show nothing."""
     peaks: tuple[int, int] = (0, 0)
     """Bytes of the largest rank after the first tenth of the steps told so far, and now."""
-
-    @property
-    def is_telling(self) -> bool:
-        """Whether all losses were numbers."""
-        return self.not_finite is None
 
     def took(self, told: list[StepTold]) -> None:
         """Print a step that all ranks have told."""

@@ -67,6 +67,11 @@ def root_of(plan: Path) -> Path:
     return next((folder for folder in folders if any((folder / name).is_file() for name in _CONFIGURED)), Path.cwd())
 
 
+def folders_of(plan: Plan) -> list[Path]:
+    """Folders that are first on the path while the plan's callables are imported."""
+    return [plan.path.resolve().parent, root_of(plan.path)]
+
+
 def find_parameters(text: str, known: Sequence[ExplainedParameter]) -> list[ExplainedParameter]:
     """The parameters that ``text`` names: an FQN, the end of one alone, or a glob. Raises UsageError if it names none."""
     by_name = {name: parameter for parameter in known for name in (parameter.fqn, *parameter.aliases)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed
+    from pytest_fxbucket.step.roles import Phase
     from pytest_fxbucket.step.roles import Told as Transformed
 
 
@@ -45,12 +46,12 @@ def labels(buckets: Sequence[BucketReport], registered: Sequence[str]) -> dict[s
     return found
 
 
-# Which reductions feed the updates of which entry, as data.
+# Which reductions the updates of which entry are made of, as data.
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
-    """The updates of an entry, or of a module where no entry names its parameters."""
+class EntryUpdates:
+    """The updates of an entry, or of a module where no entry names its parameters, as JSON has them."""
 
     entry: str
     parameters: tuple[str, ...]
@@ -61,7 +62,7 @@ class Fed:
     """Kind and label of each launch that brings a gradient which they are made of, in order of launch."""
 
 
-def fed(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: Mapping[str, str]) -> tuple[Fed, ...]:
+def entry_updates(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: Mapping[str, str]) -> tuple[EntryUpdates, ...]:
     """The updates that ``reading`` found, in order of their first parameter; ``labels`` names buckets by their launch's node.
 
     Of a gradient that is reduced twice, the second reduction feeds the update.
@@ -80,14 +81,11 @@ def fed(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: Mapping[str
             entry = entry_of.get(update.fqn) or update.fqn.rpartition(".")[0] or update.fqn
             parameters.setdefault(entry, []).append(update.fqn)
             names.setdefault(entry, set()).update(brings[fqn] for fqn in update.gradients | update.norms if fqn in brings)
-    states = [update.fqn.rpartition(".")[0] for update in reading.updates if update.role == "state"]
-    held = {fqn: entry for entry, fqns in parameters.items() for fqn in fqns}
-    counts = dict.fromkeys(parameters, 0)
-    for fqn in states:
-        if fqn in held:
-            counts[held[fqn]] += 1
+    states = Counter(update.fqn.rpartition(".")[0] for update in reading.updates if update.role == "state")
     return tuple(
-        Fed(entry, tuple(fqns), counts[entry], tuple(sorted(names[entry], key=order.__getitem__)))
+        EntryUpdates(
+            entry, tuple(fqns), sum(states[fqn] for fqn in set(fqns)), tuple(sorted(names[entry], key=order.__getitem__))
+        )
         for entry, fqns in parameters.items()
     )
 
@@ -196,7 +194,7 @@ class GraphReport:
     """Of each launch by the name of its node, in byte order, as they were read off the graph."""
     labels: Mapping[str, str]
     """What to call each bucket, by the name of its launch."""
-    fed: tuple[Fed, ...] = ()
+    updates: tuple[EntryUpdates, ...] = ()
     """Which reductions feed the updates of each entry; empty without an optimizer."""
     kept: tuple[str, ...] = ()
     """Entries, or of what is in none the parameters, whose gathers backward reads too, instead of gathering again."""
@@ -228,7 +226,7 @@ class Explanation:
     """Whether the pass said this itself; otherwise it was read off the graph that came out, which does not say why."""
 
 
-def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
+def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
     world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
     step, passed = world.step(0), world.passed(0)
@@ -243,20 +241,21 @@ def told(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
     return Explanation(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
 
 
-def _graph(world: PlanOnMesh, phase: str, passed: Passed) -> GraphReport:
-    before = next(module for name, module in world.step(0).graphs.items() if name == phase)
+def _graph(world: PlanOnMesh, phase: Phase, passed: Passed) -> GraphReport:
+    before = world.step(0).graphs[phase]
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
     report = passed.bucketed.report
     if report is None:
-        reading = next(reading for name, reading in world.reading(0).items() if name == phase)
-        report = report_of_reading(reading, passed.reading, (before.graph, passed.bucketed.graph), world.entry_of)
+        report = report_of_reading(
+            world.reading(0)[phase], passed.reading, (before.graph, passed.bucketed.graph), world.entry_of
+        )
     registered = [parameter.fqn for parameter in world.step(0).parameters]
     names = labels(report.buckets, registered)
     gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
     read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
     kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
-    return GraphReport(phase, report, dims, members, names, fed(passed.reading, world.entry_of, names), kept)
+    return GraphReport(phase, report, dims, members, names, entry_updates(passed.reading, world.entry_of, names), kept)
 
 
 def _parameters(world: PlanOnMesh, graphs: tuple[GraphReport, ...]) -> tuple[ExplainedParameter, ...]:
@@ -281,5 +280,5 @@ def graph_as_data(graph: GraphReport) -> dict[str, Any]:
         plain["label"] = graph.labels[bucket.launch]
         plain["group"] = graph.dims.get(bucket.group, "unknown group")
         plain["offsets"] = [member.offset for member in read] if known else None
-    data["updates"] = [asdict(one) for one in graph.fed]
+    data["updates"] = [asdict(one) for one in graph.updates]
     return data

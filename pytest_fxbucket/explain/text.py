@@ -10,10 +10,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.passes.report import sentence
-from pytest_fxbucket.words import counted, human_bytes
+from pytest_fxbucket.words import counted, human_bytes, some
 
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import Explanation, GraphReport
@@ -54,7 +55,8 @@ def fold(rows: Sequence[TextRow]) -> list[TextRow]:
             alike.setdefault(key, []).append((number, place))
     folded = singles
     for (_, *texts), places in alike.items():
-        for run in _runs(sorted(places)):
+        for _, neighbours in groupby(enumerate(sorted(places)), key=lambda one: one[1][0] - one[0]):
+            run = [pair for _, pair in neighbours]
             entry, *cells = (_filled(text, run[0][0], run[-1][0]) for text in texts)
             folded.append((min(place for _, place in run), TextRow(entry, tuple(cells), len(run))))
     return [row for _, row in sorted(folded, key=lambda pair: pair[0])]
@@ -93,30 +95,19 @@ def _filled(text: str, first: int, last: int) -> str:
     return _MARK.sub(numbers, text)
 
 
-def _runs(places: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """(number, place) pairs, sorted, cut where a number does not follow the one before it."""
-    runs: list[list[tuple[int, int]]] = []
-    for number, place in places:
-        if runs and number == runs[-1][-1][0] + 1:
-            runs[-1].append((number, place))
-        else:
-            runs.append([(number, place)])
-    return runs
-
-
 WIDTH = 120
 _ENTRY = 40
-_MOST_NAMES, _MOST_LEFT = 3, 6
+_MOST_LEFT = 6
 
 
-def explained(told: Explanation, name: str) -> Iterator[str]:
+def explained(found: Explanation, name: str) -> Iterator[str]:
     """The lines on the plan ``name``."""
-    by = "" if told.by_report else "; it gives no report, so this is read off its graph, which does not say why"
-    yield f"{name}: pass {told.pass_name}, {counted(told.plan.world_size, 'rank')}{by}"
-    for graph in told.graphs:
+    by = "" if found.by_report else "; it gives no report, so this is read off its graph, which does not say why"
+    yield f"{name}: pass {found.pass_name}, {counted(found.plan.world_size, 'rank')}{by}"
+    for graph in found.graphs:
         yield ""
         yield from graph_lines(graph)
-    for one in told.transformations:
+    for one in found.transformations:
         yield ""
         yield from transformation_lines(one)
 
@@ -133,11 +124,9 @@ def wrapped(text: str, indent: str = "", more: str = "") -> Iterator[str]:
     )
 
 
-def some(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+def some_folded(names: Sequence[str], most: int = 3) -> str:
     """The first few of ``names``, equal layers as one."""
-    folded = fold_names(names)
-    more = f" and {len(folded) - most} more" if len(folded) > most else ""
-    return ", ".join(folded[:most]) + more
+    return some(fold_names(names), most)
 
 
 def graph_lines(graph: GraphReport) -> Iterator[str]:
@@ -159,9 +148,9 @@ def graph_lines(graph: GraphReport) -> Iterator[str]:
         )
         yield from _table(own, graph)
     if graph.kept:
-        yield from wrapped(f"kept gathered until backward: {some(graph.kept)}", "", "  ")
+        yield from wrapped(f"kept gathered until backward: {some_folded(graph.kept)}", "", "  ")
     yield from _members(graph)
-    yield from _apart(graph)
+    yield from _splits(graph)
     yield from _updates(graph)
     yield from _rest(graph)
 
@@ -194,10 +183,10 @@ def _table(buckets: Sequence[BucketReport], graph: GraphReport) -> Iterator[str]
 def _row(bucket: BucketReport, graph: GraphReport) -> TextRow:
     overlap = "nothing: exposed"
     if bucket.overlap_nodes:
-        of = f" of {some(bucket.overlaps)}" if bucket.overlaps else ""
+        of = f" of {some_folded(bucket.overlaps)}" if bucket.overlaps else ""
         overlap = f"{counted(bucket.overlap_nodes, 'node')}{of}"
     if bucket.updates:
-        overlap += f"; {counted(len(bucket.updates), 'update')}: {some(bucket.updates)}"
+        overlap += f"; {counted(len(bucket.updates), 'update')}: {some_folded(bucket.updates)}"
     cells = (
         f"{bucket.launches_before} -> {bucket.launches_after}",
         str(len(bucket.members)),
@@ -232,7 +221,7 @@ def below(label: str, members: Sequence[str]) -> Iterator[str]:
     return (fqn if whole else "." + fqn.removeprefix(stem) for fqn in members)
 
 
-def _apart(graph: GraphReport) -> Iterator[str]:
+def _splits(graph: GraphReport) -> Iterator[str]:
     """Each reason once, with the buckets that it parted."""
     rows = [
         TextRow(graph.labels[bucket.launch], (f"{bucket.direction} {bucket.kind}", sentence(split, bucket.kind, graph.dims)))
@@ -251,11 +240,11 @@ def _apart(graph: GraphReport) -> Iterator[str]:
 
 
 def _updates(graph: GraphReport) -> Iterator[str]:
-    """Which reductions feed the updates of each entry."""
+    """Which reductions the updates of each entry are made of."""
     rows = []
-    for one in graph.fed:
+    for one in graph.updates:
         states = f" and {counted(one.states, 'state')}" if one.states else ""
-        reductions = some(one.reductions) or "no reduction"
+        reductions = some_folded(one.reductions) or "no reduction"
         rows.append(TextRow(one.entry, (f"{counted(len(one.parameters), 'parameter')}{states} of {reductions}",)))
     if rows:
         yield from ("", "updates, and the reductions that they are made of")
@@ -270,7 +259,7 @@ def _rest(graph: GraphReport) -> Iterator[str]:
         reasons.setdefault(left.reason, []).append(left.what)
     yield from ("", "left alone" if reasons else "left alone: nothing")
     for reason, what in reasons.items():
-        yield from wrapped(f"{some(what, _MOST_LEFT)}: {reason}", "  ", "  ")
+        yield from wrapped(f"{some_folded(what, _MOST_LEFT)}: {reason}", "  ", "  ")
     barriers = dict.fromkeys(report.barriers)
     yield f"moved past by nothing: {counted(len(barriers), 'barrier')}" if barriers else "barriers: none"
     for barrier in barriers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pytest_fxbucket.explain.text import TextRow, below, fold, some, wrapped
+from pytest_fxbucket.explain.text import TextRow, below, fold, some_folded, wrapped
 from pytest_fxbucket.passes.report import remedy, sentence
 from pytest_fxbucket.plan.names import new_entry
 from pytest_fxbucket.words import counted
@@ -29,6 +29,14 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherBucket:
+    """Another bucket of the parameter's entry, of the same direction and kind."""
+
+    bucket: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BucketPlace:
     """One launch that carries the parameter, or its gradient."""
 
@@ -46,17 +54,16 @@ class BucketPlace:
     """Of all members in a rank's part."""
     members: tuple[str, ...]
     """Of the bucket, in byte order."""
-    apart: tuple[tuple[str, tuple[str, ...]], ...]
-    """(bucket, members) of the others of its entry, of the same direction and kind."""
+    apart: tuple[OtherBucket, ...]
     reasons: tuple[Reason, ...]
     """What parted them; if it was left alone, why that is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """All there is to say of one parameter."""
+    """All there is to say of one parameter, as JSON has it."""
 
-    fqn: str
+    parameter: str
     entry: str | None
     """None if no entry names it, or if buckets are made by size."""
     note: str
@@ -64,40 +71,40 @@ class Why:
     places: tuple[BucketPlace, ...]
 
 
-def why(told: Explanation, parameter: ExplainedParameter) -> Why:
+def why(found: Explanation, parameter: ExplainedParameter) -> Why:
     """Where ``parameter`` went in each graph, direction and kind, and why."""
     fqn = parameter.fqn
-    places = tuple(place for graph in told.graphs for place in _places(told, graph, fqn))
-    entry = told.entry_of.get(fqn) or next((bucket.entry for _, bucket in _buckets(told, fqn)), "") or None
+    places = tuple(place for graph in found.graphs for place in _places(found, graph, fqn))
+    entry = found.entry_of.get(fqn) or next((bucket.entry for _, bucket in _buckets(found, fqn)), "") or None
     return Why(fqn, entry, _note(parameter, entry, places), places)
 
 
-def _buckets(told: Explanation, fqn: str) -> Iterator[tuple[GraphReport, BucketReport]]:
-    return ((graph, bucket) for graph in told.graphs for bucket in graph.report.buckets if fqn in bucket.members)
+def _buckets(found: Explanation, fqn: str) -> Iterator[tuple[GraphReport, BucketReport]]:
+    return ((graph, bucket) for graph in found.graphs for bucket in graph.report.buckets if fqn in bucket.members)
 
 
-def _places(told: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
+def _places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
     for bucket in graph.report.buckets:
         if fqn in bucket.members:
-            yield _in_bucket(told, graph, bucket, fqn)
+            yield _in_bucket(found, graph, bucket, fqn)
     for left in graph.report.left_alone:
         if left.kind and fqn in left.fqns:
-            reason = Reason("left_alone", left.reason, _change(told, left, fqn))
+            reason = Reason("left_alone", left.reason, _change(found, left, fqn))
             yield BucketPlace(graph.phase, left.direction, left.kind, None, None, None, None, None, left.fqns, (), (reason,))
 
 
-def _in_bucket(told: Explanation, graph: GraphReport, bucket: BucketReport, fqn: str) -> BucketPlace:
+def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn: str) -> BucketPlace:
     family = (bucket.entry, bucket.direction, bucket.kind)
     others = tuple(
-        (graph.labels[other.launch], other.members)
+        OtherBucket(graph.labels[other.launch], other.members)
         for other in graph.report.buckets
         if other is not bucket and (other.entry, other.direction, other.kind) == family
     )
     read = graph.members.get(bucket.launch, ())
     # A graph without roles names no members, but has them in the same order.
     member = read[bucket.members.index(fqn)] if len(read) == len(bucket.members) else None
-    known = told.by_report or not others
-    unknown = Reason("unknown", f"pass {told.pass_name} gives no reason", "ask the pass manual: leave out --pass")
+    known = found.by_report or not others
+    unknown = Reason("unknown", f"pass {found.pass_name} gives no reason", "ask the pass manual: leave out --pass")
     return BucketPlace(
         graph=graph.phase,
         direction=bucket.direction,
@@ -118,10 +125,10 @@ def _in_bucket(told: Explanation, graph: GraphReport, bucket: BucketReport, fqn:
     )
 
 
-def _change(told: Explanation, left: LeftAlone, fqn: str) -> str:
-    if fqn in told.entry_of or not told.entry_of:
+def _change(found: Explanation, left: LeftAlone, fqn: str) -> str:
+    if fqn in found.entry_of or not found.entry_of:
         return "nothing in the plan can change that: it follows from the graph"
-    entries = list(dict.fromkeys(told.entry_of.values()))
+    entries = list(dict.fromkeys(found.entry_of.values()))
     holder = new_entry(fqn, entries)
     near = get_close_matches(holder, entries, n=2, cutoff=0.4) or entries[:2]
     return f'add an entry such as "{holder}", or set bucket.unplanned = "root"; nearest entries: {", ".join(near)}'
@@ -139,37 +146,12 @@ def _note(parameter: ExplainedParameter, entry: str | None, places: tuple[Bucket
     return ""
 
 
-def plain(one: Why) -> dict[str, Any]:
-    """``one`` as plain data, for JSON."""
-    return {
-        "parameter": one.fqn,
-        "entry": one.entry,
-        "note": one.note,
-        "places": [
-            {
-                "graph": place.graph,
-                "direction": place.direction,
-                "kind": place.kind,
-                "bucket": place.bucket,
-                "launch": place.launch,
-                "first_byte": place.first_byte,
-                "bytes": place.bytes,
-                "of_bytes": place.of_bytes,
-                "members": list(place.members),
-                "apart": [{"bucket": name, "members": list(members)} for name, members in place.apart],
-                "reasons": [asdict(reason) for reason in place.reasons],
-            }
-            for place in one.places
-        ],
-    }
-
-
 _MOST = 6
 
 
-def answered(found: Sequence[Why]) -> Iterator[str]:
+def answered(answers: Sequence[Why]) -> Iterator[str]:
     """The lines on some parameters, those of equal layers together."""
-    for row in fold([TextRow(one.fqn, tuple(_lines(one))) for one in found]):
+    for row in fold([TextRow(one.parameter, tuple(_lines(one))) for one in answers]):
         for line in (row.entry + row.cells[0], *row.cells[1:]):
             text = line.lstrip()
             yield from wrapped(text, " " * (len(line) - len(text)), "  ")
@@ -183,7 +165,7 @@ def _lines(one: Why) -> Iterator[str]:
     several = len({place.graph for place in one.places}) > 1
     for place in one.places:
         graph = f" in the {place.graph} graph" if several else ""
-        yield from _bucket(place, one.fqn, graph) if place.bucket is not None else _left_alone(place, graph)
+        yield from _bucket(place, one.parameter, graph) if place.bucket is not None else _left_alone(place, graph)
     yield from _directions(one)
 
 
@@ -211,11 +193,11 @@ def _bucket(place: BucketPlace, fqn: str, graph: str) -> Iterator[str]:
     label = place.bucket or ""
     others = [member for member in place.members if member != fqn]
     every = "" if place.apart else "all others of its entry here: "
-    yield f"    with {every}{some(list(below(label, others)), 12)}" if others else "    alone"
+    yield f"    with {every}{some_folded(list(below(label, others)), 12)}" if others else "    alone"
     if not place.apart and not others:
         yield "    its entry has no other here"
-    for name, members in place.apart[:_MOST]:
-        yield f"    not with bucket {name}: {some(list(below(label, members)), _MOST)}"
+    for other in place.apart[:_MOST]:
+        yield f"    not with bucket {other.bucket}: {some_folded(list(below(label, other.members)), _MOST)}"
     if len(place.apart) > _MOST:
         yield f"    nor with {counted(len(place.apart) - _MOST, 'more bucket')} of its entry"
     yield from _reasons(place)

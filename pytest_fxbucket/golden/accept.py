@@ -68,7 +68,8 @@ class AcceptQueue:
         What is not on disk as it was at the ``start`` of the run is somebody else's work, and left alone.
         """
         errors = [
-            f"{path} was given {two_texts(tests)}, so neither is written; {_way_out(tests)}"
+            f"{path} was given {two_texts(tests)}, so neither is written; "
+            + ("put the case into the name" if is_one_parametrized(tests) else "give each text a golden of its own")
             for path, tests in sorted(self.clashing.items())
         ]
         waiting = [(path, text) for path, text in sorted(self.pending.items()) if path not in self.clashing]
@@ -102,10 +103,6 @@ def two_texts(tests: Sequence[str]) -> str:
 def is_one_parametrized(tests: Sequence[str]) -> bool:
     """Say whether ``tests`` are cases of one parametrized test."""
     return len({*tests}) > 1 == len({test.partition("[")[0] for test in tests})
-
-
-def _way_out(tests: Sequence[str]) -> str:
-    return "put the case into the name" if is_one_parametrized(tests) else "give each text a golden of its own"
 
 
 @contextlib.contextmanager
@@ -204,7 +201,8 @@ class Owners:
             if not self.has_run_whole(test):
                 return None
             reasons.append(f"no test of {self.store.shown(test)} asks for it")
-        return next(filter(None, reasons), f"{self._expected(golden)} is not there")
+        plan = self.store.source_folder(golden) / f"{golden.stem}.toml"
+        return next(filter(None, reasons), f"{self.store.shown(plan)} is not there")
 
     def _of_plans(self, golden: Path) -> Iterator[str | None]:
         """Yield for each plan file whose golden it could be why it is not, or None if it is."""
@@ -229,10 +227,6 @@ class Owners:
             except FxbucketError:
                 self._rows[plan] = None
         return self._rows[plan]
-
-    def _expected(self, golden: Path) -> str:
-        folder = self.store.source_folder(golden)
-        return self.store.shown(folder / f"{golden.stem}.toml")
 
 
 def goldens_below(root: Path) -> list[Path]:

@@ -1,16 +1,19 @@
-"""The text of a golden, and what a mismatch says: words, a diff that is capped, the command that accepts it."""
+"""What a golden that does not fit says: what changed in words, a diff that is capped, the command that accepts it.
+
+In words first the mesh and the graphs, then the buckets, then launches, waits and updates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import unified_diff
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pytest_fxbucket.golden.changes import changes
-
-if TYPE_CHECKING:
-    pass
+from pytest_fxbucket.golden.mismatch_buckets import bucket_sentences
+from pytest_fxbucket.golden.mismatch_events import PART, crossings, event_sentences
+from pytest_fxbucket.golden.read_back import ReadGraph, paired, read_back
+from pytest_fxbucket.golden.schedule import in_order
+from pytest_fxbucket.golden.text import fold_alike
 
 _MOST_WORDS = 40
 _MOST_DIFF = 60
@@ -56,3 +59,47 @@ def capped(diff: Sequence[str], head: Sequence[str] = (), rest: Path | None = No
         rest.parent.mkdir(parents=True, exist_ok=True)
         rest.write_text("\n".join([*head, *diff]) + "\n", encoding="utf-8")
     return [*diff[:_MOST_DIFF], f"... and {more} more lines of diff" + (f", all in {rest}" if rest else "")]
+
+
+def changes(old: str, new: str) -> list[str]:
+    """Sentences on how the golden's body ``new`` differs from ``old``; layers of which the same is said are one sentence.
+
+    The plan's name is none of the schedule's business and passed over.
+    """
+    a, b = read_back(old), read_back(new)
+    sentences = [*_header(a.header, b.header)]
+    sentences += [f"graph {phase} is gone" for phase in a.graphs if phase not in b.graphs]
+    sentences += [f"graph {phase} is new" for phase in b.graphs if phase not in a.graphs]
+    phases = [phase for phase in a.graphs if phase in b.graphs]
+    for phase in phases:
+        prefix = f"graph {phase}: " if len(phases) > 1 else ""
+        sentences += [prefix + sentence for sentence in _graph(a.graphs[phase], b.graphs[phase])]
+    return [block[0] for block in fold_alike([(sentence,) for sentence in sentences])]
+
+
+def _header(old: list[str], new: list[str]) -> Iterator[str]:
+    before = dict(line.partition(" ")[::2] for line in old)
+    after = dict(line.partition(" ")[::2] for line in new)
+    for name in sorted(before | after):
+        if name != "plan" and before.get(name) != after.get(name):
+            yield f"{name} changed: {before.get(name, 'none')} -> {after.get(name, 'none')}"
+
+
+def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
+    pairs = paired(old.buckets, new.buckets)
+    said = list(bucket_sentences(pairs))
+    yield from said
+    if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
+        yield "the entries stand in another order"
+    crossed, sentences = crossings(old.events, new.events)
+    yield from sentences
+    before, after = (_without(graph, crossed) for graph in (old, new))
+    for section in in_order((*before, *after)):
+        yield from event_sentences(section, before.get(section, []), after.get(section, []), pairs)
+
+
+def _without(graph: ReadGraph, updates: Collection[str]) -> dict[str, list[str]]:
+    """Events by section, without ``updates``, of which enough is said."""
+    return {
+        section: [event for event in events if PART.sub("", event) not in updates] for section, events in graph.events.items()
+    }

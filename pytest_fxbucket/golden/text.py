@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.golden.schedule import PADDING, NamedBucket, Schedule, in_order
+from pytest_fxbucket.words import plural
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import MeshDim
@@ -304,7 +305,7 @@ def _bucket_line(bucket: NamedBucket) -> str:
     op = f"{bucket.op} over " if bucket.op else ""
     count = sum(fqn != PADDING for fqn, _ in bucket.members)
     return (
-        f"{bucket.direction} {bucket.kind}{number}: {count} member{'s' * (count != 1)}, {bucket.dtype}, "
+        f"{bucket.direction} {bucket.kind}{number}: {count} {plural('member', count)}, {bucket.dtype}, "
         f"{bucket.bytes} bytes, {op}{bucket.dims}"
     )
 

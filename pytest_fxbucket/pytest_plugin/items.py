@@ -301,7 +301,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
         fx, record = fx_session(self.config), step_time.record
         stored, unreadable = runs_of(record, storage_folder(self.config), fx.options.rootdir)
         fx.not_shown += unreadable
-        return ReportInput(record, stored, step_time.measured.spans)
+        return ReportInput(record, stored, step_time.spans)
 
     def reportinfo(self) -> tuple[Any, int, str]:
         """Return where the item is from, and what its failure is headed with."""

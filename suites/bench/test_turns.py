@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pytest_fxbucket.bench.turns import MOST_STEPS, Seat, Turn
+from pytest_fxbucket.bench.turns import MOST_STEPS, TurnClient, TurnServer
 from pytest_fxbucket.errors import BenchmarkError
 
 
@@ -16,15 +16,15 @@ def nobody(descriptor: int) -> None:
     raise AssertionError(descriptor)
 
 
-def seated(seat: Seat) -> Turn:
-    turn = Turn(seat.address)
-    seat.take((), nobody)
+def connected(server: TurnServer) -> TurnClient:
+    turn = TurnClient(server.address)
+    server.accept((), nobody)
     return turn
 
 
 def test_a_turn_is_told_its_steps_and_gives_back_as_many_times() -> None:
-    with Seat() as seat:
-        turn = seated(seat)
+    with TurnServer() as server:
+        turn = connected(server)
         asked: list[int] = []
 
         def side() -> None:
@@ -34,17 +34,17 @@ def test_a_turn_is_told_its_steps_and_gives_back_as_many_times() -> None:
 
         thread = threading.Thread(target=side)
         thread.start()
-        assert seat.turn(2, (), nobody) == [0.0, 0.5]
-        assert len(seat.turn(MOST_STEPS, (), nobody)) == MOST_STEPS
-        seat.close()
+        assert server.turn(2, (), nobody) == [0.0, 0.5]
+        assert len(server.turn(MOST_STEPS, (), nobody)) == MOST_STEPS
+        server.close()
         thread.join()
         assert asked == [2, MOST_STEPS]
         turn.close()
 
 
-def test_a_side_that_waits_learns_that_the_table_is_gone_without_a_word() -> None:
+def test_a_side_that_waits_learns_that_the_server_is_gone_without_a_word() -> None:
     ours, theirs = socket.socketpair()
-    turn = Turn.__new__(Turn)
+    turn = TurnClient.__new__(TurnClient)
     turn._connection = theirs
     ours.close()
     assert turn.wait() == 0
@@ -62,34 +62,34 @@ def test_a_side_that_leaves_in_its_turn_is_told_in_the_words_of_its_process() ->
         assert descriptor == reading
         raise Sentence
 
-    with Seat() as seat:
-        seated(seat).close()
+    with TurnServer() as server:
+        connected(server).close()
         timer = threading.Timer(0.05, os.write, (writing, b"x"))
         timer.start()
         with pytest.raises(Sentence):
-            seat.turn(1, (reading,), on_other)
+            server.turn(1, (reading,), on_other)
         timer.join()
         with pytest.raises(BenchmarkError, match="left in the middle of its turn"):
-            seat.turn(1, (reading,), lambda _: None)
+            server.turn(1, (reading,), lambda _: None)
 
 
-def test_a_side_that_fails_before_it_sits_down_is_told() -> None:
+def test_a_side_that_fails_before_it_connects_is_told() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x")
-    with Seat() as seat, pytest.raises(AssertionError, match=str(reading)):
-        seat.take((reading,), nobody)
+    with TurnServer() as server, pytest.raises(AssertionError, match=str(reading)):
+        server.accept((reading,), nobody)
     os.close(reading)
     os.close(writing)
 
 
-def test_nothing_is_left_of_a_seat_and_no_other_user_sits_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Seat() as seat:
-        stranger = Turn(seat.address)
+def test_nothing_is_left_of_a_server_and_no_other_user_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TurnServer() as server:
+        stranger = TurnClient(server.address)
         monkeypatch.setattr(os, "getuid", lambda: -1)
-        thread = threading.Thread(target=lambda: (stranger.wait(), monkeypatch.undo(), Turn(seat.address)))
+        thread = threading.Thread(target=lambda: (stranger.wait(), monkeypatch.undo(), TurnClient(server.address)))
         thread.start()
-        seat.take((), nobody)
+        server.accept((), nobody)
         thread.join()
     with pytest.raises(ConnectionRefusedError):
-        Turn(seat.address)
+        TurnClient(server.address)
     stranger.close()

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from torch import fx
 
-from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.targets import Targets

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import ROOT, command, environment
 
 TRACED = str(ROOT / "fixtures/plans/traced.toml")
@@ -79,7 +79,7 @@ def test_who_reads_no_further_gets_no_traceback(tmp_path: Path, words: list[str]
 @pytest.mark.parametrize("name", ["init", "explain", "show", "parity", "diff", "compare"])
 def test_help_imports_no_torch(name: str) -> None:
     code = (
-        f"import sys\nfrom pytest_fxbucket.cli import main\nassert main([{name!r}, '--help']) == 0\n"
+        f"import sys\nfrom pytest_fxbucket.cli.__main__ import main\nassert main([{name!r}, '--help']) == 0\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)

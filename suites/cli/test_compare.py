@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.bench.side_by_side import Length
-from pytest_fxbucket.cli import main, trees
+from pytest_fxbucket.cli import compare
+from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import SmallRepository
 from suites.soak.speeds_project import MODEL, PLAN
 
@@ -23,7 +24,7 @@ MUCH = 1000
 @pytest.fixture(autouse=True)
 def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of processes: more show no more of what is asked here."""
-    monkeypatch.setattr(trees, "Length", partial(Length, sets=2, least_sets=2))
+    monkeypatch.setattr(compare, "Length", partial(Length, sets=2, least_sets=2))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import SmallRepository, command, environment
 from suites.pytest_plugin.processes import ends
 from suites.soak.speeds_project import MODEL, PLAN

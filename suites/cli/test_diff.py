@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import OTHER_PLAN, PLAN
 
 Capsys = pytest.CaptureFixture[str]
@@ -128,6 +128,6 @@ def test_what_cannot_be_compared_is_one_sentence_and_never_status_1(
 def test_what_nobody_foresaw_is_a_traceback_and_not_taken_for_a_difference(
     project: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_fxbucket.cli.diff.same_name", lambda text: 1 / 0)
+    monkeypatch.setattr("pytest_fxbucket.cli.diff.without_name", lambda text: 1 / 0)
     assert main(["diff", "a.toml", "b.toml"]) == 2
     assert "ZeroDivisionError" in capsys.readouterr().err

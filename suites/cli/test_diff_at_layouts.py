@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.golden.store import render
 from suites.cli.small_repository import BODY, PLAN, SmallRepository
 

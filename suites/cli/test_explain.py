@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "explain.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 
 PLAN = """
 [graph]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import ROOT, command, environment
 
 TRACED = str(ROOT / "fixtures/plans/traced.toml")

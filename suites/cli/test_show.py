@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.golden.store import parse
 from suites.cli.small_repository import ROOT, command, environment
 from suites.cli.test_explain import PLAN

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.run as torchrun  # not within a test: pytester forgets that import, and torch cannot be imported twice
 
-from pytest_fxbucket import cli
+from pytest_fxbucket.cli import __main__ as cli
 from suites.docs.blocks import PAGES, ROOT, Block, commands, missing, of
 
 EACH = [(block, command) for language in ("bash", "console") for block in of(language) for command, _ in commands(block)]
@@ -26,7 +26,7 @@ GIT = {"add"}
 
 def parse_fxbucket(words: list[str], patch: pytest.MonkeyPatch) -> bool:
     """Whether the command takes the arguments; it is not run."""
-    for name in cli._COMMANDS:
+    for name in cli.COMMANDS:
         patch.setattr(import_module(f"pytest_fxbucket.cli.{name}"), "run", lambda options: 0)
     return cli.main(words) == 0
 

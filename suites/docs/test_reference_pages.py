@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 from _pytest.fixtures import FixtureFunctionDefinition
 
-from pytest_fxbucket import cli
+from pytest_fxbucket.cli import __main__ as cli
 from pytest_fxbucket.plan.schema import Benchmark, Key, Ring, keys
 from pytest_fxbucket.pytest_plugin import plugin
 from pytest_fxbucket.pytest_plugin.options import TABLE
@@ -64,7 +64,7 @@ def test_every_fixture_and_marker_is_in_a_table() -> None:
 
 def test_every_command_and_each_of_its_options_is_there() -> None:
     text = page("cli")
-    for name in cli._COMMANDS:
+    for name in cli.COMMANDS:
         parser = argparse.ArgumentParser()
         import_module(f"pytest_fxbucket.cli.{name}").add_arguments(parser)
         options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]

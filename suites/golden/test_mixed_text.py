@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member

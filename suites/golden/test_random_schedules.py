@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from by_hand import KINDS, body, bucket, events
 
-from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import NamedBucket, Schedule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fxbucket.golden.changes import changes
+from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
 from pytest_fxbucket.golden.text import golden_text

@@ -289,7 +289,7 @@ def test_a_plan_without_entries_is_fine_where_it_has_a_meaning(bucket: str) -> N
 
 
 def test_reading_plans_does_not_import_torch_or_pytest() -> None:
-    code = "import sys, pytest_fxbucket.plan, pytest_fxbucket.cli; print({'torch', 'pytest'} & set(sys.modules))"
+    code = "import sys, pytest_fxbucket.plan, pytest_fxbucket.cli.__main__; print({'torch', 'pytest'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

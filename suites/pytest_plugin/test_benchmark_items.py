@@ -99,7 +99,7 @@ def test_a_test_measures_the_plan_that_it_is_marked_with(timed: pytest.Pytester)
         @pytest.mark.fxbucket_plan("plans/timed.toml")
         def test_speed(fxbucket_benchmark):
             time = fxbucket_benchmark(against=[])
-            assert set(time.measured.series.samples) == {"bucketed", "unbucketed"}
+            assert set(time.record.samples) == {"bucketed", "unbucketed"}
             assert len(time.samples("bucketed")) == len(time.samples("unbucketed")) >= 32
             assert time.ratio().low <= time.ratio().log_ratio <= time.ratio().high
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
+from html import escape
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.bench.timeline.spans import COPIES, Row, jitter, rows_of
+from pytest_fxbucket.words import counted, human_bytes
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import BucketTime, Machine, Record
@@ -33,18 +34,19 @@ _SORTS = {
 }
 """Name of each sort of span, and the two shades that neighbours have in turn; in the order of the legend."""
 _ROW_PX, _FRAME_PX = 24, 96
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def samples_figure(runs: Sequence[Record], is_newest_ours: bool) -> dict[str, Any]:
     """plotly's figure of ``runs``, oldest first, plain data; ``is_newest_ours``: the last is this run's."""
     traces = []
     for variant in ("unbucketed", "bucketed"):
-        columns = [[sample * 1e3 for rounds in run.samples[variant] for sample in rounds] for run in runs]
+        columns = [[sample * 1e3 for sample in run.seconds(variant)] for run in runs]
         traces += _column_traces(variant, columns, runs, "y", "ms")
     ratios = [[100 * ratio for ratio in run.ratios()] for run in runs]
     traces += _column_traces("ratio", ratios, runs, "y2", "%")
-    names = [_run_name(run, is_newest_ours and number == len(runs) - 1) for number, run in enumerate(runs)]
+    names = [escape(commit_text(run)).replace(" dirty", "<br>dirty") for run in runs]
+    if is_newest_ours:
+        names[-1] = f"<b>this run</b><br>{names[-1]}"
     return {"data": traces, "layout": _samples_layout(names, *(_seen(traces, axis) for axis in ("y", "y2")))}
 
 
@@ -97,17 +99,13 @@ def _five(columns: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     return {key: [_rounded(value) for value in values] for key, values in found.items()}
 
 
-def _run_name(run: Record, is_ours: bool) -> str:
-    return ("<b>this run</b><br>" if is_ours else "") + escaped(commit_text(run)).replace(" dirty", "<br>dirty")
-
-
 def _samples_hover(name: str, column: Sequence[float], run: Record, unit: str) -> str:
     what = "bucketed / unbucketed" if name == "ratio" else name
     sha = run.commit or "no commit"
     lines = [
         f"<b>{what}: {median(column):.3f} {unit}</b> (median of {len(column)} steps)",
-        escaped(sha) + (", dirty work tree" if run.dirty else ""),
-        f"{escaped(run.time)}, torch {escaped(run.torch)}",
+        escape(sha) + (", dirty work tree" if run.dirty else ""),
+        f"{escape(run.time)}, torch {escape(run.torch)}",
     ]
     return "<br>".join(lines if run.is_stable else [*lines, "step time had not settled"])
 
@@ -191,7 +189,7 @@ def _bars(sort: str, found: Sequence[tuple[Span, int]], buckets: Sequence[Bucket
     }
     if sort == "flight":
         bars |= {
-            "text": [escaped(span.label) for span, _ in found],
+            "text": [escape(span.label) for span, _ in found],
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
@@ -201,13 +199,14 @@ def _bars(sort: str, found: Sequence[tuple[Span, int]], buckets: Sequence[Bucket
 
 
 def _span_hover(span: Span, buckets: Sequence[BucketTime]) -> str:
-    what = span_name(span.label, span.direction) if span.kind == "compute" else span.label
+    elsewhere = "the optimizer" if span.direction == "optimizer" else "outside of any module"
+    what = span.label or elsewhere if span.kind == "compute" else span.label
     kind = {"wait": "wait: exposed", "flight": "in flight"}.get(span.kind, span.kind)
     took = f"{_ms(span.end_ns - span.start_ns):.3f} ms from {_ms(span.start_ns):.3f} ms on"
-    lines = [f"<b>{escaped(what)}</b>", f"{kind}, {escaped(span.direction)}", took]
+    lines = [f"<b>{escape(what)}</b>", f"{kind}, {escape(span.direction)}", took]
     if 0 <= span.bucket < len(buckets):
         lines.append(size(buckets[span.bucket]["bytes"]))
-    return "<br>".join([*lines, f"rank {span.rank}, {escaped(span.stream)}"])
+    return "<br>".join([*lines, f"rank {span.rank}, {escape(span.stream)}"])
 
 
 def _step_layout(rows: Sequence[Row], length_ms: float, own_ms: float) -> dict[str, Any]:
@@ -242,7 +241,7 @@ def _row_name(rows: Sequence[Row], number: int) -> str:
     """The rank once, at its first row; of lanes that only make room no name."""
     rank, stream, lane = rows[number]
     is_first = number == 0 or rows[number - 1][0] != rank
-    return (f"<b>rank {rank}</b>  " if is_first else "") + (escaped(stream) if lane == 1 else "")
+    return (f"<b>rank {rank}</b>  " if is_first else "") + (escape(stream) if lane == 1 else "")
 
 
 def _ms(ns: int) -> float:
@@ -256,19 +255,9 @@ def picked(column: Sequence[float], most: int) -> list[float]:
     return [column[number * len(column) // most] for number in range(most)]
 
 
-def escaped(text: object) -> str:
-    """``text`` as HTML shows it; plotly's labels, which know tags and entities too, take the same."""
-    return html.escape(str(text), quote=True)
-
-
 def size(count: float | None) -> str:
     """``1.5 MiB``; a dash of what is not known."""
-    if count is None:
-        return "-"
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+    return "-" if count is None else human_bytes(count)
 
 
 def commit_text(record: Record) -> str:
@@ -279,10 +268,5 @@ def commit_text(record: Record) -> str:
 def machine_text(machine: Machine) -> str:
     """``AMD EPYC 9B14, 2 cores, x86_64 Linux``; alike GPUs counted."""
     gpus = [f"{machine['gpus'].count(gpu)} x {gpu}" for gpu in dict.fromkeys(machine["gpus"])]
-    cores = f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"
+    cores = counted(machine["cores"], "core")
     return ", ".join([*gpus, machine["cpu"], cores, f"{machine['arch']} {machine['system']}"])
-
-
-def span_name(label: str, direction: str) -> str:
-    """What compute is of: its module's FQN, or what it belongs to where no module is known."""
-    return label or ("the optimizer" if direction == "optimizer" else "outside of any module")

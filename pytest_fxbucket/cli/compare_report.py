@@ -9,11 +9,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fxbucket.bench.side_by_side import NEW, OLD
+from pytest_fxbucket.bench.stats import ratio_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.stats import Estimate, Series
 
 SideFacts = Mapping[str, Any]
+
+
+def new_by_old(series: Series, confidence: float) -> Estimate:
+    """The logarithm of new to old in ``series`` of both sides."""
+    return ratio_of(series.samples[NEW], series.samples[OLD], confidence=confidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +47,19 @@ class SidesCompared:
 
     def lines(self) -> Iterator[str]:
         """What people read: the verdict first."""
-        old, new = self.labels
-        change = f"{_percent(self.estimate.log_ratio)}; {self._confidence()}; threshold {100 * self.threshold:g} %"
+        (old, new), one = self.labels, self.estimate
+        interval = f"{100 * one.confidence:g} % interval {_percent(one.low)} to {_percent(one.high)}"
+        change = f"{_percent(one.log_ratio)}; {interval}; threshold {100 * self.threshold:g} %"
         if self.verdict == "same":
             yield f"{self.plan}: no difference beyond the noise between {new} and {old} ({change})"
         else:
             yield f"{self.plan}: {new} is {self.verdict} than {old} ({change})"
         for name, label, facts in zip((OLD, NEW), self.labels, self.facts, strict=True):
             step_ms = 1e3 * median(self.series.all_of(name))
-            yield f"  {label}: {step_ms:.2f} ms a step, {_ran(facts)}"
-        yield f"  {self._samples()}"
+            backend = facts["backend"].removesuffix(":plain")
+            yield f"  {label}: {step_ms:.2f} ms a step, {facts['ranks']} ranks over {backend}, torch {facts['torch']}"
+        sets = self.series.samples[OLD]
+        yield f"  {sum(map(len, sets))} steps of each side in {len(sets)} sets of processes, in turns"
         yield from (f"  {note}" for note in self._notes())
 
     def plain(self) -> dict[str, Any]:
@@ -78,15 +87,6 @@ class SidesCompared:
             "is_stable": self.series.is_stable,
         }
 
-    def _confidence(self) -> str:
-        low, high = _percent(self.estimate.low), _percent(self.estimate.high)
-        return f"{100 * self.estimate.confidence:g} % interval {low} to {high}"
-
-    def _samples(self) -> str:
-        sets = self.series.samples[OLD]
-        count = sum(map(len, sets))
-        return f"{count} steps of each side in {len(sets)} sets of processes, in turns"
-
     def _notes(self) -> Iterator[str]:
         old, new = self.facts
         if old["digest"] == new["digest"]:
@@ -103,10 +103,6 @@ class SidesCompared:
                 f"the noise here is such that a loss of {_percent(self.estimate.high)} cannot be ruled out; "
                 "a larger --budget-s narrows it"
             )
-
-
-def _ran(facts: SideFacts) -> str:
-    return f"{facts['ranks']} ranks over {facts['backend'].removesuffix(':plain')}, torch {facts['torch']}"
 
 
 def _percent(log_ratio: float) -> str:

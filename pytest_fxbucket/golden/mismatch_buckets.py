@@ -1,13 +1,12 @@
-"""What changed between two goldens, in words: mesh and graphs, buckets and all that is said of them, then events."""
+"""What became of buckets, in words: lost, new, with other members, bytes, dtypes or layout."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_fxbucket.golden.event_changes import PART, crossings, event_sentences
-from pytest_fxbucket.golden.read_back import Paired, ReadBucket, ReadGraph, carried, known, paired, read_back
-from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, in_order
-from pytest_fxbucket.golden.text import fold_alike
+from pytest_fxbucket.golden.read_back import Paired, ReadBucket, carried, known
+from pytest_fxbucket.golden.schedule import NAMELESS, PADDING
+from pytest_fxbucket.words import plural
 
 _FEW = 4
 """Members of which each has a sentence of its own."""
@@ -21,16 +20,16 @@ def bucket_sentences(paired: Paired) -> Iterator[str]:
     now = _holders([*paired.new, *(new for _, new in paired.pairs)])
     before = _holders([*paired.lost, *(old for old, _ in paired.pairs)])
     counted = {(one.direction, one.kind, one.entry) for one in (*paired.lost, *paired.new)}
-    told: set[str] = set()
+    settled: set[str] = set()
     for old in paired.lost:
-        yield _lost(old, now, told)
+        yield _lost(old, now, settled)
     changed = [
         sentence
         for old, new in paired.pairs
-        for sentence in (*_renumbered(old, new, counted), *_changes(old, new, paired.new, now, before, told))
+        for sentence in (*_renumbered(old, new, counted), *_changes(old, new, paired.new, now, before, settled))
     ]
     for new in paired.new:
-        if new.name not in told:
+        if new.name not in settled:
             yield _new(new, before)
     yield from dict.fromkeys(changed)
 
@@ -39,11 +38,11 @@ def _holders(buckets: Sequence[ReadBucket]) -> dict[tuple[str, str, str], ReadBu
     return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in known(bucket)}
 
 
-def _lost(old: ReadBucket, now: Holders, told: set[str]) -> str:
-    """What became of a bucket that is gone; its name goes into ``told`` if that says where its members are."""
+def _lost(old: ReadBucket, now: Holders, settled: set[str]) -> str:
+    """What became of a bucket that is gone; its name goes into ``settled`` if that says where its members are."""
     into = {now[key].name for fqn in carried(old) if (key := (old.direction, old.kind, fqn)) in now}
     if len(into) == 1 and all((old.direction, old.kind, fqn) in now for fqn in carried(old)):
-        told.add(old.name)
+        settled.add(old.name)
         return f"bucket {old.name} ({_count(old)}) is gone: {into.pop()} carries its members"
     return f"bucket lost: {old.name} ({_count(old)})"
 
@@ -62,14 +61,14 @@ def _renumbered(old: ReadBucket, new: ReadBucket, counted: Collection[tuple[str,
 
 
 def _changes(
-    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, told: set[str]
+    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, settled: set[str]
 ) -> Iterator[str]:
-    """Sentences on one bucket; of buckets in ``told`` enough is said, and new ones that these speak of go into it."""
+    """Sentences on one bucket; of buckets in ``settled`` enough is said, and new ones that these speak of go into it."""
     alone = _launched_alone(old, new, others, now)
-    told |= {bucket.name for bucket in alone.values()}
+    settled |= {bucket.name for bucket in alone.values()}
     members, brought = carried(old), carried(new)
     if alone and len(alone) == len(members) - 1:
-        told.add(new.name)
+        settled.add(new.name)
         yield f"{old.name} is no longer bucketed: its {len(members)} members are launched one by one"
         return
     yield from _each(
@@ -83,9 +82,9 @@ def _changes(
     renamed = dict(_renamed(old, new, now, before))
     yield from (f"{fqn} is now called {name}" for fqn, name in renamed.items())
     gone = [fqn for fqn in members if fqn not in brought and fqn not in alone and fqn not in renamed]
-    yield from _moved(f"{new.name} lost", "to", gone, old, now, told)
+    yield from _moved(f"{new.name} lost", "to", gone, old, now, settled)
     gained = [fqn for fqn in brought if fqn not in members and fqn not in renamed.values()]
-    yield from _moved(f"{new.name} gained", "from", gained, old, before, told)
+    yield from _moved(f"{new.name} gained", "from", gained, old, before, settled)
     resized = [fqn for fqn, size in brought.items() if members.get(fqn, size) != size]
     sizes = [f"{fqn} of {new.name} changed: {members[fqn]} -> {brought[fqn]} elements" for fqn in resized]
     yield from _each(resized, sizes, "", f"of {new.name} have other sizes")
@@ -125,14 +124,14 @@ def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucke
     return found
 
 
-def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders, told: set[str]) -> Iterator[str]:
+def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders, settled: set[str]) -> Iterator[str]:
     """One sentence for all members that came from, or went to, one bucket; one for those of which there is no other."""
     by_holder: dict[str, list[str]] = {}
     for fqn in fqns:
         holder = holders.get((old.direction, old.kind, fqn))
         by_holder.setdefault(holder.name if holder is not None else "", []).append(fqn)
     for name, moved in by_holder.items():
-        if name in told:
+        if name in settled:
             continue
         yield f"{what} {_several(moved)} {way} {name}" if name else f"{what} {_several(moved)}".rstrip(",")
 
@@ -178,51 +177,4 @@ def _padding(bucket: ReadBucket) -> str:
 
 def _count(bucket: ReadBucket) -> str:
     count = len(carried(bucket))
-    return f"{count} member{'s' * (count != 1)}"
-
-
-# What changed between two goldens, in words: first the mesh and the graphs, then buckets, then launches, waits and updates.
-
-
-def changes(old: str, new: str) -> list[str]:
-    """Sentences on how the golden's body ``new`` differs from ``old``; layers of which the same is said are one sentence.
-
-    The plan's name is none of the schedule's business and passed over.
-    """
-    a, b = read_back(old), read_back(new)
-    sentences = [*_header(a.header, b.header)]
-    sentences += [f"graph {phase} is gone" for phase in a.graphs if phase not in b.graphs]
-    sentences += [f"graph {phase} is new" for phase in b.graphs if phase not in a.graphs]
-    phases = [phase for phase in a.graphs if phase in b.graphs]
-    for phase in phases:
-        prefix = f"graph {phase}: " if len(phases) > 1 else ""
-        sentences += [prefix + sentence for sentence in _graph(a.graphs[phase], b.graphs[phase])]
-    return [block[0] for block in fold_alike([(sentence,) for sentence in sentences])]
-
-
-def _header(old: list[str], new: list[str]) -> Iterator[str]:
-    before = dict(line.partition(" ")[::2] for line in old)
-    after = dict(line.partition(" ")[::2] for line in new)
-    for name in sorted(before | after):
-        if name != "plan" and before.get(name) != after.get(name):
-            yield f"{name} changed: {before.get(name, 'none')} -> {after.get(name, 'none')}"
-
-
-def _graph(old: ReadGraph, new: ReadGraph) -> Iterator[str]:
-    pairs = paired(old.buckets, new.buckets)
-    said = list(bucket_sentences(pairs))
-    yield from said
-    if not said and [one.entry for one in old.buckets] != [one.entry for one in new.buckets]:
-        yield "the entries stand in another order"
-    crossed, sentences = crossings(old.events, new.events)
-    yield from sentences
-    before, after = (_without(graph, crossed) for graph in (old, new))
-    for section in in_order((*before, *after)):
-        yield from event_sentences(section, before.get(section, []), after.get(section, []), pairs)
-
-
-def _without(graph: ReadGraph, updates: Collection[str]) -> dict[str, list[str]]:
-    """Events by section, without ``updates``, of which enough is said."""
-    return {
-        section: [event for event in events if PART.sub("", event) not in updates] for section, events in graph.events.items()
-    }
+    return f"{count} {plural('member', count)}"

@@ -8,11 +8,12 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from pytest_fxbucket.commit import OF_HOOKS, Repository, finished
+from pytest_fxbucket.cli.common import typed
+from pytest_fxbucket.commit import OF_HOOKS, Commit, Repository, finished
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.progress import Progress
+from pytest_fxbucket.progress import on_stderr
 
 # As python -m does; and in the end it is told what was imported.
 _SHOW = """
@@ -27,14 +28,14 @@ finally:
 """
 
 
-def shown_apart(words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+def shown_separately(words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
     """What ``fxbucket show WORDS`` prints in ``cwd``, by this interpreter, and the files of all modules that it imported.
 
     Raises FxbucketError with the sentence that it failed with.
     """
     handle, report = tempfile.mkstemp(prefix="fxbucket-")
     os.close(handle)
-    progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
+    progress = on_stderr()
     try:
         with progress.watching(words[0]):
             progress.say("runs in a process of its own")
@@ -56,7 +57,8 @@ def environment_of(top: Path | None = None, tree: Path | None = None) -> dict[st
     given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     home = str(Path(__file__).parents[2])
     entries = [entry for entry in given if not _is_below(entry, top)]
-    if home not in _installed() and not _is_below(home, top):
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    if home not in installed and not _is_below(home, top):
         entries.append(home)
     if top is not None and tree is not None:
         ours = [entry for entry in (*given, *map(os.path.abspath, sys.path), home) if _is_below(entry, top)]
@@ -66,20 +68,10 @@ def environment_of(top: Path | None = None, tree: Path | None = None) -> dict[st
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries))}
 
 
-def from_working_tree(files: Sequence[str], top: Path) -> list[str]:
-    """Those of ``files`` that lie below ``top``, as paths from there; what is installed there, as in a .venv, is left out."""
-    found = [os.path.realpath(file) for file in files if _is_below(file, top)]
-    return sorted({Path(file).relative_to(top).as_posix() for file in found})
-
-
 def _is_below(place: str, top: Path | None) -> bool:
     """Whether a file or folder belongs to ``top`` and not to an environment that is installed there."""
     real = Path(os.path.realpath(place))
     return top is not None and real.is_relative_to(top) and not real.is_relative_to(Path(sys.prefix).resolve())
-
-
-def _installed() -> set[str]:
-    return {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 
 
 def _why(status: int, stderr: str) -> str:
@@ -94,41 +86,48 @@ def _why(status: int, stderr: str) -> str:
     return f"fxbucket show ended {ended}" + (f": {lines[-1].strip()}" if lines else "")
 
 
-# Where a process runs that is to see the files of a commit, or those of the working tree.
-
-
 @dataclass(frozen=True, slots=True)
-class TreePlace:
-    """A folder to start in and an environment, in which modules come from one tree."""
+class Tree:
+    """Where a process runs that is to see the files of a commit, or those of the working tree."""
 
     cwd: Path
     environment: Mapping[str, str]
-    tree: Path | None = None
-    """The worktree of a commit; None: the working tree."""
+    commit: Commit | None = None
+    """None: the working tree."""
     repository: Repository | None = None
     """Of the commit."""
+    worktree: Path | None = None
+    """With the commit's files."""
 
     @classmethod
-    def here(cls) -> TreePlace:
+    def here(cls) -> Tree:
         """The working tree as it is."""
         return cls(Path.cwd(), environment_of())
 
     @classmethod
-    def at_commit(cls, repository: Repository, tree: Path) -> TreePlace:
-        """The worktree ``tree`` of a commit, in the folder there that is the current one here, if there is such."""
+    def at_commit(cls, repository: Repository, commit: Commit, worktree: Path) -> Tree:
+        """The ``worktree`` of a commit, in the folder there that is the current one here, if there is such."""
         here = Path.cwd().resolve()
-        cwd = tree / here.relative_to(repository.top) if here.is_relative_to(repository.top) else tree
-        environment = {name: value for name, value in environment_of(repository.top, tree).items() if name not in OF_HOOKS}
-        return cls(cwd if cwd.is_dir() else tree, environment, tree, repository)
+        cwd = worktree / here.relative_to(repository.top) if here.is_relative_to(repository.top) else worktree
+        environment = {name: text for name, text in environment_of(repository.top, worktree).items() if name not in OF_HOOKS}
+        return cls(cwd if cwd.is_dir() else worktree, environment, commit, repository, worktree)
 
-    def shown(self, path: PurePosixPath) -> Path:
-        """How ``path``, from the top of the tree, is written in the folder."""
-        assert self.tree is not None
-        return Path(os.path.relpath(self.tree / path, self.cwd))
+    def lacks(self, file: Path) -> bool:
+        """Whether it is a commit that has no such plan file."""
+        repository, commit = self.repository, self.commit
+        return repository is not None and commit is not None and not repository.has(repository.path_of(file), commit)
 
-    def cleared(self, said: str) -> str:
-        """``said`` without the folder that nobody knows and that is gone soon."""
-        return said.replace(f"{self.tree}{os.sep}", "") if self.tree is not None else said
+    def typed(self, file: Path, row: str | None) -> str:
+        """A plan of the working tree as it is typed in the folder. Raises FxbucketError if the commit lacks it."""
+        if self.repository is None or self.commit is None or self.worktree is None:
+            return typed(file, row)
+        path = self.repository.path_of(file)
+        self.repository.require(path, self.commit)
+        return typed(Path(os.path.relpath(self.worktree / path, self.cwd)), row)
+
+    def cleared(self, text: str) -> str:
+        """``text`` without the folder that nobody knows and that is gone soon."""
+        return text.replace(f"{self.worktree}{os.sep}", "") if self.worktree is not None else text
 
     def refuse_others(self, imported: Sequence[str]) -> None:
         """Raise FxbucketError if something of a commit was read from the working tree: two equal things would be compared.
@@ -137,14 +136,11 @@ class TreePlace:
         """
         if self.repository is None:
             return
-        wrong = self.repository.tracked(from_working_tree(imported, self.repository.top))
+        top = self.repository.top
+        ours = {os.path.realpath(file) for file in imported if _is_below(file, top)}
+        wrong = self.repository.tracked(sorted(Path(file).relative_to(top).as_posix() for file in ours))
         if wrong:
             raise FxbucketError(
                 f"{wrong[0]} was imported from the working tree: the commit lacks it, or has it in a submodule, or it is "
                 "installed in place; put the folder that it is to be imported from on PYTHONPATH"
             )
-
-
-def typed(path: Path | PurePosixPath, row: str | None) -> str:
-    """A plan as it is typed."""
-    return f"{path}::{row}" if row else str(path)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_fxbucket.cli.common import typed
 from pytest_fxbucket.errors import FxbucketError, UsageError
 from pytest_fxbucket.explain.find import parts
 from pytest_fxbucket.plan.load import load_plans
@@ -18,7 +19,7 @@ _INI = {"pytest.ini": "pytest", ".pytest.ini": "pytest", "tox.ini": "pytest", "s
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedPlan:
     """A plan by file and row, which need not be there now."""
 
     file: Path
@@ -26,8 +27,13 @@ class Named:
     is_found: bool = False
     """Whether it was come across, not asked for by its name."""
 
+    @property
+    def typed(self) -> str:
+        """The plan as it is typed."""
+        return typed(self.file, self.row)
 
-def named_plans(asked: Sequence[str]) -> list[Named]:
+
+def named_plans(asked: Sequence[str]) -> list[NamedPlan]:
     """The plans that ``--plan`` names, each a file, perhaps with a row, or a folder; without any those of ini fxbucket_plans.
 
     Raises UsageError if that is none, FxbucketError for a file below a folder that is no plan.
@@ -46,19 +52,19 @@ def named_plans(asked: Sequence[str]) -> list[Named]:
     return list(found)
 
 
-def _expanded(text: str) -> Iterator[Named]:
+def _expanded(text: str) -> Iterator[NamedPlan]:
     path = Path(text)
     if path.is_dir():
         files = sorted(path.rglob("*.toml"))
     elif glob.has_magic(text) and not path.exists() and "::" not in text and not text.endswith("]"):
         files = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if name.endswith(".toml")]
     else:
-        yield Named(*parts(text))
+        yield NamedPlan(*parts(text))
         return
     for file in files:
         for plan in load_plans(file):
             if plan.checks.benchmark:
-                yield Named(file, plan.matrix_id, is_found=True)
+                yield NamedPlan(file, plan.matrix_id, is_found=True)
 
 
 def _of_ini(start: Path) -> tuple[list[str], str]:

@@ -155,7 +155,8 @@ def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired
         lone = [event for event in lone if not _computes(event) or plain(event) not in known]
         yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
-    unhidden = _unhidden(before, after)
+    hidden, still_hidden = _hidden(before), _hidden(after)
+    unhidden = [label for label, count in hidden.items() if count and still_hidden.get(label) == 0]
     swapped: set[str] = set()
     for one in moved:
         if one.event not in swapped:
@@ -188,7 +189,7 @@ def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
     """Launches, waits and updates that have moved among the others; compute stands, since what it hides is what matters."""
     place = {event: at for at, event in enumerate(old)}
     # an update moves rather than a launch or a wait
-    weights = [2 * len(new) if _is_compute(event) else 1 if _computes(event) else 2 for event in new]
+    weights = [2 * len(new) if event.startswith("compute ") else 1 if _computes(event) else 2 for event in new]
     still = kept([place[event] for event in new], weights)
     stood = [event for at, event in enumerate(new) if at in still]
     new_place = {event: at for at, event in enumerate(new)}
@@ -211,12 +212,6 @@ def _told(one: _Moved, swapped: set[str]) -> str:
     first, last = one.past[0], one.past[-1]
     past = first if len(one.past) == 1 else f"{first} and {last}"
     return f"{one.event} moved {way} past {past if len(one.past) < 3 else f'{first} ... {last} ({len(one.past)} events)'}"
-
-
-def _unhidden(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """Labels of launches that compute hid before, and that none hides now."""
-    before, after = _hidden(old), _hidden(new)
-    return [label for label, count in before.items() if count and after.get(label) == 0]
 
 
 def _hidden(events: Sequence[str]) -> dict[str, int]:
@@ -242,7 +237,3 @@ def _lost(label: str, unhidden: Sequence[str]) -> str:
 
 def _computes(event: str) -> bool:
     return event.partition(" ")[0] in COMPUTING
-
-
-def _is_compute(event: str) -> bool:
-    return event.startswith("compute ")

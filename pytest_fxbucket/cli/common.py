@@ -1,0 +1,96 @@
+"""What several commands share: arguments, where a plan's code is found, and exit codes that have a meaning."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.commit import stoppable
+from pytest_fxbucket.errors import FxbucketError, UsageError
+from pytest_fxbucket.explain.find import folders_of, root_of
+from pytest_fxbucket.pass_names import no_pass
+from pytest_fxbucket.progress import on_stderr
+from pytest_fxbucket.user_code import user_code
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.plan.schema import Plan
+
+PLAN_HELP = (
+    "plan file; ROW is the id of a [[matrix]] row, left out: the plan above the rows. FILE[ROW] and the node id of an "
+    "item, as pytest prints it, mean the same"
+)
+
+
+def add_plan(parser: ArgumentParser) -> None:
+    """Add the plan that a command is about."""
+    parser.add_argument("plan", metavar="PLAN[::ROW]", help=PLAN_HELP)
+
+
+def add_pass(parser: ArgumentParser, more: str = "") -> None:
+    """Add the pass; ``more`` is what else the help says."""
+    meaning = f"manual (the default), torch or module:callable{more}"
+    parser.add_argument("--pass", dest="pass_name", default="manual", metavar="PASS", help=meaning)
+
+
+def add_for_sides(parser: ArgumentParser, flag: str, dest: str, metavar: str, meaning: str) -> None:
+    """Add an option that may be given twice, once for each of two sides."""
+    parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=meaning)
+
+
+def refuse_no_pass(*names: str) -> None:
+    """Raise UsageError unless all of ``names`` are written as passes are."""
+    for name in names:
+        if problem := no_pass(name):
+            raise UsageError(f"--pass: {problem}")
+
+
+def up_to_two(option: str, given: list[str]) -> list[str]:
+    """What was given for both sides. Raises UsageError for more."""
+    if len(given) > 2:
+        raise UsageError(f"{option} is given {len(given)} times, and there are two sides")
+    return given
+
+
+def typed(path: Path | PurePosixPath, row: str | None) -> str:
+    """A plan as it is typed."""
+    return f"{path}::{row}" if row else str(path)
+
+
+def name_of(plan: Plan) -> str:
+    """Path of the plan from its root, with the matrix id, as goldens and items name it."""
+    shown = Path(os.path.relpath(plan.path.resolve(), root_of(plan.path))).as_posix()
+    return f"{shown}[{plan.matrix_id}]" if plan.matrix_id else shown
+
+
+@contextmanager
+def working_on(plan: Plan, name: str) -> Iterator[Callable[[str], None]]:
+    """Have the plan's folders on the path, and give what tells the user, under ``name``, what is being waited for.
+
+    That goes to stderr, as does what a model prints while it is built: stdout has nothing but what the command is asked for.
+    """
+    progress = on_stderr()
+    with redirect_stdout(sys.stderr), user_code(folders_of(plan)), progress.watching(name):
+        yield progress.say
+
+
+def status_of(work: Callable[[], int], failed: int) -> int:
+    """The status that ``work`` gives, which a signal unwinds; ``failed`` if it cannot be told, which stderr has the reason of.
+
+    Python's own status for a traceback is 1, which means here that two sides differ.
+    """
+    try:
+        with stoppable():
+            return work()
+    except FxbucketError as error:
+        print(f"fxbucket: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except Exception:
+        traceback.print_exc()
+    return failed
