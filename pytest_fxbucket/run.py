@@ -14,7 +14,7 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.key_forms import Benchmark
+from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.key_forms import Path
+from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:

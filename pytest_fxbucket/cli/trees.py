@@ -16,7 +16,7 @@ from pytest_fxbucket.cli.benchmarked import Named
 from pytest_fxbucket.cli.compared import SidesCompared
 from pytest_fxbucket.commit import Commit, Repository, worktree_of
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
-from pytest_fxbucket.plan.key_forms import Benchmark
+from pytest_fxbucket.plan.schema import Benchmark
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.stats import Series

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 
@@ -16,13 +16,15 @@ from pytest_fxbucket.errors import BenchmarkError, FxbucketError, PlanError
 from pytest_fxbucket.pytest_plugin.distributed_test.item import is_marked
 from pytest_fxbucket.pytest_plugin.session import fx_session, key_of
 from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines, parts_of
+from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.report.page import ReportInput
     from pytest_fxbucket.bench.step_time import StepTime
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.plan.load import BrokenRow
-    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.rules import Rule
+    from pytest_fxbucket.plan.schema import Benchmark, Plan
 
 FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
 
@@ -320,8 +322,6 @@ _MEASURED: pytest.StashKey[bool] = pytest.StashKey()
 
 def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> StepTime:
     """What the fixture's function does: measure the plan in use; its bucketed samples are the test's in pytest-benchmark."""
-    from pytest_fxbucket.plan.key_forms import benchmark_of
-
     config, item = request.config, request.node
     if item.stash.get(_MEASURED, False):
         raise BenchmarkError(
@@ -333,11 +333,24 @@ def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> St
         pytest.skip(f"{FIXTURE}: {reason}")
     run = request.getfixturevalue("fxbucket_run")
     with fx_session(config).progress.watching(FIXTURE):
-        step_time: StepTime = run.step_time(benchmark_of(run.plan.checks.benchmark, options))
+        step_time: StepTime = run.step_time(_options_of(run.plan.checks.benchmark, options))
     item.stash[_MEASURED] = True
     if fx_session(config).is_reporting:
         feed(benchmark, step_time.samples(BUCKETED), info_of(step_time, BUCKETED, test=item.nodeid))
     return step_time
+
+
+def _options_of(planned: Benchmark | Literal[False], changes: Mapping[str, object]) -> Benchmark:
+    """The plan's options, or the defaults, with ``changes``. Raises PlanError for what no plan may hold."""
+    from pytest_fxbucket.plan.schema import Benchmark
+
+    rules = {spec.name: cast("Rule", spec.metadata["rule"]) for spec in fields(Benchmark)}
+    for key in changes:
+        if key not in rules:
+            raise PlanError(f'{FIXTURE} has no argument "{key}"{nearest(key, list(rules))}')
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
+    read = {key: rules[key].read(value, f"{FIXTURE}: {key}") for key, value in given.items()}
+    return replace(planned or Benchmark(), **cast("dict[str, Any]", read))
 
 
 def _timed(request: pytest.FixtureRequest, benchmark: Any) -> None:

@@ -17,8 +17,8 @@ from pytest_fxbucket.capture.batch import own_loss, split_of
 from pytest_fxbucket.capture.batches import batch_of
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.key_forms import Path
 from pytest_fxbucket.plan.schema import Model, Plan
+from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph

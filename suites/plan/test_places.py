@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.plan import PlanError, parse_plans
-from pytest_fxbucket.plan.key_forms import refuse_wrong_places
+from pytest_fxbucket.plan.consistency import agree_with_entries
 
 PLAN = """
 [model]
@@ -53,7 +53,7 @@ def test_the_entry_of_the_rest_and_the_entries_of_a_star_can_be_named() -> None:
     star = PLAN.replace("layers.[0-3]", "layers.*")
     (plan,) = parse_plans(f'{star}[overlap]\nlaunch_at = {{ forward = {{ "layers.1" = "embed" }} }}\n', Path("p.toml"))
     with pytest.raises(PlanError, match=r'^W: .* there is no entry "layers.1"'):
-        refuse_wrong_places("launch_at", plan.overlap.launch_at, ["embed", "layers.0"], "W")
+        agree_with_entries(plan, ["embed", "layers.0"], "W")
 
 
 @pytest.mark.parametrize(

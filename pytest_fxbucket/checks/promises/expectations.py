@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.factories import dtype_named
-from pytest_fxbucket.plan.key_forms import Asked
-from pytest_fxbucket.plan.selectors import entry_by_parameter
+from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Expectations:
     layout: str
     prefetch: int
     defer_reduce: bool
-    reshard_after_forward: Asked
+    reshard_after_forward: GatherAgain
     is_traced_here: bool = True
     """Otherwise what is gathered again, if the plan does not say, is what was before the pass."""
     mixed: bool = False
