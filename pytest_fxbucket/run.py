@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import StepGraph
 
-_MOST_LINES = 30
-
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
@@ -177,9 +175,6 @@ class PlanRun:
     def ranks_timed(self) -> int:
         """Measure as the plan says, and give how many ranks were. Raises BenchmarkError where they cannot be."""
         return self.step_time().record.ranks
-
-    def _backend(self) -> BackendChoice:
-        return self._context("benchmark").backend()
 
     @cached_property
     def _timing(self) -> Timing:

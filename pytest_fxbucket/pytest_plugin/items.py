@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.load import BrokenRow
     from pytest_fxbucket.plan.rules import Rule
     from pytest_fxbucket.plan.schema import Benchmark, Plan
+    from pytest_fxbucket.run import PlanRun
 
 FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
 
@@ -69,7 +70,10 @@ class PlanFile(pytest.File):
                 yield self._broken(f"plan[{plan.name}]", plan.error)
                 continue
             for name in item_names(plan):
-                yield _item(self, name, plan)
+                if name.startswith("benchmark"):
+                    yield BenchmarkItem.of(self, name, plan)
+                else:
+                    yield PlanItem.from_parent(self, name=name, plan=plan)
 
     def _broken(self, name: str, error: FxbucketError) -> BrokenPlan:
         broken: BrokenPlan = BrokenPlan.from_parent(self, name=name, reason=str(error).replace(f"{self.config.rootpath}/", ""))
@@ -93,7 +97,7 @@ class BrokenPlan(pytest.Item):
 
 
 class OfPlan(pytest.Item):
-    """What all items of a plan are: of one check."""
+    """What all items of a plan are: of one check, whose verdict is the item's outcome."""
 
     def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -101,30 +105,41 @@ class OfPlan(pytest.Item):
         self.check = self.name.partition("[")[0].partition("@")[0].partition(":")[0]
         self.verdict: Verdict | None = None
 
+    def ask(self, run: PlanRun) -> Verdict:
+        """Return the verdict on the item."""
+        __tracebackhide__ = True
+        return run.check(self.check)
+
+    def run_check(self) -> None:
+        """Set the verdict: a failed one fails with its lines, one that could not be had with its sentence; a skip is named."""
+        __tracebackhide__ = True
+        fx = fx_session(self.config)
+        failure = None
+        try:
+            with fx.progress.watching(self.nodeid):
+                self.verdict = self.ask(fx.run_of(self.plan))
+            self.user_properties.append(("fxbucket", self.verdict.summary))
+            if self.verdict.outcome == "failed":
+                failure = "\n".join(failure_lines(self.verdict))
+        except FxbucketError as error:
+            failure = error_text(error).replace(f"{self.config.rootpath}/", "")
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
+        if self.verdict is not None and self.verdict.outcome == "skipped":
+            pytest.skip(f"{self.name}: {self.verdict.summary}")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Return where the item is from, and what its failure is headed with."""
+        return place(self)
+
 
 class PlanItem(OfPlan):
     """One check of one plan."""
 
     def runtest(self) -> None:
-        """Run the check: a failed one fails with its lines, one that could not run with its sentence."""
+        """Run the check."""
         __tracebackhide__ = True
-        told = self._check()
-        if told is not None:
-            pytest.fail(told, pytrace=False)
-        if self.verdict is not None and self.verdict.outcome == "skipped":
-            pytest.skip(f"{self.name}: {self.verdict.summary}")
-
-    def _check(self) -> str | None:
-        """Set the verdict; return what to fail with, if anything."""
-        __tracebackhide__ = True
-        fx = fx_session(self.config)
-        try:
-            with fx.progress.watching(self.nodeid):
-                self.verdict = fx.run_of(self.plan).check(self.check)
-        except FxbucketError as error:
-            return error_text(error).replace(f"{self.config.rootpath}/", "")
-        self.user_properties.append(("fxbucket", self.verdict.summary))
-        return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
+        self.run_check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Show an error that nobody foresaw from the check on, without pytest's own frames."""
@@ -132,17 +147,6 @@ class PlanItem(OfPlan):
             return super().repr_failure(excinfo, style)
         excinfo.traceback = excinfo.traceback.cut(path=Path(__file__)).filter(excinfo)
         return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Return where the item is from, and what its failure is headed with."""
-        return place(self)
-
-
-def _item(parent: PlanFile, name: str, plan: Plan) -> pytest.Item:
-    """Return the item of a plan that is called ``name``."""
-    if name.startswith("benchmark"):
-        return BenchmarkItem.of(parent, name, plan)
-    return PlanItem.from_parent(parent, name=name, plan=plan)
 
 
 def place(item: pytest.Item) -> tuple[Path, int, str]:
@@ -237,30 +241,18 @@ class BenchmarkItem(OfPlan, pytest.Function):
         __tracebackhide__ = True
         if reason := why_not(self.config, benchmark):
             pytest.skip(f"{self.name}: {reason}")
-        failure = self._check(benchmark)
-        if failure is not None:
-            pytest.fail(failure, pytrace=False)
-        if self.verdict is not None and self.verdict.outcome == "skipped":
-            pytest.skip(f"{self.name}: {self.verdict.summary}")
-
-    def _check(self, benchmark: Any) -> str | None:
-        """Set the verdict; return what to fail with, if anything."""
-        __tracebackhide__ = True
         from pytest_fxbucket.pytest_plugin.saving import count_as_used
 
-        fx = fx_session(self.config)
+        self._benchmark = benchmark
         try:
-            with fx.progress.watching(self.nodeid):
-                run = fx.run_of(self.plan)
-                self.verdict = run.check("benchmark")
-                if self.verdict:
-                    self.verdict = self._judged(benchmark, run.step_time())
-        except FxbucketError as error:
-            return error_text(error).replace(f"{self.config.rootpath}/", "")
+            self.run_check()
         finally:
             count_as_used(benchmark)
-        self.user_properties.append(("fxbucket", self.verdict.summary))
-        return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
+
+    def ask(self, run: PlanRun) -> Verdict:
+        """Return what was measured, judged by what it is compared with."""
+        self.verdict = run.check("benchmark")  # is told also where comparing ends in an error
+        return self._judged(self._benchmark, run.step_time()) if self.verdict else self.verdict
 
     def _judged(self, benchmark: Any, step_time: StepTime) -> Verdict:
         """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for.
@@ -304,10 +296,6 @@ class BenchmarkItem(OfPlan, pytest.Function):
         stored, unreadable = runs_of(record, storage_folder(self.config), fx.options.rootdir)
         fx.not_shown += unreadable
         return ReportInput(record, stored, step_time.measured.spans)
-
-    def reportinfo(self) -> tuple[Any, int, str]:
-        """Return where the item is from, and what its failure is headed with."""
-        return place(self)
 
 
 def note_fixture(item: pytest.Item) -> None:
