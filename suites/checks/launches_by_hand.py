@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ ENTRIES = {"a": ("a.u", "a.v", "a.w"), "b": ("b.u", "b.v")}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 
 
-def promise(**change: Any) -> Expectations:
+def promise(entry_of: Mapping[str, str] = ENTRY_OF, **change: Any) -> Expectations:
+    """What a plan of these entries promises if it says no more, but for ``change``."""
     plain: dict[str, Any] = {
-        "entry_of": ENTRY_OF,
-        "registration": tuple(ENTRY_OF),
-        "own_dtype": dict.fromkeys(ENTRY_OF, F32),
+        "entry_of": entry_of,
+        "registration": tuple(entry_of),
+        "own_dtype": dict.fromkeys(entry_of, F32),
         "param_dtype": None,
         "reduce_dtype": None,
         "merged": True,
@@ -26,7 +28,7 @@ def promise(**change: Any) -> Expectations:
         "prefetch": 1,
         "defer_reduce": True,
         "reshard_after_forward": True,
-        "entries": tuple(ENTRIES),
+        "entries": tuple(dict.fromkeys(entry_of.values())),
     }
     return Expectations(**{**plain, **change})
 

@@ -12,24 +12,13 @@ import torch
 from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
+from suites.checks.launches_by_hand import BF16, F32, promise
 
 ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
-F32, BF16 = torch.float32, torch.bfloat16
 ORDER = (("forward", "abc"), ("backward", "cba"))
 
-PROMISE = Expectations(
-    entry_of=ENTRY_OF,
-    registration=tuple(ENTRY_OF),
-    own_dtype=dict.fromkeys(ENTRY_OF, F32),
-    param_dtype=None,
-    reduce_dtype=None,
-    merged=True,
-    layout="registration",
-    prefetch=1,
-    defer_reduce=True,
-    reshard_after_forward=True,
-)
+PROMISE = promise(ENTRY_OF)
 Script = list[tuple[str, str]]
 
 

@@ -16,33 +16,16 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 
-from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
+from suites.checks.launches_by_hand import BF16, promise
 
 OTHER = "1"
 ENTRY_OF = {fqn: fqn[0] for fqn in ("a.w", "a.b", "b.w", "b.b")}
-BF16 = torch.bfloat16
 Make = Callable[[Handmade], None]
-
-
-def promised(made: Handmade, **change: Any) -> Expectations:
-    plain = Expectations(
-        entry_of=ENTRY_OF,
-        registration=tuple(ENTRY_OF),
-        own_dtype={value.fqn: value.dtype for value in made.inputs if value.role == "param"},
-        param_dtype=None,
-        reduce_dtype=None,
-        merged=True,
-        layout="registration",
-        prefetch=1,
-        defer_reduce=True,
-        reshard_after_forward=True,
-        entries=("a", "b"),
-    )
-    return replace(plain, **change)
 
 
 class Case:
@@ -55,7 +38,8 @@ class Case:
         self.graph = copy.deepcopy(self.made.graph)
         targets = by_parameter(self.graph, self.before, self.made.inputs, ENTRY_OF, ("a", "b"))
         self.report = ManualPass(mixed=mixed, **rules).run(self.graph, targets)
-        self.promise = promised(self.made, mixed=mixed)
+        own = {value.fqn: value.dtype for value in self.made.inputs if value.role == "param"}
+        self.promise = promise(ENTRY_OF, own_dtype=own, mixed=mixed)
 
     def after(self) -> GraphAnalysis:
         return read_graph(self.graph, self.made.inputs, self.made.outputs)

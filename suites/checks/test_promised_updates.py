@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch
 from torch import fx
 
-from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.buckets import GraphAnalysis
+from suites.checks.launches_by_hand import promise
 from suites.graph.handmade import aten, c10d
 from suites.graph.whole_steps import Kind, Passed, WholeStep, entries, item, passed
 
 KINDS: tuple[Kind, ...] = ("fused", "foreach", "plain", "in_place")
 
 
-def promise(step: WholeStep, **change: object) -> Expectations:
-    fqns = tuple(one.fqn for one in step.held)
-    whole = Expectations(
-        entry_of=entries(step),
-        registration=fqns,
-        own_dtype=dict.fromkeys(fqns, torch.float32),
-        param_dtype=None,
-        reduce_dtype=None,
-        merged=True,
-        layout="registration",
-        prefetch=1,
-        defer_reduce=True,
-        reshard_after_forward=True,
-        entries=tuple(step.layers),
-        updates="ready",
-    )
-    return replace(whole, **change)  # type: ignore[arg-type]
-
-
 def told(one: Passed, after: GraphAnalysis | None = None, **change: object) -> list[str]:
-    return audit(promise(one.step, **change), one.before, after or one.after)
+    order = {"registration": tuple(value.fqn for value in one.step.held), "entries": tuple(one.step.layers)}
+    asked = promise(entries(one.step), **{**order, "updates": "ready", **change})
+    return audit(asked, one.before, after or one.after)
 
 
 @pytest.mark.parametrize("clips", [False, True], ids=["", "clips"])

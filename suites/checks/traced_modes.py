@@ -25,6 +25,7 @@ from pytest_fxbucket.graph.updates import ancestors
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_parameter
 from pytest_fxbucket.step.roles import Value
+from suites.checks.launches_by_hand import promise
 from suites.passes.on_ranks import HALVES, copied, fake_groups
 from suites.passes.programs import Passed
 from suites.passes.rank_jobs_of_passes import Groups
@@ -209,20 +210,7 @@ class Traced:
         return audit(self.promise(**promised), self.read(), self.read(after.graph))
 
     def promise(self, **change: Any) -> Expectations:
-        plain: dict[str, Any] = {
-            "entry_of": self.entry_of,
-            "registration": tuple(self.step.shapes),
-            "own_dtype": dict.fromkeys(self.step.shapes, torch.float32),
-            "param_dtype": None,
-            "reduce_dtype": None,
-            "merged": True,
-            "layout": "registration",
-            "prefetch": 1,
-            "defer_reduce": True,
-            "reshard_after_forward": self.step.reshard,
-            "entries": tuple(dict.fromkeys(self.entry_of.values())),
-        }
-        return Expectations(**{**plain, **change})
+        return promise(self.entry_of, **{"reshard_after_forward": self.step.reshard, **change})
 
 
 def traced(step: Step) -> Traced:
