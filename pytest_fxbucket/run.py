@@ -14,7 +14,7 @@ from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import BenchmarkError
-from pytest_fxbucket.plan.key_forms import Benchmark
+from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.user_code import user_code
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import StepGraph
-
-_MOST_LINES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +175,6 @@ class PlanRun:
     def ranks_timed(self) -> int:
         """Measure as the plan says, and give how many ranks were. Raises BenchmarkError where they cannot be."""
         return self.step_time().record.ranks
-
-    def _backend(self) -> BackendChoice:
-        return self._context("benchmark").backend()
 
     @cached_property
     def _timing(self) -> Timing:

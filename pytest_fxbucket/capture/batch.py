@@ -17,7 +17,7 @@ import torch
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.key_forms import Path
+from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.user_frame import blamed
 from pytest_fxbucket.words import some
 

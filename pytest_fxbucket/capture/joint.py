@@ -36,7 +36,7 @@ from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
 from pytest_fxbucket.plan.factories import dtype_named
-from pytest_fxbucket.plan.key_forms import Path
+from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.step.roles import Parameter, Value
 from pytest_fxbucket.user_frame import blamed
 

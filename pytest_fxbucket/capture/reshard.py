@@ -13,8 +13,7 @@ from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import joins, moves_data
 from pytest_fxbucket.graph.walks import ancestors, readers_of
 from pytest_fxbucket.plan.consistency import entries_of
-from pytest_fxbucket.plan.key_forms import Asked, kept_entries
-from pytest_fxbucket.plan.selectors import entry_by_parameter
+from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter, kept_entries
 
 if TYPE_CHECKING:
     from torch import fx, nn
@@ -78,7 +77,7 @@ def _moves(node: fx.Node) -> bool:
 class Resharding:
     """What a plan asks for, and the entry of each planned parameter."""
 
-    asked: Asked = None
+    asked: GatherAgain = None
     entry_of: Mapping[str, str] = field(default_factory=dict)
 
     def kept(self, graph: fx.Graph, parameters: Mapping[fx.Node, str]) -> set[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.agreement import disagreements
-from pytest_fxbucket.checks.context import capped, looked_at, said_once
+from pytest_fxbucket.checks.context import capped, disagreements, looked_at, said_once
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.words import counted
 

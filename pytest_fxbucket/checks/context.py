@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_fxbucket.backends import BACKENDS, BackendChoice, choose, row_of
-from pytest_fxbucket.checks.agreement import disagreements
 from pytest_fxbucket.checks.devices import cannot_run_on
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError, RankError
+from pytest_fxbucket.graph.calls import joint_problems
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks import machine as machines
+from pytest_fxbucket.transforms.traits import BUCKET
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+    from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh, RankPipeline
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
+    from pytest_fxbucket.step.roles import Phase
+    from pytest_fxbucket.transforms.fit import Looked
+
+    _Stage = tuple[str, Mapping[int, Mapping[Phase, "Passed | Looked"]]]
+    """Name, and by rank what was seen of each graph behind it."""
 
 _MOST_LINES = 30
 
@@ -135,3 +141,28 @@ def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[s
 def capped(lines: list[str]) -> list[str]:
     """At most as many lines as a person reads; the count says the rest."""
     return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]
+
+
+def disagreements(world: PlanOnMesh) -> list[str]:
+    """What would hang across the ranks that are looked at: behind the first transformation, or the pass, where that is so.
+
+    Without transformations just what is wrong behind the pass.
+    """
+    ways: dict[int, RankPipeline] = {rank: world.way(rank) for rank in world.ranks()}
+    first = next(iter(ways.values()))
+    stages: list[_Stage] = [
+        (one.name, {rank: way.before[n].looked for rank, way in ways.items()}) for n, one in enumerate(first.before)
+    ]
+    passed: _Stage = (BUCKET, {rank: way.passed for rank, way in ways.items()})
+    after: list[_Stage] = [
+        (one.name, {rank: way.after[n].looked for rank, way in ways.items()}) for n, one in enumerate(first.after)
+    ]
+    for name, graphs in (*stages, passed, *after):
+        if odd := next((rank for rank, one in graphs.items() if set(one) != set(graphs[0])), None):
+            return [f"behind {name}: rank 0 has graphs {', '.join(graphs[0])}, rank {odd} {', '.join(graphs[odd])}"]
+        lines = [
+            line for phase in graphs[0] for line in joint_problems({rank: one[phase].calls for rank, one in graphs.items()})
+        ]
+        if lines:
+            return [f"behind {name}: {line}" for line in lines] if stages or after else lines
+    return []

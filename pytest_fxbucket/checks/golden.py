@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
@@ -28,11 +27,6 @@ def run(context: Context) -> Verdict:
             never = "nothing: a schedule must be the same on every rank"
             lines = mismatch_lines(text, other, never, context.folder.file("golden.diff"))
             return failed("golden", f"the schedule of rank {rank} is not that of rank 0", lines)
-    return _compared(context, store, path, text)
-
-
-def _compared(context: Context, store: GoldenStore, path: Path, text: str) -> Verdict:
-
     may_write = context.accept_golden is not None and accepts(context.settings.accept, path)
     context.on_compare(path)
     try:

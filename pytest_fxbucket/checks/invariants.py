@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pytest_fxbucket.checks.context import said_once
 from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import PassError, UsageError
 from pytest_fxbucket.graph.calls import Call, calls_of, joint_problems
@@ -56,13 +57,9 @@ def broken_invariants(before: Graphs, after: Graphs) -> list[str]:
     if old.keys() != new.keys():
         raise UsageError(f"before has graphs of ranks {sorted(old)}, after of {sorted(new)}; give both of each")
     names = _group_members([*old.values(), *new.values()], [*old, *new])
-    found: dict[str, list[int]] = {}
     seen = _Seen(names)
-    for rank, graph in new.items():
-        for problem in dict.fromkeys(_one_rank(old[rank], graph, seen, rank)):
-            found.setdefault(problem, []).append(rank)
-    told = [text if len(ranks) == len(new) else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in found.items()]
-    return told + (joint_problems(seen.calls) or list(_other_order(seen)))
+    problems = said_once(([rank], list(_one_rank(old[rank], graph, seen, rank))) for rank, graph in new.items())
+    return problems + (joint_problems(seen.calls) or list(_other_order(seen)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pytest_fxbucket.eager.trainer import EagerStep, Left, OtherModelError, Torc
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.plan.key_forms import Ring as Asked
+from pytest_fxbucket.plan.schema import Ring as Asked
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from math import prod
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.key_forms import refuse_wrong_places
 from pytest_fxbucket.plan.schema import Bucket, Parallel, Plan, Step
 from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
+from pytest_fxbucket.plan.table_rules import Places
 from pytest_fxbucket.words import MOST_RANKS, show
 
 
@@ -54,8 +55,61 @@ def agree_with_entries(plan: Plan, entries: Sequence[str], where: str) -> None:
     if len(caps) > max(1, len(entries)):
         held = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
         raise PlanError(f"{where}: [bucket] cap_mb has {len(caps)} caps for {held}; give one an entry at most")
-    refuse_wrong_places("launch_at", plan.overlap.launch_at, entries, where)
-    refuse_wrong_places("wait_before", plan.overlap.wait_before, entries, where)
+    _refuse_wrong_places("launch_at", plan.overlap.launch_at, entries, where)
+    _refuse_wrong_places("wait_before", plan.overlap.wait_before, entries, where)
+
+
+def _refuse_wrong_places(key: str, by_direction: Places, entries: Sequence[str], where: str) -> None:
+    """Raise PlanError, beginning with ``where``, for pairs that name no entry of ``entries``, or that form a circle.
+
+    ``key`` is ``launch_at`` or ``wait_before``. Whether a place can be had in a graph is for the pass to tell.
+    """
+    for direction, pairs in by_direction.items():
+        inside = f"{where}: [overlap] {key}.{direction}"
+        for entry, other in pairs.items():
+            for name in (entry, other):
+                if name not in entries:
+                    raise PlanError(f'{inside}: "{entry}" = "{other}" names no bucket: {_no_entry(name, entries)}')
+        circle = _circle(pairs)
+        if circle:
+            raise PlanError(f"{inside}: {_says(circle)}")
+
+
+def _no_entry(name: str, entries: Sequence[str]) -> str:
+    """Say that ``name`` is no entry, and which one is meant."""
+    holders = [entry for entry in entries if any(name == part or name.startswith(f"{part}.") for part in entry.split("+"))]
+    if holders:
+        return f'"{name}" is within the entry "{holders[0]}"; name that'
+    close = get_close_matches(name, entries, n=1, cutoff=0.6)
+    if close:
+        return f'there is no entry "{name}"; did you mean "{close[0]}"?'
+    more = f" and {len(entries) - 6} more" if len(entries) > 6 else ""
+    return f'there is no entry "{name}"; entries are {", ".join(entries[:6])}{more}'
+
+
+def _circle(pairs: Mapping[str, str]) -> list[str]:
+    """Entries of which each is placed at the next one and the last at the first; empty if there are none.
+
+    Every entry is placed at one other at most, so a walk from it either ends or comes back.
+    """
+    done: set[str] = set()
+    for start in pairs:
+        walk: list[str] = []
+        entry: str | None = start
+        while entry is not None and entry not in done:
+            done.add(entry)
+            walk.append(entry)
+            entry = pairs.get(entry)
+        if entry in walk:
+            return walk[walk.index(entry) :]
+    return []
+
+
+def _says(circle: Sequence[str]) -> str:
+    if len(circle) == 1:
+        return f'"{circle[0]}" is placed at itself; name the entry whose compute is to hide it'
+    ring = " -> ".join([*circle, circle[0]])
+    return f"the pairs form a circle, {ring}; each would have to come before the next, so take one out"
 
 
 def _by_plan(plan: Plan, where: str) -> None:

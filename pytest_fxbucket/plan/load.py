@@ -73,13 +73,20 @@ def _rows(text: str, path: Path) -> list[Plan | BrokenRow]:
     base = _parse(text, where)
     matrix = base.pop("matrix", [])
     found: list[Plan | BrokenRow] = [read_plan(base, path, None, where)]
-    for row in rows(base, matrix, where):
+    if not isinstance(matrix, list) or not all(isinstance(row, Mapping) for row in matrix):
+        raise wrong(f"{where}: [[matrix]]", "tables, each under [[matrix]]", matrix)
+    seen: set[str] = set()
+    for number, row in enumerate(matrix, 1):
+        name = str(number)
         try:
-            if isinstance(row.tables, PlanError):
-                raise row.tables
-            found.append(read_plan(row.tables, path, row.name, row.where))
+            matrix_id = _id(row, number, where)
+            inside = f'{where}: [[matrix]] "{matrix_id}"'
+            if matrix_id in seen:
+                raise PlanError(f"{inside} is there twice; each id must be its own")
+            seen.add(name := matrix_id)
+            found.append(read_plan(_with_overrides(base, row, inside), path, matrix_id, inside))
         except PlanError as error:
-            found.append(BrokenRow(row.name, error))
+            found.append(BrokenRow(name, error))
     return found
 
 
@@ -163,50 +170,6 @@ def _where_else(key: str, table: str, known: list[str]) -> str:
 # Goldens and folders are named by it, so it must still tell rows apart where dots and dashes at the ends of names are cut.
 _ID = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?")
 
-Tables = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixRow:
-    """One row: its id, the prefix of errors about it, and its whole tables, or what is wrong with it."""
-
-    name: str
-    """Its number from 1 where it has no id of its own."""
-    where: str
-    tables: Tables | PlanError
-
-
-def rows(base: Mapping[str, object], raw: object, where: str) -> Iterator[MatrixRow]:
-    """Yield each row, in the file's order.
-
-    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
-    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name. A row has a PlanError instead of tables for
-    an id that is missing, wrong or used twice and for unknown keys; values are not looked at. Raises PlanError if there are no
-    rows.
-    """
-    if not isinstance(raw, list) or not all(isinstance(row, Mapping) for row in raw):
-        raise wrong(f"{where}: [[matrix]]", "tables, each under [[matrix]]", raw)
-    seen: set[str] = set()
-    for number, row in enumerate(cast("list[Mapping[str, object]]", raw), 1):
-        name = str(number)
-        inside = where
-        try:
-            matrix_id = _id(row, number, where)
-            inside = f'{where}: [[matrix]] "{matrix_id}"'
-            if matrix_id in seen:
-                raise PlanError(f"{inside} is there twice; each id must be its own")
-            seen.add(name := matrix_id)
-            yield MatrixRow(name, inside, _tables(base, row, inside))
-        except PlanError as error:
-            yield MatrixRow(name, inside, error)
-
-
-def _tables(base: Mapping[str, object], row: Mapping[str, object], where: str) -> Tables:
-    overrides = {key: value for key, value in row.items() if key != "id"}
-    if not overrides:
-        raise PlanError(f"{where} overrides no key; write one such as parallel.param_dtype, or take the row out")
-    return _merge(base, overrides, where)
-
 
 def _id(row: Mapping[str, object], number: int, where: str) -> str:
     if "id" not in row:
@@ -218,8 +181,16 @@ def _id(row: Mapping[str, object], number: int, where: str) -> str:
     return matrix_id
 
 
-def _merge(base: Mapping[str, object], overrides: Mapping[str, object], where: str) -> Tables:
-    merged: Tables = dict(base)
+def _with_overrides(base: Mapping[str, object], row: Mapping[str, object], where: str) -> dict[str, object]:
+    """The whole tables of a row: ``base`` with the row's keys, which are not looked at but for their names.
+
+    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
+    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name.
+    """
+    overrides = {key: value for key, value in row.items() if key != "id"}
+    if not overrides:
+        raise PlanError(f"{where} overrides no key; write one such as parallel.param_dtype, or take the row out")
+    merged = dict(base)
     written: set[tuple[str, str]] = set()
     for name, value in overrides.items():
         if name in tables() and may_be_several(name) and isinstance(value, list):

@@ -1,7 +1,6 @@
 """What a key of a plan file takes: readers that check a value and turn it into the schema's type.
 
-A rule is data: :mod:`pytest_fxbucket.plan.schema` hangs one on each field, the loader calls its ``read``, and a
-reference of the plan file can be written from ``doc``, ``expects``, ``choices`` and ``unbuilt``.
+A rule is data: :mod:`pytest_fxbucket.plan.schema` hangs one on each field, the loader calls its ``read``,
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
@@ -29,7 +29,6 @@ class Rule:
     expects: str
     read: Callable[[object, str], object]
     choices: tuple[object, ...] = ()  # every value that has a meaning, if they can be listed
-    unbuilt: tuple[object, ...] = ()  # those of them that are refused for now
     built: bool = True  # False: no value but the default is taken yet
     options: type[Any] | None = None  # dataclass whose fields are the keys of a table that is a value too
 
@@ -47,21 +46,17 @@ def not_built(where: str, value: object, instead: str) -> PlanError:
     return PlanError(f"{where} = {show(value)} is not built yet; {instead}")
 
 
-def one_of(doc: str, *built: str, unbuilt: tuple[str, ...] = (), omit: bool = False) -> Metadata:
+def one_of(doc: str, *choices: str, omit: bool = False) -> Metadata:
     """Take one of several strings; ``omit`` tells that leaving the key out has a meaning of its own."""
-    usable = one_or_other([show(choice) for choice in built])
-    expects = usable + (", or left out" if omit else "")
+    expects = one_or_other([show(choice) for choice in choices]) + (", or left out" if omit else "")
 
     def read(value: object, where: str) -> object:
-        if isinstance(value, str) and value in unbuilt:
-            raise not_built(where, value, f"use {usable}")
-        if not isinstance(value, str):
-            raise wrong(where, expects, value)
-        if value not in built:
-            raise PlanError(f"{where} must be {expects}, not {show(value)}{nearest(value, [*built, *unbuilt])}")
+        if value not in choices:
+            near = nearest(value, list(choices)) if isinstance(value, str) else ""
+            raise PlanError(f"{wrong(where, expects, value)}{near}")
         return value
 
-    return {"rule": Rule(doc, expects, read, (*built, *unbuilt), unbuilt, built=len(built) > 1 or omit)}
+    return {"rule": Rule(doc, expects, read, choices)}
 
 
 def some_of(doc: str, *known: str) -> Metadata:
@@ -88,7 +83,7 @@ def switch(doc: str, *, unbuilt: str = "") -> Metadata:
             raise not_built(where, value, f"{unbuilt}, so leave the key out")
         return value
 
-    return {"rule": Rule(doc, "true or false", read, (False, True), (True,) if unbuilt else (), built=not unbuilt)}
+    return {"rule": Rule(doc, "true or false", read, (False, True), built=not unbuilt)}
 
 
 def check_switch(doc: str, options: type[Any] | None = None) -> Metadata:
@@ -161,14 +156,15 @@ def whole(doc: str, *, least: int, most: int | None = None, limit: int = 10**9) 
 def seconds(doc: str) -> Metadata:
     """Take a finite number of seconds above 0, as a float."""
 
-    def read(value: object, where: str) -> object:
-        if not 0 < _number(value) < math.inf:
-            raise wrong(where, "a number of seconds above 0", value)
-        if _number(value) > LONGEST_S:
-            raise PlanError(f"{where} must be at most {LONGEST_S} seconds, not {show(value)}")
-        return _number(value)
+    expects = "a number of seconds above 0"
 
-    return {"rule": Rule(doc, "a number of seconds above 0", read)}
+    def read(value: object, where: str) -> object:
+        found = _number(value, where, expects, lambda number: 0 < number < math.inf)
+        if found > LONGEST_S:
+            raise PlanError(f"{where} must be at most {LONGEST_S} seconds, not {show(value)}")
+        return found
+
+    return {"rule": Rule(doc, expects, read)}
 
 
 def callable_name(doc: str, *names: str) -> Metadata:
@@ -227,9 +223,7 @@ def caps(doc: str) -> Metadata:
 
 
 def _cap(value: object, where: str, expects: str) -> float:
-    if not 0 <= _number(value) < math.inf:
-        raise wrong(where, expects, value)
-    return _number(value)
+    return _number(value, where, expects, lambda number: 0 <= number < math.inf)
 
 
 def degrees(doc: str) -> Metadata:
@@ -261,29 +255,19 @@ def _of_several(degree: object, where: str) -> object:
 def number(doc: str, *, least: float) -> Metadata:
     """Take a finite number from ``least``, as a float."""
     expects = f"a number of at least {least:g}"
-
-    def read(value: object, where: str) -> object:
-        if not least <= _number(value) < math.inf:
-            raise wrong(where, expects, value)
-        return _number(value)
-
-    return {"rule": Rule(doc, expects, read)}
+    return {"rule": Rule(doc, expects, partial(_number, expects=expects, fits=lambda found: least <= found < math.inf))}
 
 
 def part(doc: str) -> Metadata:
     """Take a number from 0 and below 1, as a float: a part of something."""
     expects = "a number from 0 and below 1, such as 0.03 for 3 %"
-
-    def read(value: object, where: str) -> object:
-        if not 0 <= _number(value) < 1:
-            raise wrong(where, expects, value)
-        return _number(value)
-
-    return {"rule": Rule(doc, expects, read)}
+    return {"rule": Rule(doc, expects, partial(_number, expects=expects, fits=lambda found: 0 <= found < 1))}
 
 
-def _number(value: object) -> float:
-    """Give a number as a float, infinite if it is too large for one; NaN, which no bound lets pass, for the rest."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return float(value) if abs(value) < 1e300 else math.inf
+def _number(value: object, where: str, expects: str, fits: Callable[[float], bool]) -> float:
+    """Give a number that ``fits`` as a float; one too large for a float counts as infinite."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        found = float(value) if abs(value) < 1e300 else math.inf
+        if fits(found):
+            return found
+    raise wrong(where, expects, value)

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.plan.entries import Entry, entry_list
-from pytest_fxbucket.plan.key_forms import Benchmark, Ring
 from pytest_fxbucket.plan.rules import (
     DEGREES,
     Rule,
@@ -23,6 +22,8 @@ from pytest_fxbucket.plan.rules import (
     degrees,
     keyword_arguments,
     one_of,
+    part,
+    passes,
     seconds,
     some_of,
     table_of,
@@ -53,6 +54,21 @@ __all__ = [
     "rule_of",
     "tables",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """``[run] ring``: its options; the chunks of NCCL's protocol Simple unless said otherwise."""
+
+    channels: int = field(
+        default=4, metadata=whole("parts that a message is split into, each summed round a ring order of its own", least=1)
+    )
+    chunk_bytes: int = field(
+        default=2**21, metadata=whole("bytes of an all-reduce, at most, that one rank is the last to add to", least=16)
+    )
+    nodes: int = field(
+        default=1, metadata=whole("nodes of equally many ranks each; a ring goes through one after the other", least=1)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +135,24 @@ class Eager:
             "ddp_buckets",
             "fused_rnn",
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """``[checks] benchmark`` as a table: how step time is measured and judged."""
+
+    threshold: float = field(default=0.03, metadata=part("a smaller loss of step time is no regression"))
+    precision: float = field(
+        default=0.01,
+        metadata=part("how well bucketed/unbucketed is to be known; samples end when it is, 0: when the time is over"),
+    )
+    budget_s: float = field(
+        default=20.0,
+        metadata=seconds("seconds of warm-up and samples; at least 8 rounds of each are run in each of 4 sets of processes"),
+    )
+    against: tuple[str, ...] = field(
+        default=(), metadata=passes('passes that are timed beside the plan\'s: `"torch"` or `"module:callable"`')
     )
 
 

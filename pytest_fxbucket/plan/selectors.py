@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
 from pytest_fxbucket.plan.names import Names, no_match, unplanned_parameters
-from pytest_fxbucket.words import some
+from pytest_fxbucket.words import show, some
 
 __all__ = ["Entry", "Resolution", "ResolvedEntry", "parse_entries", "resolve"]
 
@@ -154,3 +154,52 @@ def _overlap(first: _Found, second: _Found, fqn: str) -> str:
 def _no_entry_named_root(resolved: Sequence[ResolvedEntry]) -> None:
     if any(entry.name == ROOT for entry in resolved):
         raise PlanError('entry "root" has the name that unplanned = "root" gives to the rest; use unplanned = "error"')
+
+
+# ``[parallel] reshard_after_forward``: which entries' parameters are gathered again in backward.
+
+
+GatherAgain = bool | Mapping[str, bool] | None
+"""For all entries, by selector of entries, or (None, and entries that no selector names) as FSDP2 has it by default."""
+
+_RESHARD = "[parallel] reshard_after_forward"
+
+
+def kept_entries(asked: GatherAgain, entries: Sequence[str], last: str | None) -> frozenset[str]:
+    """Which of ``entries`` stay gathered until backward; ``last`` is the one that forward reads last.
+
+    Left out it is as in FSDP2, whose root stays since backward needs it at once: what no entry names (``unplanned = "root"``),
+    and the entry that forward reads last. Raises PlanError for a selector that stands for no entry, and for two that differ.
+    """
+    if isinstance(asked, bool):
+        return frozenset(() if asked else entries)
+    named = _by_entry(asked or {}, entries)
+    return frozenset(entry for entry in entries if not named.get(entry, entry not in (last, ROOT)))
+
+
+def _by_entry(asked: Mapping[str, bool], entries: Sequence[str]) -> dict[str, bool]:
+    found: dict[str, tuple[str, bool]] = {}
+    for selector, again in asked.items():
+        matched = [entry for entry in entries if _stands_for(selector, entry)]
+        if not matched:
+            raise PlanError(f'{_RESHARD} names "{selector}", which is no entry of [bucket] plan; entries are {some(entries)}')
+        for entry in matched:
+            other, before = found.setdefault(entry, (selector, again))
+            if before != again:
+                raise PlanError(
+                    f'{_RESHARD} is {show(before)} for {entry} by "{other}" and {show(again)} by "{selector}"; '
+                    "let one of them name it"
+                )
+    return {entry: again for entry, (_, again) in found.items()}
+
+
+def _stands_for(selector: str, entry: str) -> bool:
+    """Whether each module of ``entry`` is one that ``selector`` names."""
+    patterns = [name for one in parse_entries([selector], _RESHARD) for name in one.selectors]
+    names = [name for one in parse_entries([entry], _RESHARD) for name in one.selectors]
+    return selector == entry or all(any(_matches(pattern, name) for pattern in patterns) for name in names)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    parts, own = pattern.split("."), name.split(".")
+    return len(parts) == len(own) and all(a in ("*", b) for a, b in zip(parts, own, strict=True))

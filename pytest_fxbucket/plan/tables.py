@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.plan.entries import Entry, entry_list
-from pytest_fxbucket.plan.key_forms import Asked, Places, linear_styles, model_inputs, parameter_groups, places, reshard
-from pytest_fxbucket.plan.key_forms import Path as InputPath
 from pytest_fxbucket.plan.rules import (
     callable_name,
     caps,
@@ -17,6 +15,9 @@ from pytest_fxbucket.plan.rules import (
     switch,
     whole,
 )
+from pytest_fxbucket.plan.selectors import GatherAgain
+from pytest_fxbucket.plan.table_rules import Path as InputPath
+from pytest_fxbucket.plan.table_rules import Places, linear_styles, model_inputs, parameter_groups, places, reshard
 from pytest_fxbucket.words import MOST_RANKS
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -105,7 +106,7 @@ class Parallel:
         default=None,
         metadata=one_of("dtype of gradient reductions; left out: the gradient's own", *_DTYPES, omit=True),
     )
-    reshard_after_forward: Asked = field(
+    reshard_after_forward: GatherAgain = field(
         default=None,
         metadata=reshard(
             "parameters are gathered again in backward, or kept; a table says it by entry; left out, and of entries that the "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 
@@ -16,13 +16,16 @@ from pytest_fxbucket.errors import BenchmarkError, FxbucketError, PlanError
 from pytest_fxbucket.pytest_plugin.distributed_test.item import is_marked
 from pytest_fxbucket.pytest_plugin.session import fx_session, key_of
 from pytest_fxbucket.pytest_plugin.terminal import error_text, failure_lines, parts_of
+from pytest_fxbucket.words import nearest
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.report.page import ReportInput
     from pytest_fxbucket.bench.step_time import StepTime
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.plan.load import BrokenRow
-    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.rules import Rule
+    from pytest_fxbucket.plan.schema import Benchmark, Plan
+    from pytest_fxbucket.run import PlanRun
 
 FIXTURES_WITH_RANKS = frozenset({"fxbucket_ranks", "fxbucket_check", "fxbucket_benchmark"})
 
@@ -67,7 +70,10 @@ class PlanFile(pytest.File):
                 yield self._broken(f"plan[{plan.name}]", plan.error)
                 continue
             for name in item_names(plan):
-                yield _item(self, name, plan)
+                if name.startswith("benchmark"):
+                    yield BenchmarkItem.of(self, name, plan)
+                else:
+                    yield PlanItem.from_parent(self, name=name, plan=plan)
 
     def _broken(self, name: str, error: FxbucketError) -> BrokenPlan:
         broken: BrokenPlan = BrokenPlan.from_parent(self, name=name, reason=str(error).replace(f"{self.config.rootpath}/", ""))
@@ -91,7 +97,7 @@ class BrokenPlan(pytest.Item):
 
 
 class OfPlan(pytest.Item):
-    """What all items of a plan are: of one check."""
+    """What all items of a plan are: of one check, whose verdict is the item's outcome."""
 
     def __init__(self, *, plan: Plan, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -99,30 +105,41 @@ class OfPlan(pytest.Item):
         self.check = self.name.partition("[")[0].partition("@")[0].partition(":")[0]
         self.verdict: Verdict | None = None
 
+    def ask(self, run: PlanRun) -> Verdict:
+        """Return the verdict on the item."""
+        __tracebackhide__ = True
+        return run.check(self.check)
+
+    def run_check(self) -> None:
+        """Set the verdict: a failed one fails with its lines, one that could not be had with its sentence; a skip is named."""
+        __tracebackhide__ = True
+        fx = fx_session(self.config)
+        failure = None
+        try:
+            with fx.progress.watching(self.nodeid):
+                self.verdict = self.ask(fx.run_of(self.plan))
+            self.user_properties.append(("fxbucket", self.verdict.summary))
+            if self.verdict.outcome == "failed":
+                failure = "\n".join(failure_lines(self.verdict))
+        except FxbucketError as error:
+            failure = error_text(error).replace(f"{self.config.rootpath}/", "")
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
+        if self.verdict is not None and self.verdict.outcome == "skipped":
+            pytest.skip(f"{self.name}: {self.verdict.summary}")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Return where the item is from, and what its failure is headed with."""
+        return place(self)
+
 
 class PlanItem(OfPlan):
     """One check of one plan."""
 
     def runtest(self) -> None:
-        """Run the check: a failed one fails with its lines, one that could not run with its sentence."""
+        """Run the check."""
         __tracebackhide__ = True
-        told = self._check()
-        if told is not None:
-            pytest.fail(told, pytrace=False)
-        if self.verdict is not None and self.verdict.outcome == "skipped":
-            pytest.skip(f"{self.name}: {self.verdict.summary}")
-
-    def _check(self) -> str | None:
-        """Set the verdict; return what to fail with, if anything."""
-        __tracebackhide__ = True
-        fx = fx_session(self.config)
-        try:
-            with fx.progress.watching(self.nodeid):
-                self.verdict = fx.run_of(self.plan).check(self.check)
-        except FxbucketError as error:
-            return error_text(error).replace(f"{self.config.rootpath}/", "")
-        self.user_properties.append(("fxbucket", self.verdict.summary))
-        return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
+        self.run_check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Show an error that nobody foresaw from the check on, without pytest's own frames."""
@@ -130,17 +147,6 @@ class PlanItem(OfPlan):
             return super().repr_failure(excinfo, style)
         excinfo.traceback = excinfo.traceback.cut(path=Path(__file__)).filter(excinfo)
         return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Return where the item is from, and what its failure is headed with."""
-        return place(self)
-
-
-def _item(parent: PlanFile, name: str, plan: Plan) -> pytest.Item:
-    """Return the item of a plan that is called ``name``."""
-    if name.startswith("benchmark"):
-        return BenchmarkItem.of(parent, name, plan)
-    return PlanItem.from_parent(parent, name=name, plan=plan)
 
 
 def place(item: pytest.Item) -> tuple[Path, int, str]:
@@ -235,30 +241,18 @@ class BenchmarkItem(OfPlan, pytest.Function):
         __tracebackhide__ = True
         if reason := why_not(self.config, benchmark):
             pytest.skip(f"{self.name}: {reason}")
-        failure = self._check(benchmark)
-        if failure is not None:
-            pytest.fail(failure, pytrace=False)
-        if self.verdict is not None and self.verdict.outcome == "skipped":
-            pytest.skip(f"{self.name}: {self.verdict.summary}")
-
-    def _check(self, benchmark: Any) -> str | None:
-        """Set the verdict; return what to fail with, if anything."""
-        __tracebackhide__ = True
         from pytest_fxbucket.pytest_plugin.saving import count_as_used
 
-        fx = fx_session(self.config)
+        self._benchmark = benchmark
         try:
-            with fx.progress.watching(self.nodeid):
-                run = fx.run_of(self.plan)
-                self.verdict = run.check("benchmark")
-                if self.verdict:
-                    self.verdict = self._judged(benchmark, run.step_time())
-        except FxbucketError as error:
-            return error_text(error).replace(f"{self.config.rootpath}/", "")
+            self.run_check()
         finally:
             count_as_used(benchmark)
-        self.user_properties.append(("fxbucket", self.verdict.summary))
-        return "\n".join(failure_lines(self.verdict)) if self.verdict.outcome == "failed" else None
+
+    def ask(self, run: PlanRun) -> Verdict:
+        """Return what was measured, judged by what it is compared with."""
+        self.verdict = run.check("benchmark")  # is told also where comparing ends in an error
+        return self._judged(self._benchmark, run.step_time()) if self.verdict else self.verdict
 
     def _judged(self, benchmark: Any, step_time: StepTime) -> Verdict:
         """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for.
@@ -303,10 +297,6 @@ class BenchmarkItem(OfPlan, pytest.Function):
         fx.not_shown += unreadable
         return ReportInput(record, stored, step_time.spans)
 
-    def reportinfo(self) -> tuple[Any, int, str]:
-        """Return where the item is from, and what its failure is headed with."""
-        return place(self)
-
 
 def note_fixture(item: pytest.Item) -> None:
     """Let a test that asks for our fixture count as one of pytest-benchmark's."""
@@ -320,8 +310,6 @@ _MEASURED: pytest.StashKey[bool] = pytest.StashKey()
 
 def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> StepTime:
     """What the fixture's function does: measure the plan in use; its bucketed samples are the test's in pytest-benchmark."""
-    from pytest_fxbucket.plan.key_forms import benchmark_of
-
     config, item = request.config, request.node
     if item.stash.get(_MEASURED, False):
         raise BenchmarkError(
@@ -333,11 +321,24 @@ def measure_in(request: pytest.FixtureRequest, options: Mapping[str, Any]) -> St
         pytest.skip(f"{FIXTURE}: {reason}")
     run = request.getfixturevalue("fxbucket_run")
     with fx_session(config).progress.watching(FIXTURE):
-        step_time: StepTime = run.step_time(benchmark_of(run.plan.checks.benchmark, options))
+        step_time: StepTime = run.step_time(_options_of(run.plan.checks.benchmark, options))
     item.stash[_MEASURED] = True
     if fx_session(config).is_reporting:
         feed(benchmark, step_time.samples(BUCKETED), info_of(step_time, BUCKETED, test=item.nodeid))
     return step_time
+
+
+def _options_of(planned: Benchmark | Literal[False], changes: Mapping[str, object]) -> Benchmark:
+    """The plan's options, or the defaults, with ``changes``. Raises PlanError for what no plan may hold."""
+    from pytest_fxbucket.plan.schema import Benchmark
+
+    rules = {spec.name: cast("Rule", spec.metadata["rule"]) for spec in fields(Benchmark)}
+    for key in changes:
+        if key not in rules:
+            raise PlanError(f'{FIXTURE} has no argument "{key}"{nearest(key, list(rules))}')
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
+    read = {key: rules[key].read(value, f"{FIXTURE}: {key}") for key, value in given.items()}
+    return replace(planned or Benchmark(), **cast("dict[str, Any]", read))
 
 
 def _timed(request: pytest.FixtureRequest, benchmark: Any) -> None:

@@ -14,7 +14,8 @@ from pytest_fxbucket.errors import FxbucketError, without_our_frames
 from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.pytest_plugin.controller import Controller, WholeFiles
 from pytest_fxbucket.pytest_plugin.distributed_test import item as body
-from pytest_fxbucket.pytest_plugin.expectations import fixtures as asserting
+from pytest_fxbucket.pytest_plugin.expectations.inline import Expectation, edits_of, expectation_of
+from pytest_fxbucket.pytest_plugin.expectations.named import NamedGolden, book_of, explained, told_by
 from pytest_fxbucket.pytest_plugin.items import (
     OfPlan,
     PlanFile,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.pytest_plugin.expectations.inline import Expectation
-    from pytest_fxbucket.pytest_plugin.expectations.named import NamedGolden
     from pytest_fxbucket.pytest_plugin.torchrun import Torchrun
     from pytest_fxbucket.ranks.pool import RankPool
     from pytest_fxbucket.run import PlanRun
@@ -139,8 +138,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Say what differs from a golden, in words and as a diff, and how to accept it."""
-    from pytest_fxbucket.pytest_plugin.expectations.named import explained
-
     told = explained(left, right) if op in ("==", "!=") else None
     return list(told) if told else None
 
@@ -186,7 +183,7 @@ def pytest_runtest_makereport(
         text = error_text(call.excinfo.value)
         report.sections += [("what the ranks did", text)] if "\n" in text else []
     told: dict[str, Any] = dict(fx.drain())
-    told |= asserting.told_by(item, report)
+    told |= edits_of(item) | told_by(item, report)
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, OfPlan) and call.when == "call":
@@ -275,7 +272,7 @@ def fxbucket_golden(request: pytest.FixtureRequest) -> Callable[..., NamedGolden
 
     ``plan`` groups parameters into entries, as ``[bucket] plan`` does, instead of by module or by the plan in use.
     """
-    return asserting.book_of(request).golden
+    return book_of(request).golden
 
 
 @pytest.fixture
@@ -285,7 +282,7 @@ def fxbucket_expect(request: pytest.FixtureRequest) -> Expectation:
         from pytest_fxbucket.pytest_plugin.expectations.rewriting import refuse_worker
 
         refuse_worker(request.config, request.node.nodeid)
-    return asserting.expectation_of(request)
+    return expectation_of(request)
 
 
 @pytest.fixture(scope="session")

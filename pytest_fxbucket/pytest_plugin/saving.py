@@ -60,25 +60,8 @@ def json_and_storage(config: pytest.Config) -> tuple[Path | None, Path | None]:
     return Path(session.json) if session.json else None, storage
 
 
-def drop_empty(config: pytest.Config) -> None:
-    """Leave out benchmarks without a single round, as of a test that was interrupted: saving would break, and save nothing."""
-    for bench in getattr(session_of(config), "benchmarks", ()):
-        if not bench:
-            bench.fixture.has_error = True
-
-
-def has_measured(config: pytest.Config, key: str) -> bool:
-    """Whether a benchmark of this session has ``key`` in its extra info."""
-    return any(key in bench.extra_info for bench in getattr(session_of(config), "benchmarks", ()))
-
-
-def save_with(
-    config: pytest.Config,
-    save_new: Callable[[Path, str, str, tuple[Path, ...]], Path],
-    replace: Callable[[Path, str], None],
-    failed: Callable[[str], None],
-) -> None:
-    """Let the session save runs by ``save_new(folder, name, text, beside)``, ``--benchmark-json`` by ``replace(path, text)``.
+def _save_whole(config: pytest.Config, failed: Callable[[str], None]) -> None:
+    """Let the session save runs by :func:`save_new`, and ``--benchmark-json`` by :func:`replace_whole`.
 
     The text is what pytest-benchmark would have written. ``failed`` is told, in a sentence, of a file that could not be
     written.
@@ -106,7 +89,9 @@ def save_with(
 
     def save_json(output_json: object) -> None:
         try:
-            replace(Path(session.json), _dumped(output_json))
+            if lost := _lost(config):  # it may have come to be there since
+                raise OSError(errno.EEXIST, f"it is {lost}, which is never overwritten")
+            replace_whole(Path(session.json), _dumped(output_json))
         except OSError as error:
             return unsaved(session.json, error)
         logger.info(f"Wrote benchmark data in: {session.json}", purple=True)
@@ -151,15 +136,12 @@ class Saving:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Around pytest-benchmark's saving: what was measured and could not be saved fails the run."""
         unsaved: list[str] = []
-
-        def replace(path: Path, text: str) -> None:
-            if lost := _lost(session.config):  # it may have come to be there since
-                raise OSError(errno.EEXIST, f"it is {lost}, which is never overwritten")
-            replace_whole(path, text)
-
-        if has_measured(session.config, KEY):
-            drop_empty(session.config)
-            save_with(session.config, save_new, replace, unsaved.append)
+        benchmarks = getattr(session_of(session.config), "benchmarks", ())
+        if any(KEY in bench.extra_info for bench in benchmarks):
+            for bench in benchmarks:
+                if not bench:  # without a round, as of a test that was interrupted: saving would break, and save nothing
+                    bench.fixture.has_error = True
+            _save_whole(session.config, unsaved.append)
         result = yield
         if unsaved and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

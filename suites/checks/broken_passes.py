@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import wraps
 from operator import getitem
 from typing import Any
 
@@ -38,59 +39,64 @@ def good(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return fx.GraphModule(gm, copy.deepcopy(_GOOD[key]))
 
 
-def dropped_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+def breaking(change: Callable[[fx.GraphModule], None]) -> Callable[[fx.GraphModule, Plans], fx.GraphModule]:
+    """The pass that buckets as it should, and then does ``change`` to the graph."""
+
+    @wraps(change)
+    def broken(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+        gm = good(gm, plans)
+        change(gm)
+        return gm
+
+    return broken
+
+
+@breaking
+def dropped_wait(gm: fx.GraphModule) -> None:
     wait = _wait(_gathers(gm)[1])
     wait.replace_all_uses_with(wait.all_input_nodes[0])
     gm.graph.erase_node(wait)
-    return gm
 
 
-def two_waits(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def two_waits(gm: fx.GraphModule) -> None:
     wait = _wait(_gathers(gm)[0])
     _twin(wait)
-    return gm
 
 
-def swapped_in_pack(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def swapped_in_pack(gm: fx.GraphModule) -> None:
     _swap_members(_packs(gm)[0])
-    return gm
 
 
-def swapped_in_unpack(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def swapped_in_unpack(gm: fx.GraphModule) -> None:
     _swap_pieces(_columns(gm)[0])
-    return gm
 
 
-def swapped_in_both(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def swapped_in_both(gm: fx.GraphModule) -> None:
     _swap_members(_packs(gm)[0])
     _swap_pieces(_columns(gm)[0])
-    return gm
 
 
-def swapped_in_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def swapped_in_reduction(gm: fx.GraphModule) -> None:
     _swap_pieces(_cuts(gm)[1])
-    return gm
 
 
-def wrong_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def wrong_split(gm: fx.GraphModule) -> None:
     """The sizes of two neighbours change places: every piece still has a size of some member."""
-    gm = good(gm, plans)
     split = _columns(gm)[0]
     rows, sizes, dim = split.args
     assert isinstance(sizes, (list, tuple))
     split.args = (rows, [sizes[1], sizes[0], *sizes[2:]], dim)
-    return gm
 
 
-def shifted_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def shifted_split(gm: fx.GraphModule) -> None:
     """A norm is cut out one element too early: the shapes fit."""
-    gm = good(gm, plans)
     split = _columns(gm)[0]
     piece = next(user for user in split.users if user.args[1] == 7)
     with gm.graph.inserting_before(piece):
@@ -99,49 +105,43 @@ def shifted_split(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
         wrong = _like(piece, aten.clone.default, part, memory_format=torch.contiguous_format)
     piece.replace_all_uses_with(wrong)
     gm.graph.erase_node(piece)
-    return gm
 
 
-def late_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def late_launch(gm: fx.GraphModule) -> None:
     launch = _gathers(gm)[2]
     _wait(_gathers(gm)[1]).append(launch)
-    return gm
 
 
-def early_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def early_launch(gm: fx.GraphModule) -> None:
     first, last = _gathers(gm)[0], _gathers(gm)[3]
     _launch_behind(first, last)
-    return gm
 
 
-def late_first_launch_of_backward(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def late_first_launch_of_backward(gm: fx.GraphModule) -> None:
     """What stayed gathered computes first, and could hide it."""
-    gm = good(gm, plans)
     launch = _gathers(gm)[4]
     _wait(launch).prepend(launch)
-    return gm
 
 
-def early_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def early_wait(gm: fx.GraphModule) -> None:
     launch = _gathers(gm)[2]
     launch.append(_wait(launch))
-    return gm
 
 
-def half_early_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def half_early_wait(gm: fx.GraphModule) -> None:
     """The wait stands in the middle of what should hide it."""
-    gm = good(gm, plans)
     wait = _wait(_gathers(gm)[2])
     _calls(gm, aten.mm.default)[1].append(wait)
-    return gm
 
 
-def early_waits_behind_dummy_readers(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def early_waits_behind_dummy_readers(gm: fx.GraphModule) -> None:
     """Everything is waited for at the top, behind reads that nobody needs."""
-    gm = good(gm, plans)
     graph = gm.graph
     launches = _gathers(gm)[:4]
     tok, *rest = launches
@@ -153,38 +153,33 @@ def early_waits_behind_dummy_readers(gm: fx.GraphModule, plans: Plans) -> fx.Gra
         with graph.inserting_after(_wait(before)):
             place = _like(_wait(before), aten.neg.default, _wait(before))
     place.append(_wait(rest[-1]))
-    return gm
 
 
-def early_reduction_wait(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def early_reduction_wait(gm: fx.GraphModule) -> None:
     launch = _reductions(gm)[0]
     launch.append(_wait(launch))
-    return gm
 
 
-def wrong_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def wrong_on_last_rank(gm: fx.GraphModule) -> None:
     if _is_last_rank():
         pack = _reductions(gm)[1].all_input_nodes[0]
         _replace_input(pack, pack.all_input_nodes[WK], lambda old: _like(old, aten.mul.Tensor, old, 1 + 2**-20))
-    return gm
 
 
-def other_order_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def other_order_on_last_rank(gm: fx.GraphModule) -> None:
     if _is_last_rank():
         first, second = _gathers(gm)[:2]
         second.append(first)
-    return gm
 
 
-def other_layout_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def other_layout_on_last_rank(gm: fx.GraphModule) -> None:
     if _is_last_rank():
         _swap_members(_reductions(gm)[1].all_input_nodes[0])
         _swap_pieces(_cuts(gm)[1])
-    return gm
 
 
 def extra_launch_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
@@ -192,8 +187,8 @@ def extra_launch_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModul
     return extra_launch(gm, []) if _is_last_rank() else gm
 
 
-def low_precision_in_one_gather(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def low_precision_in_one_gather(gm: fx.GraphModule) -> None:
     pack = _packs(gm)[1]
 
     def squeezed(old: fx.Node) -> fx.Node:
@@ -201,11 +196,10 @@ def low_precision_in_one_gather(gm: fx.GraphModule, plans: Plans) -> fx.GraphMod
         return _like(old, aten._to_copy.default, half, dtype=torch.float32)
 
     _replace_input(pack, pack.all_input_nodes[WK], squeezed)
-    return gm
 
 
-def low_precision_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def low_precision_reduction(gm: fx.GraphModule) -> None:
     launch = _reductions(gm)[1]
     _replace_input(launch, launch.all_input_nodes[0], lambda old: _like(old, aten._to_copy.default, old, dtype=torch.bfloat16))
     wait = _wait(launch)
@@ -214,7 +208,6 @@ def low_precision_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
         wide = _like(wait, aten._to_copy.default, wait, dtype=torch.float32)
     for user in users:
         user.replace_input_with(wait, wide)
-    return gm
 
 
 def does_nothing(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
@@ -228,16 +221,15 @@ def only_buckets(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return fx.GraphModule(gm, graph)
 
 
-def backward_reads_forward_gathers(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def backward_reads_forward_gathers(gm: fx.GraphModule) -> None:
     """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
-    gm = good(gm, plans)
     splits = _columns(gm)
     forward, backward = splits[1], splits[3]
     mine = {user.args[1]: next(iter(user.users)) for user in forward.users}
     for user in list(backward.users):
         next(iter(user.users)).replace_all_uses_with(mine[user.args[1]])
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    return gm
 
 
 def bucket_in_two(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
@@ -254,16 +246,15 @@ def member_left_out(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return good(gm, [plan if isinstance(plan, str) else "output" for plan in plans])
 
 
-def sum_for_avg(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def sum_for_avg(gm: fx.GraphModule) -> None:
     launch = _reductions(gm)[1]
     launch.args = (launch.args[0], "sum", *launch.args[2:])
-    return gm
 
 
-def padded_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def padded_reduction(gm: fx.GraphModule) -> None:
     """Twice the bytes: zeros behind the members."""
-    gm = good(gm, plans)
     launch = _reductions(gm)[1]
     pack = launch.all_input_nodes[0]
     with gm.graph.inserting_before(launch):
@@ -275,7 +266,6 @@ def padded_reduction(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     with gm.graph.inserting_after(wait):
         part = _like(wait, aten.slice.Tensor, wait, 1, 0, pack.meta["val"].shape[1])
     reader.replace_input_with(wait, part)
-    return gm
 
 
 def extra_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
@@ -289,15 +279,14 @@ def extra_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return gm
 
 
-def launch_without_overload(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def launch_without_overload(gm: fx.GraphModule) -> None:
     """As written by hand: the operator's packet, not one of its overloads."""
-    gm = good(gm, plans)
     source = _calls(gm, aten.mm.default)[0]
     with gm.graph.inserting_after(source):
         launch = _like(source, c10d.all_reduce, source, "sum", "0")
     with gm.graph.inserting_after(launch):
         _like(source, c10d.wait_tensor, launch)
-    return gm
 
 
 def wrong_group_size(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
@@ -310,44 +299,40 @@ def wrong_group_size(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return gm
 
 
-def pack_overwritten(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def pack_overwritten(gm: fx.GraphModule) -> None:
     """The buffer that is sent is cleared, through a view, while it is being sent."""
-    gm = good(gm, plans)
     pack = _packs(gm)[0]
     (launch,) = pack.users
     with gm.graph.inserting_after(launch):
         view = _like(pack, aten.view.default, pack, [-1])
     with gm.graph.inserting_after(view):
         _like(pack, aten.zero_.default, view)
-    return gm
 
 
-def other_compute(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def other_compute(gm: fx.GraphModule) -> None:
     scale = _calls(gm, aten.mul.Tensor)[1]
     users = list(scale.users)
     with gm.graph.inserting_after(scale):
         changed = _like(scale, aten.mul.Tensor, scale, 1 + 2**-22)
     for user in users:
         user.replace_input_with(scale, changed)
-    return gm
 
 
-def swapped_gradients(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def swapped_gradients(gm: fx.GraphModule) -> None:
     (returned,) = gm.graph.output_node().args
     assert isinstance(returned, (list, tuple))
     values = list(returned)
     values[3], values[4] = values[4], values[3]
     gm.graph.output_node().args = (values,)
-    return gm
 
 
-def without_metadata(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def without_metadata(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         node.meta = {"val": node.meta.get("val")}
-    return gm
 
 
 def nothing_but_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
@@ -358,16 +343,15 @@ def nothing_but_marks(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     return gm
 
 
-def without_values(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def without_values(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         node.meta = {}
-    return gm
 
 
-def lying_values(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
+@breaking
+def lying_values(gm: fx.GraphModule) -> None:
     """A reduction in half precision whose input says that it is float32."""
-    gm = good(gm, plans)
     launch = _reductions(gm)[1]
     pack = launch.all_input_nodes[0]
     with gm.graph.inserting_before(launch):
@@ -375,15 +359,13 @@ def lying_values(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
         lie = _like(pack, aten.neg.default, half)
         lie = _like(pack, aten.neg.default, lie)
     launch.replace_input_with(pack, lie)
-    return gm
 
 
-def one_more_output(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
-    gm = good(gm, plans)
+@breaking
+def one_more_output(gm: fx.GraphModule) -> None:
     (returned,) = gm.graph.output_node().args
     assert isinstance(returned, (list, tuple))
     gm.graph.output_node().args = ([*returned, returned[0]],)
-    return gm
 
 
 def raises(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,10 +16,9 @@ ENTRIES = {"a": ("a.u", "a.v", "a.w"), "b": ("b.u", "b.v")}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
 
 
-def promise(**keys: Any) -> Expectations:
-    return promise_by(
-        **{"entry_of": ENTRY_OF, "registration": tuple(ENTRY_OF), "own_dtype": dict.fromkeys(ENTRY_OF, F32), **keys}
-    )
+def promise(entry_of: Mapping[str, str] = ENTRY_OF, **keys: Any) -> Expectations:
+    """What a plan of these entries promises if it says no more than ``keys``."""
+    return promise_by(entry_of, **keys)
 
 
 def gather(fqn: str, place: int, size: int = 256, **change: Any) -> Bucket:

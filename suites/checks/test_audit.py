@@ -12,11 +12,11 @@ import torch
 from pytest_fxbucket.checks.promises.kept import Expectations, audit
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
 from pytest_fxbucket.step.roles import Direction
+from suites.checks.launches_by_hand import BF16, F32
 from suites.checks.promising import changed, promise_by
 
 ENTRIES = {"a": ("a.w", "a.b"), "b": ("b.w", "b.b"), "c": ("c.w",)}
 ENTRY_OF = {fqn: entry for entry, fqns in ENTRIES.items() for fqn in fqns}
-F32, BF16 = torch.float32, torch.bfloat16
 ORDER = (("forward", "abc"), ("backward", "cba"))
 
 PROMISE = promise_by(ENTRY_OF, entries=())

@@ -21,11 +21,11 @@ from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
+from suites.checks.launches_by_hand import BF16
 from suites.checks.promising import changed, promise_by
 
 OTHER = "1"
 ENTRY_OF = {fqn: fqn[0] for fqn in ("a.w", "a.b", "b.w", "b.b")}
-BF16 = torch.bfloat16
 Make = Callable[[Handmade], None]
 
 

@@ -3,79 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from pytest_fxbucket.backends import Machine
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError, RankError
-from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
+from pytest_fxbucket.plan.schema import Parallel, Run
 from pytest_fxbucket.ranks import machine as machines
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
 
-PLAN = Plan(
-    Path(__file__).with_name("mlp.toml"),
-    model=Model("bitwise_models:build", "bitwise_models:batch", {}, "bitwise_models:loss"),
-    parallel=Parallel(dp_shard=2),
-    bucket=Bucket(plan=parse_entries(["up", "down", "scale"], "test")),
-    run=Run(steps=1, timeout_s=60),
-)
 TOO_FEW = "nccl needs 2 GPUs, this machine has 0"
 NO_GPUS = Machine(has_cuda=True, has_nccl=True)
 GPUS = Machine(("GPU-a", "GPU-b"), has_cuda=True, has_nccl=True)
 
 
+Check = Callable[..., Verdict]
+
+
 @pytest.fixture
-def bitwise(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verdict]:
+def check(bitwise: Check, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Run the check of a plan that names a back end, on a machine with these GPUs; keywords are RunSettings."""
 
     def run(named: str, machine: Machine, **settings: object) -> Verdict:
         monkeypatch.setattr(machines, "this_machine", lambda: machine)
-        plan = replace(PLAN, run=replace(PLAN.run, backend=named))
-        given = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
-        return PlanRun(plan, replace(given, **settings), pools).check("bitwise")
+        return bitwise(settings=settings, run=Run(steps=1, timeout_s=60, backend=named))
 
     return run
 
 
 class TestTooFewGpus:
     @pytest.mark.parametrize("named", ["nccl", "gloo:cuda"])
-    def test_a_back_end_that_is_named_is_a_named_skip(self, bitwise: Callable[..., Verdict], named: str) -> None:
-        verdict = bitwise(named, NO_GPUS)
+    def test_a_back_end_that_is_named_is_a_named_skip(self, check: Check, named: str) -> None:
+        verdict = check(named, NO_GPUS)
         assert verdict.outcome == "skipped"
         assert verdict.summary == {"nccl": TOO_FEW, "gloo:cuda": "gloo:cuda needs 1 GPU, this machine has 0"}[named]
 
-    def test_the_option_goes_before_the_plan(self, bitwise: Callable[..., Verdict]) -> None:
-        assert bitwise("gloo", NO_GPUS, backend="nccl").summary == TOO_FEW
+    def test_the_option_goes_before_the_plan(self, check: Check) -> None:
+        assert check("gloo", NO_GPUS, backend="nccl").summary == TOO_FEW
 
-    def test_auto_runs_on_gloo_and_the_summary_says_so(self, bitwise: Callable[..., Verdict]) -> None:
-        verdict = bitwise("auto", NO_GPUS)
+    def test_auto_runs_on_gloo_and_the_summary_says_so(self, check: Check) -> None:
+        verdict = check("auto", NO_GPUS)
         assert verdict, repr(verdict)
         assert "on 2 ranks in 1 steps over gloo; " in verdict.summary
 
-    def test_auto_says_why_not_nccl_where_there_are_gpus(self, bitwise: Callable[..., Verdict]) -> None:
-        verdict = bitwise("auto", Machine(GPUS.gpus[:1], has_cuda=True, has_nccl=True))
+    def test_auto_says_why_not_nccl_where_there_are_gpus(self, check: Check) -> None:
+        verdict = check("auto", Machine(GPUS.gpus[:1], has_cuda=True, has_nccl=True))
         assert verdict, repr(verdict)
         assert "over gloo (nccl needs 2 GPUs, this machine has 1); " in verdict.summary
 
     @pytest.mark.parametrize("named", ["nccl", "auto"])
-    def test_where_gpus_are_required_it_is_an_error(self, bitwise: Callable[..., Verdict], named: str) -> None:
+    def test_where_gpus_are_required_it_is_an_error(self, check: Check, named: str) -> None:
         with pytest.raises(RankError, match=f"{TOO_FEW}; --fxbucket-require-gpus makes that an error"):
-            bitwise(named, NO_GPUS, require_gpus=True)
+            check(named, NO_GPUS, require_gpus=True)
 
-    def test_a_plan_for_gloo_needs_none_even_then(self, bitwise: Callable[..., Verdict]) -> None:
-        verdict = bitwise("gloo", NO_GPUS, require_gpus=True)
+    def test_a_plan_for_gloo_needs_none_even_then(self, check: Check) -> None:
+        verdict = check("gloo", NO_GPUS, require_gpus=True)
         assert verdict, repr(verdict)
 
-    def test_the_pytest_process_is_asked_for_real(self, pools: Pools, tmp_path: Path) -> None:
-        settings = RunSettings(Path(__file__).parent, tmp_path, tmp_path, backend="nccl")
-        plan = replace(PLAN, parallel=Parallel(dp_shard=64))  # more than any machine has
-        verdict = PlanRun(plan, settings, pools).check("bitwise")
+    def test_the_pytest_process_is_asked_for_real(self, bitwise: Check) -> None:
+        verdict = bitwise(settings={"backend": "nccl"}, parallel=Parallel(dp_shard=64))  # more than any machine has
         assert verdict.outcome == "skipped"
         assert verdict.summary.startswith("nccl needs 64 GPUs, this machine has ")
 
@@ -91,12 +77,12 @@ def cpu_build() -> None:
 
 @pytest.mark.usefixtures("cpu_build")
 class TestGraphsForTheCpu:
-    def test_auto_stays_on_gloo_and_names_the_operator(self, bitwise: Callable[..., Verdict]) -> None:
-        verdict = bitwise("auto", GPUS)
+    def test_auto_stays_on_gloo_and_names_the_operator(self, check: Check) -> None:
+        verdict = check("auto", GPUS)
         assert verdict, repr(verdict)
         assert "over gloo (the graph, which is traced on the CPU, calls aten." in verdict.summary
 
     @pytest.mark.parametrize(("named", "required"), [("nccl", False), ("gloo:cuda", False), ("auto", True)])
-    def test_else_it_is_an_error_with_what_to_do(self, bitwise: Callable[..., Verdict], named: str, required: bool) -> None:
+    def test_else_it_is_an_error_with_what_to_do(self, check: Check, named: str, required: bool) -> None:
         with pytest.raises(CaptureError, match=r"calls aten\..* which cuda does not have; let the model call what all devices"):
-            bitwise(named, GPUS, require_gpus=required)
+            check(named, GPUS, require_gpus=required)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_data_that_cannot_tell import PLAN
 
 from pytest_fxbucket.capture.batch import Followed, batch_of
+from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Run
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.roles import Value
 
 TRACED = (Value("param", "w", (2,), torch.float32), Value("batch", "['x']", (3, 8), torch.float32))
@@ -66,13 +61,6 @@ def test_a_batch_that_contains_itself_is_one_sentence() -> None:
         batch_of(batch)
 
 
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    yield pools
-    pools.close()
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -85,11 +73,8 @@ def pools() -> Iterator[Pools]:
     ],
 )
 def test_bitwise_is_red_for_batches_that_change_or_end_after_capture(
-    pools: Pools, tmp_path: Path, name: str, says: str
+    bitwise: Callable[..., Verdict], name: str, says: str
 ) -> None:
-    assert PLAN.model is not None
-    plan = replace(PLAN, model=replace(PLAN.model, batch=f"changing_batches:{name}"), run=Run(steps=3, timeout_s=60))
-    settings = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts", "manual")
-    verdict = PlanRun(plan, settings, pools).check("bitwise")
+    verdict = bitwise(model={"batch": f"changing_batches:{name}"}, run=Run(steps=3, timeout_s=60))
     assert verdict.outcome == "failed"
     assert says in "\n".join(verdict.lines)

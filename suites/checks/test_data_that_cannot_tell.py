@@ -1,97 +1,89 @@
-"""Whole steps whose data could not tell right from wrong: updates that move nothing, clipping that never bites."""
+"""Runs that are equal and prove nothing: data that cannot tell, updates that move nothing, copies that part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_copies import HYBRID
 
 from pytest_fxbucket.capture.parallel.modes import Sharded
 from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Bucket, Model, Optimizer, Parallel, Plan, Run, Step
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.plan.schema import Optimizer, Parallel, Step
 
-PLAN = Plan(
-    Path(__file__).with_name("whole.toml"),
-    model=Model("bitwise_models:build", "bitwise_models:batch", {}, "bitwise_models:loss"),
-    parallel=Parallel(dp_shard=2),
-    optimizer=(Optimizer("torch.optim:SGD", {"lr": 0.1}),),
-    bucket=Bucket(plan=parse_entries(["up", "down", "scale"], "test")),
-    run=Run(steps=2, timeout_s=60),
-)
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
-
-
-def bitwise(pools: Pools, folder: Path, **change: Any) -> Verdict:
-    settings = RunSettings(Path(__file__).parent, folder / "golden", folder / "artifacts", "manual")
-    return PlanRun(replace(PLAN, **change), settings, pools).check("bitwise")
+SGD = (Optimizer("torch.optim:SGD", {"lr": 0.1}),)
+STILL = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)
+HYBRID = Parallel(mode="hybrid_shard", dp_replicate=2, dp_shard=2)
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "zero gradient": (
+        {"model": {"args": {"used": 0.0}}},
+        "the gradient of scale.weight is zero on every rank in every step",
+    ),
+    "equal batches": ({"model": {"batch": "bitwise_models:equal_batch"}}, "all ranks got the same batch in step 0"),
+    "infinite": ({"model": {"batch": "bitwise_models:infinite_batch"}}, "are not finite, so equal bits mean nothing"),
+    "no update": (
+        {"optimizer": STILL},
+        "the optimizer leaves down.weight, scale.weight, up.bias and 1 more as it was on every rank",
+    ),
+    "a model for each rank": (
+        {"model": {"factory": "bitwise_models:build_by_rank"}, "parallel": Parallel(mode="replicate", dp_replicate=2)},
+        "the model's factory gave another scale.weight on rank 1 than on rank 0; it must give the same model on every rank, "
+        "so draw from torch's generator, which is seeded alike, and from nothing that depends on the rank",
+    ),
+}
 
 
-def test_an_update_that_moves_something_is_checked(pools: Pools, tmp_path: Path) -> None:
-    verdict = bitwise(pools, tmp_path)
+@pytest.mark.parametrize("change", CHANGES)
+def test_data_that_cannot_tell_right_from_wrong_is_red(bitwise: Callable[..., Verdict], change: str) -> None:
+    changed, words = CHANGES[change]
+    verdict = bitwise(**changed)
+    assert verdict.outcome == "failed"
+    assert words in verdict.lines[0]
+
+
+def test_an_update_that_moves_something_and_clipping_that_bites_are_checked(bitwise: Callable[..., Verdict]) -> None:
+    verdict = bitwise(optimizer=SGD, step=Step(clip_norm=1e-3))
     assert verdict.outcome == "passed"
     assert "parameters" in verdict.summary
 
 
-def test_a_learning_rate_that_moves_nothing_is_red(pools: Pools, tmp_path: Path) -> None:
-    still = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)
-    verdict = bitwise(pools, tmp_path, optimizer=still)
-    assert verdict.outcome == "failed"
-    assert verdict.lines[0].startswith(
-        "the optimizer leaves down.weight, scale.weight, up.bias and 1 more as it was on every rank"
+def test_clipping_that_never_bites_is_red_by_a_norm_that_counts_copies_once(bitwise: Callable[..., Verdict]) -> None:
+    never = {"optimizer": SGD, "step": Step(clip_norm=1e3)}
+    (sharded,), (copied,) = (bitwise(parallel=parallel, **never).lines for parallel in (Parallel(dp_shard=4), HYBRID))
+    assert sharded == copied
+    assert sharded.startswith(
+        "clip_norm = 1000 never clips, so nothing about it was checked: the largest norm of the gradients is"
     )
 
 
-@pytest.mark.parametrize(("most", "outcome"), [(1e-3, "passed"), (1e3, "failed")])
-def test_clipping_that_never_bites_is_red(pools: Pools, tmp_path: Path, most: float, outcome: str) -> None:
-    verdict = bitwise(pools, tmp_path, step=Step(clip_norm=most))
-    assert verdict.outcome == outcome
-    if outcome == "failed":
-        (line,) = verdict.lines
-        assert line.startswith(
-            "clip_norm = 1000 never clips, so nothing about it was checked: the largest norm of the gradients is"
-        )
-
-
-def test_the_norm_that_clipping_is_held_to_counts_copies_once(pools: Pools, tmp_path: Path) -> None:
-    found = {}
-    for name, parallel in (("sharded", Parallel(dp_shard=4)), ("copied", Parallel(**HYBRID))):
-        (line,) = bitwise(pools, tmp_path, step=Step(clip_norm=1e3), parallel=parallel).lines
-        found[name] = line
-    assert found["sharded"] == found["copied"]
-
-
-def test_copies_whose_gradients_part_are_red_before_any_update_moves_them(
-    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_copies_that_part_are_red_though_both_runs_are_equally_wrong(
+    bitwise: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where no update moves them yet."""
+    assert bitwise(parallel=HYBRID).outcome == "passed"
+
     def forgets_the_copies(self: Sharded, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
     monkeypatch.setattr(Sharded, "_over_copies", forgets_the_copies)
-    still = (Optimizer("torch.optim:SGD", {"lr": 0.0}),)
-    verdict = bitwise(pools, tmp_path, optimizer=still, parallel=Parallel(**HYBRID))
-    assert any(line.startswith("ranks 0 and 2 hold copies of") for line in verdict.lines)
+    verdict = bitwise(parallel=HYBRID)
+    assert verdict.outcome == "failed"
+    assert verdict.lines == (
+        "ranks 0 and 2 hold copies of scale.weight, up.weight, up.bias and 1 more, which differ after the last step: "
+        "their gradients were not reduced alike",
+    )
+    still = bitwise(optimizer=STILL, parallel=HYBRID)
+    assert any(line.startswith("ranks 0 and 2 hold copies of") for line in still.lines)
 
 
-def test_ranks_of_one_batch_with_other_losses_are_red(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = {"parallel": Parallel(dp_shard=2, tp=2, tp_plan={"up": "colwise", "down": "rowwise"})}
-    model = {"model": replace(PLAN.model, factory="bitwise_models:build_beside")} if PLAN.model is not None else {}
-    assert bitwise(pools, tmp_path, **plan, **model).outcome == "passed"
+def test_ranks_of_one_batch_with_other_losses_are_red(bitwise: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: dict[str, Any] = {
+        "parallel": Parallel(dp_shard=2, tp=2, tp_plan={"up": "colwise", "down": "rowwise"}),
+        "model": {"factory": "bitwise_models:build_beside"},
+        "optimizer": SGD,
+    }
+    assert bitwise(**plan).outcome == "passed"
     monkeypatch.setattr("pytest_fxbucket.capture.parallel.tensor_parallel._summed", lambda part, group: part.clone())
-    verdict = bitwise(pools, tmp_path, **plan, **model)
-    assert any(line.startswith("ranks 0 and 1 have one batch, since tp parts them, but other losses") for line in verdict.lines)
+    lines = bitwise(**plan).lines
+    assert any(line.startswith("ranks 0 and 1 have one batch, since tp parts them, but other losses") for line in lines)

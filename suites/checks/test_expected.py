@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from launches_by_hand import BF16, ENTRIES, ENTRY_OF, F32, gather, promise
 from torch import fx
 
 from pytest_fxbucket.checks.promises.launches import Expected, LaunchNeeds, expected, launch_problems
 from pytest_fxbucket.graph.buckets import GraphAnalysis, Member
 from pytest_fxbucket.graph.order import order_of
+from suites.checks.launches_by_hand import BF16, ENTRIES, ENTRY_OF, F32, gather, promise
 
 KB = 1 / 1024
 aten = torch.ops.aten
@@ -77,7 +77,7 @@ def test_caps_are_of_entries_in_the_plans_order_and_the_last_is_for_the_rest() -
 
 
 def test_by_size_neighbours_fill_launches_whatever_their_entry() -> None:
-    size = promise(by="size", entry_of={}, entries=(), cap_mb=(0.5 * KB,))
+    size = promise({}, by="size", registration=tuple(ENTRY_OF), cap_mb=(0.5 * KB,))
     turned = graph(("a.w", "a.u", "b.v", "a.v", "b.u"))
     assert told(expected(size, turned, LaunchNeeds())) == [("a.u", "a.w"), ("a.v", "b.v"), ("b.u",)]
     assert {one.label for one in expected(size, turned, LaunchNeeds())} == {

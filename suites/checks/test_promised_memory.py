@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from launches_by_hand import F32, gather, promise
 
 from pytest_fxbucket.checks.promises.memory import memory_problems
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, gathered_lives, live_bytes, peak_bytes
+from suites.checks.launches_by_hand import F32, gather, promise
 
 FQNS = ("a.u", "b.u", "c.u", "d.u")
 SIZE = 256
@@ -30,8 +30,7 @@ def graph(launches: Mapping[str, int] | None = None, last: Mapping[str, int] | N
 
 
 def asked(prefetch: int, **change: Any) -> Any:
-    entry_of = {fqn: fqn[0] for fqn in FQNS}
-    return promise(prefetch=prefetch, entry_of=entry_of, registration=FQNS, entries=("a", "b", "c", "d"), **change)
+    return promise({fqn: fqn[0] for fqn in FQNS}, prefetch=prefetch, **change)
 
 
 def test_a_member_is_alive_from_its_launch_to_its_last_reader_both_included() -> None:
@@ -107,8 +106,7 @@ def root(last: int) -> GraphAnalysis:
 
 
 def test_an_entry_that_is_used_again_keeps_what_it_brought_until_then_and_no_longer() -> None:
-    entry_of = {"a.u": "a", "d.u": "a", "b.u": "b", "c.u": "c"}
-    asks = promise(prefetch=0, entry_of=entry_of, registration=FQNS, entries=("a", "b", "c"))
+    asks = promise({"a.u": "a", "d.u": "a", "b.u": "b", "c.u": "c"}, registration=FQNS, prefetch=0)
     assert list(memory_problems(asks, graph(), root(40))) == []
     late = graph(last={"a.u": 10, "d.u": 40})
     kept = GraphAnalysis((root(40).buckets[0], *graph(last={"b.u": 40, "c.u": 40}).buckets[1:3]), late.computes, (), 50)

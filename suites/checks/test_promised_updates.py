@@ -7,21 +7,19 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
-from pytest_fxbucket.checks.promises.kept import Expectations, audit
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.buckets import GraphAnalysis
-from suites.checks.promising import promise_by
+from suites.checks.launches_by_hand import promise
 from suites.graph.handmade import aten, c10d
 from suites.graph.whole_steps import Kind, Passed, WholeStep, entries, item, passed
 
 KINDS: tuple[Kind, ...] = ("fused", "foreach", "plain", "in_place")
 
 
-def promise(step: WholeStep, **change: object) -> Expectations:
-    return promise_by(entries(step), **{"entries": tuple(step.layers), "updates": "ready", **change})
-
-
 def told(one: Passed, after: GraphAnalysis | None = None, **change: object) -> list[str]:
-    return audit(promise(one.step, **change), one.before, after or one.after)
+    order = {"registration": tuple(value.fqn for value in one.step.held), "entries": tuple(one.step.layers)}
+    asked = promise(entries(one.step), **{**order, "updates": "ready", **change})
+    return audit(asked, one.before, after or one.after)
 
 
 @pytest.mark.parametrize("clips", [False, True], ids=["", "clips"])

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from pytest_fxbucket.plan import Plan, PlanError, parse_plans
+from suites.plan.plan_texts import BUCKET, GRAPH, MODEL, plan_of, refusal
 
-HEAD = '[bucket]\nplan = ["a"]\n'
-MODEL = '[model]\nfactory = "m:build"\nbatch = "m:batch"\n'
 HYBRID = 'mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 4\n'
 REPLICATE = 'mode = "replicate"\ndp_replicate = 4\n'
 COLWISE = 'tp_plan = { "layers.*.wq" = "colwise" }\n'
 
 
-def plan_of(parallel: str, rest: str = "", subject: str = MODEL) -> Plan:
-    (plan,) = parse_plans(f"{subject}{HEAD}[parallel]\n{parallel}\n{rest}", Path("p.toml"))
-    return plan
+def text(parallel: str, rest: str = "", subject: str = MODEL) -> str:
+    return f"{subject}{BUCKET}[parallel]\n{parallel}\n{rest}"
 
 
-def refusal(parallel: str, rest: str = "", subject: str = MODEL) -> str:
-    with pytest.raises(PlanError) as caught:
-        plan_of(parallel, rest, subject)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message.removeprefix("p.toml: ").removeprefix("[parallel] ")
+def refused(parallel: str, rest: str = "", subject: str = MODEL) -> str:
+    return refusal(text(parallel, rest, subject)).removeprefix("[parallel] ")
 
 
 @pytest.mark.parametrize(
@@ -43,11 +34,11 @@ def refusal(parallel: str, rest: str = "", subject: str = MODEL) -> str:
     ],
 )
 def test_the_world_of_a_mode_is_the_product_of_its_degrees(parallel: str, world: int) -> None:
-    assert plan_of(parallel).world_size == world
+    assert plan_of(text(parallel)).world_size == world
 
 
 def test_dimensions_that_the_smaller_world_leaves_out_keep_their_size() -> None:
-    plan = plan_of(f"{HYBRID}tp = 2\n{COLWISE}", "[run]\nworld = { dp_shard = 2 }")
+    plan = plan_of(text(f"{HYBRID}tp = 2\n{COLWISE}", "[run]\nworld = { dp_shard = 2 }"))
     assert plan.degrees == {"pp": 1, "dp_replicate": 2, "dp_shard": 4, "tp": 2}
     assert plan.run_degrees == {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "tp": 2}
     assert (plan.world_size, plan.run_world) == (16, 8)
@@ -75,7 +66,7 @@ def test_dimensions_that_the_smaller_world_leaves_out_keep_their_size() -> None:
     ],
 )
 def test_a_degree_that_its_mode_has_no_use_for_leads_to_one_that_has(parallel: str, says: str) -> None:
-    assert refusal(parallel) == says
+    assert refused(parallel) == says
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,7 @@ def test_a_degree_that_its_mode_has_no_use_for_leads_to_one_that_has(parallel: s
     ],
 )
 def test_keys_of_another_mode_are_not_read_and_ignored(parallel: str, says: str) -> None:
-    assert refusal(parallel) == says
+    assert refused(parallel) == says
 
 
 @pytest.mark.parametrize(
@@ -128,7 +119,7 @@ def test_keys_of_another_mode_are_not_read_and_ignored(parallel: str, says: str)
     ],
 )
 def test_tensor_parallelism_that_parts_nothing_or_in_no_known_way_is_refused(parallel: str, says: str) -> None:
-    assert refusal(parallel) == says
+    assert refused(parallel) == says
 
 
 @pytest.mark.parametrize(
@@ -165,22 +156,19 @@ def test_tensor_parallelism_that_parts_nothing_or_in_no_known_way_is_refused(par
     ],
 )
 def test_expert_parallelism_that_parts_nothing_or_does_not_divide_is_refused(parallel: str, rest: str, says: str) -> None:
-    assert refusal(parallel, rest) == says
+    assert refused(parallel, rest) == says
 
 
 def test_a_world_with_more_ranks_than_the_mesh_is_refused_in_every_dimension() -> None:
     says = "[run] world.{0} = {1} is more than [parallel] {0} = {2}; world is for a smaller mesh"
-    assert refusal(HYBRID, "[run]\nworld = { dp_replicate = 3 }") == says.format("dp_replicate", 3, 2)
-    assert refusal(HYBRID, "[run]\nworld = { tp = 2 }") == says.format("tp", 2, 1)
-    assert refusal(REPLICATE, "[run]\nworld = { dp_shard = 2 }") == says.format("dp_shard", 2, 1)
-
-
-GRAPH = '[graph]\nfactory = "m:step"\n'
+    assert refused(HYBRID, "[run]\nworld = { dp_replicate = 3 }") == says.format("dp_replicate", 3, 2)
+    assert refused(HYBRID, "[run]\nworld = { tp = 2 }") == says.format("tp", 2, 1)
+    assert refused(REPLICATE, "[run]\nworld = { dp_shard = 2 }") == says.format("dp_shard", 2, 1)
 
 
 def test_a_traced_graph_needs_more_than_one_rank_in_any_dimension() -> None:
-    assert plan_of("dp_replicate = 2\ntp = 2", subject=GRAPH).world_size == 4
-    assert refusal("", subject=GRAPH) == "makes a mesh of one rank, which has nobody to talk to; set dp_shard to 2 or more"
+    assert plan_of(text("dp_replicate = 2\ntp = 2", subject=GRAPH)).world_size == 4
+    assert refused("", subject=GRAPH) == "makes a mesh of one rank, which has nobody to talk to; set dp_shard to 2 or more"
 
 
 @pytest.mark.parametrize(
@@ -196,4 +184,4 @@ def test_a_traced_graph_needs_more_than_one_rank_in_any_dimension() -> None:
 )
 def test_what_capture_does_is_refused_beside_a_graph_that_is_traced(line: str, key: str) -> None:
     says = f"{key} is for a [model] that is to be traced; leave it out beside [graph]"
-    assert refusal(f"dp_shard = 4\n{line}", subject=GRAPH) == says.removeprefix("[parallel] ")
+    assert refused(f"dp_shard = 4\n{line}", subject=GRAPH) == says.removeprefix("[parallel] ")

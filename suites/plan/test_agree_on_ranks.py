@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pytest_fxbucket.backends import MAX_RANKS
-from pytest_fxbucket.plan import Plan, PlanError, parse_plans
+from pytest_fxbucket.plan import Plan, PlanError
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.plan.schema import rule_of
+from suites.plan.plan_texts import BUCKET, MODEL
+from suites.plan.plan_texts import plan_of as read
 
 
 def plan_of(parallel: str, world: str = "") -> Plan:
-    run = f"[run]\nworld = {world}\n" if world else ""
-    text = f'[model]\nfactory = "m:build"\nbatch = "m:batch"\n[bucket]\nplan = ["a"]\n[parallel]\n{parallel}\n{run}'
-    (plan,) = parse_plans(text, Path("p.toml"))
-    return plan
+    return read(f"{MODEL}{BUCKET}[parallel]\n{parallel}", f"[run]\nworld = {world}" if world else "")
 
 
 def refusal(plan: Plan) -> str:

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.plan import PlanError, parse_plans
-from pytest_fxbucket.plan.key_forms import refuse_wrong_places
+from pytest_fxbucket.plan import PlanError
+from pytest_fxbucket.plan.consistency import agree_with_entries
+from suites.plan.plan_texts import MODEL, PARALLEL, plan_of, plans_of, refusal
 
-PLAN = """
-[model]
-factory = "m:build"
-batch = "m:batch"
-[parallel]
-dp_shard = 4
-[bucket]
-plan = ["embed", "layers.[0-3]", "norm+output"]
-"""
+PLAN = f"{MODEL}{PARALLEL}" + '[bucket]\nplan = ["embed", "layers.[0-3]", "norm+output"]\n'
 
 
-def error_of(overlap: str, plan: str = PLAN) -> str:
-    with pytest.raises(PlanError) as caught:
-        parse_plans(f"{plan}[overlap]\n{overlap}\n", Path("p.toml"))
-    message = str(caught.value)
-    assert message.startswith("p.toml: [overlap] ")
-    assert "\n" not in message
-    return message.removeprefix("p.toml: [overlap] ")
+def error_of(overlap: str) -> str:
+    return refusal(PLAN, "[overlap]", overlap).removeprefix("[overlap] ")
 
 
 def test_pairs_reach_the_plan_as_they_are_written_and_travel_to_the_ranks() -> None:
     text = 'launch_at = { forward = { "layers.3" = "layers.1", "norm+output" = "layers.3" }, backward = {} }\n'
     text += '[overlap.wait_before.backward]\n"layers.2" = "layers.0"\n'
-    (plan,) = parse_plans(f"{PLAN}[overlap]\n{text}", Path("p.toml"))
+    plan = plan_of(f"{PLAN}[overlap]\n{text}")
     assert plan.overlap.launch_at == {"forward": {"layers.3": "layers.1", "norm+output": "layers.3"}}
     assert plan.overlap.wait_before == {"backward": {"layers.2": "layers.0"}}
     assert pickle.loads(pickle.dumps(plan)) == plan
@@ -41,19 +28,19 @@ def test_pairs_reach_the_plan_as_they_are_written_and_travel_to_the_ranks() -> N
 
 def test_a_row_of_the_matrix_has_pairs_of_its_own() -> None:
     row = '[[matrix]]\nid = "early"\noverlap.launch_at.forward."layers.1" = "embed"\n'
-    base, early = parse_plans(f"{PLAN}{row}", Path("p.toml"))
+    base, early = plans_of(f"{PLAN}{row}")
     assert base.overlap.launch_at == {}
     assert early.overlap.launch_at == {"forward": {"layers.1": "embed"}}
 
 
 def test_the_entry_of_the_rest_and_the_entries_of_a_star_can_be_named() -> None:
     overlap = '[overlap]\nlaunch_at = { forward = { root = "embed" } }\n'
-    (plan,) = parse_plans(f'{PLAN}unplanned = "root"\n{overlap}', Path("p.toml"))
+    plan = plan_of(f'{PLAN}unplanned = "root"\n{overlap}')
     assert plan.overlap.launch_at == {"forward": {"root": "embed"}}
     star = PLAN.replace("layers.[0-3]", "layers.*")
-    (plan,) = parse_plans(f'{star}[overlap]\nlaunch_at = {{ forward = {{ "layers.1" = "embed" }} }}\n', Path("p.toml"))
+    plan = plan_of(f'{star}[overlap]\nlaunch_at = {{ forward = {{ "layers.1" = "embed" }} }}\n')
     with pytest.raises(PlanError, match=r'^W: .* there is no entry "layers.1"'):
-        refuse_wrong_places("launch_at", plan.overlap.launch_at, ["embed", "layers.0"], "W")
+        agree_with_entries(plan, ["embed", "layers.0"], "W")
 
 
 @pytest.mark.parametrize(
@@ -131,5 +118,5 @@ def test_pairs_that_wait_for_each_other_are_named_in_their_order(overlap: str, s
 def test_a_chain_of_pairs_and_the_same_pair_the_other_way_in_backward_are_no_circle() -> None:
     chain = '"layers.3" = "layers.2", "layers.2" = "layers.1", "layers.1" = "embed"'
     text = f'launch_at = {{ forward = {{ {chain} }}, backward = {{ "layers.1" = "layers.2" }} }}'
-    (plan,) = parse_plans(f"{PLAN}[overlap]\n{text}\n", Path("p.toml"))
+    plan = plan_of(f"{PLAN}[overlap]\n{text}\n")
     assert len(plan.overlap.launch_at["forward"]) == 3

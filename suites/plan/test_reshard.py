@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.plan.key_forms import kept_entries
+from pytest_fxbucket.plan.selectors import kept_entries
 
 ENTRIES = ["embed", "layers.0", "layers.1", "norm+output"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from suites.pytest_plugin.processes import ends
+from suites.pytest_plugin.processes import ends, started_with
 
 LIMIT_S = 240
 
@@ -71,18 +71,5 @@ def _both(folder: Path, module: Sequence[str], environ: Callable[[int, int], Map
             node.kill()
             node.wait()
         del store
-    left = [pid for pid in _with(token) if not ends(pid)]
+    left = [pid for pid in started_with(token) if not ends(pid)]
     return Done(statuses, "\n".join(path.read_text(errors="replace") for path in outputs), left)
-
-
-def _with(setting: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if setting.encode() in environment.split(b"\0"):
-                found.append(int(entry.name))
-    return found

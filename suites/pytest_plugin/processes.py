@@ -23,16 +23,7 @@ class Trace:
 
     def processes(self) -> list[int]:
         """Those that live now, but for this one."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                try:
-                    environment = (entry / "environ").read_bytes()
-                except OSError:
-                    continue
-                if self._setting.encode() in environment.split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return [pid for pid in started_with(self._setting) if pid != os.getpid()]
 
     def left(self, pids: list[int]) -> list[str]:
         """What does not end or vanish by itself: processes, temporary files, and shared memory that names one of `pids`."""
@@ -41,6 +32,20 @@ class Trace:
         files = [str(path) for path in self._temporary.rglob("*") if not path.name.startswith("torchinductor_")]
         shared = [name for name in shared_memory() - self._shared if any(str(pid) in name for pid in pids)]
         return processes + files + shared
+
+
+def started_with(setting: str) -> list[int]:
+    """Processes that have ``setting`` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if setting.encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def shared_memory() -> set[str]:

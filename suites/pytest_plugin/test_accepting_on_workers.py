@@ -71,11 +71,9 @@ class TestWorkers:
     def _xdist(self) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
 
-    @pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
-    def test_a_worker_that_dies_costs_its_item_and_no_golden(
-        self, pytester: pytest.Pytester, goldens: Path, death: str
-    ) -> None:
-        pytester.makepyfile(test_b2=f"import os\ndef test_dies(golden):\n    golden('b', 'new\\n')\n    {death}\n")
+    def test_a_worker_that_dies_costs_its_item_and_no_golden(self, pytester: pytest.Pytester, goldens: Path) -> None:
+        dies = "import os\ndef test_dies(golden):\n    golden('b', 'new\\n')\n    os.kill(os.getpid(), 9)\n"
+        pytester.makepyfile(test_b2=dies)
         result = pytester.runpytest_inprocess("-n1", "--accept")
         result.assert_outcomes(passed=3, failed=2)
         result.stdout.fnmatch_lines(["*worker 'gw0' crashed while running 'test_b2.py::test_dies'*"])

@@ -35,10 +35,7 @@ def test_items_and_tests_are_skipped_by_name(project: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["option", "ini"])
-def test_required_gpus_make_it_a_failure(project: pytest.Pytester, how: str) -> None:
-    if how == "ini":
-        project.makeini("[pytest]\nfxbucket_require_gpus = true\n")
-    result = run(project, *(["--fxbucket-require-gpus"] if how == "option" else []))
+def test_required_gpus_make_it_a_failure(project: pytest.Pytester) -> None:
+    result = run(project, "--fxbucket-require-gpus")
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*nccl needs 2 GPUs, this machine has 0; --fxbucket-require-gpus makes that an error*"])

@@ -60,9 +60,15 @@ class TestCollection:
 
 class TestBrokenPlan:
     def test_it_is_one_failed_item_with_its_sentence_and_no_traceback(self, project: pytest.Pytester) -> None:
-        result = project.runpytest_inprocess("plans/broken.toml")
+        project.makepyfile(test_a=TEST)
+        args = ("-x", "-v", "--junitxml=out.xml", "-p", "no:xdist")
+        result = project.runpytest_inprocess("plans/broken.toml", "test_a.py", *args)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["plans/broken.toml::plan FAILED*"])
+        (case,) = ElementTree.parse("out.xml").iter("testcase")
+        assert (case.get("classname"), case.get("name")) == ("plans.broken.toml", "plan")
+        assert "modle" in str(case[0].get("message"))
         result.stdout.fnmatch_lines(
             [
                 "*_ plans/broken.toml: plan _*",
@@ -81,25 +87,6 @@ class TestBrokenPlan:
         project.runpytest_inprocess("plans/broken.toml", "test_a.py").assert_outcomes(failed=1, passed=1)
         assert collected(project, "--lf", "plans/broken.toml", "test_a.py") == BROKEN
 
-    def test_x_stops_at_it(self, project: pytest.Pytester) -> None:
-        project.makepyfile(test_a=TEST)
-        project.runpytest_inprocess("-x", "plans/broken.toml", "test_a.py").assert_outcomes(failed=1)
-
-    def test_junit_has_it_with_its_sentence(self, project: pytest.Pytester) -> None:
-        project.runpytest_inprocess("plans/broken.toml", "--junitxml=out.xml")
-        (case,) = ElementTree.parse("out.xml").iter("testcase")
-        assert (case.get("classname"), case.get("name")) == ("plans.broken.toml", "plan")
-        assert "modle" in str(case[0].get("message"))
-
-    def test_it_works_without_xdist(self, project: pytest.Pytester) -> None:
-        result = project.runpytest_inprocess("plans/broken.toml", "-p", "no:xdist")
-        result.assert_outcomes(failed=1)
-        assert result.ret == pytest.ExitCode.TESTS_FAILED
-
-    def test_durations_and_verbose_show_its_name(self, project: pytest.Pytester) -> None:
-        result = project.runpytest_inprocess("plans/broken.toml", "-v", "--durations=0", "-vv")
-        result.stdout.fnmatch_lines(["plans/broken.toml::plan FAILED*", "*call *plans/broken.toml::plan"])
-
 
 class TestOddPaths:
     """Pytest's arguments end a path at `[` and at `::`."""
@@ -111,17 +98,18 @@ class TestOddPaths:
         assert collected(project, "--fxbucket-plans=plans") == BROKEN + GOOD + PLAIN + odd
         assert collected(project, "--fxbucket-plans=plans/a[[]1].toml", "-k", "audit") == [odd[0]]
 
-    @pytest.mark.parametrize("name", ["a[1].toml", "b::c.toml"])
-    def test_its_failures_are_headed_with_its_whole_path_and_run_on_one_worker(
-        self, project: pytest.Pytester, name: str
-    ) -> None:
+    def test_its_failures_are_headed_with_its_whole_path_and_run_on_one_worker(self, project: pytest.Pytester) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
-        # fails before anything is traced
-        Path("plans", name).write_text(Path("plans/plain.toml").read_text().replace("tiny:build", "none:build"))
-        result = project.runpytest_subprocess(f"--fxbucket-plans=plans/{name}", "-n2", "-v", "-k", "audit or collectives")
-        result.assert_outcomes(failed=2)
-        assert len({line.split()[0] for line in result.outlines if line.startswith("[gw")}) == 1
-        assert sum(line.strip("_ ") == f"plans/{name}: audit" for line in result.outlines) == 1
+        names = ["plans/a[1].toml", "plans/b::c.toml"]
+        for name in names:  # fails before anything is traced
+            Path(name).write_text(Path("plans/plain.toml").read_text().replace("tiny:build", "none:build"))
+        plans = ",".join(names).replace("[", "[[]")
+        result = project.runpytest_subprocess(f"--fxbucket-plans={plans}", "-n2", "-v", "-k", "audit or collectives")
+        result.assert_outcomes(failed=4)
+        for name in names:
+            ran = [line.split() for line in result.outlines if line.startswith("[gw") and name in line]
+            assert len({words[0] for words in ran}) == 1
+            assert sum(line.strip("_ ") == f"{name}: audit" for line in result.outlines) == 1
 
     def test_a_checkout_in_such_a_folder_runs_its_plans(
         self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

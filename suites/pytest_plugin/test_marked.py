@@ -1,164 +1,14 @@
-"""Tests marked `fxbucket_ranks`, as a user writes them: one run of pytest, and what it says of each."""
+"""Tests marked `fxbucket_ranks`: one run of pytest, and what it says of each; options, and workers with ranks of their own."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from xml.etree import ElementTree
+from pathlib import Path
 
 import pytest
 
-HELPER = """
-def three():
-    return 3
-"""
-
-TESTS = """
-import os
-import sys
-import unittest
-import pytest
-import torch
-import torch.distributed as dist
-from helper import three
-
-pytestmark = pytest.mark.fxbucket_ranks(4)
-
-@pytest.fixture
-def doubled(size):
-    return torch.ones(size) * 2
-
-@pytest.fixture
-def closure():
-    return lambda: 1
-
-@pytest.mark.parametrize("size", [1, 5], ids=["one", "five"])
-def test_sum(size, doubled, fxbucket_rank):
-    tensor = doubled * fxbucket_rank
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [12.0] * size
-
-def test_folder(tmp_path, fxbucket_rank):
-    assert tmp_path.name == f"rank{fxbucket_rank}"
-    (tmp_path / "file").write_text("x")
-    assert len(list(tmp_path.iterdir())) == 1
-
-def test_list(fxbucket_rank):
-    print("hello from", fxbucket_rank)
-    print("to stderr", file=sys.stderr)
-    assert [1, 2, fxbucket_rank] == [1, 2, 0]
-
-def test_call():
-    assert three() == 4
-
-def test_dict(fxbucket_rank):
-    assert {"a": 1, "b": fxbucket_rank} == {"a": 1, "b": 0}
-
-@pytest.mark.fxbucket_ranks(4, mesh={"dp_replicate": 2, "dp_shard": 2})
-def test_two_dimensions(fxbucket_mesh):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor, group=fxbucket_mesh.get_group("dp_shard"))
-    assert (fxbucket_mesh.mesh_dim_names, tensor.item()) == (("dp_replicate", "dp_shard"), 2)
-
-@pytest.mark.fxbucket_ranks(2)
-def test_one_dimension(fxbucket_mesh):
-    assert (fxbucket_mesh.mesh_dim_names, fxbucket_mesh.size()) == (("dp_shard",), 2)
-
-def test_skip():
-    pytest.skip("no reason")
-
-def test_skip_on_one(fxbucket_rank):
-    if fxbucket_rank == 1:
-        pytest.skip("only here")
-
-@pytest.mark.xfail(reason="known")
-def test_expected():
-    assert three() == 4
-
-def test_xfail_inside():
-    pytest.xfail("later")
-
-def test_fail_inside():
-    pytest.fail("on purpose")
-
-def test_leave():
-    sys.exit(3)
-
-def test_vanish(fxbucket_rank):
-    dist.barrier()
-    if fxbucket_rank == 3:
-        os._exit(4)
-    dist.barrier()
-
-def test_capsys(capsys):
-    pass
-
-def test_closure(closure):
-    pass
-
-class TestMethods:
-    def setup_method(self):
-        self.given = 5
-
-    def test_method(self, fxbucket_rank):
-        assert self.given == 5
-        with pytest.raises(ValueError, match="rank"):
-            raise ValueError(f"rank {fxbucket_rank}")
-
-class TestUnit(unittest.TestCase):
-    def test_unit(self):
-        pass
-
-async def test_async():
-    pass
-
-@pytest.mark.fxbucket_ranks(4, bakend="gloo")
-def test_unknown_argument():
-    pass
-
-@pytest.mark.fxbucket_ranks(3, mesh={"a": 2})
-def test_mesh_of_another_size():
-    pass
-
-@pytest.mark.fxbucket_ranks("4")
-def test_world_in_words():
-    pass
-
-@pytest.mark.fxbucket_ranks(4, backend="glow")
-def test_unknown_backend():
-    pass
-
-@pytest.mark.fxbucket_ranks(4, timeout_s=1e7)
-def test_too_long():
-    pass
-"""
-UNMARKED = """
-def test_rank_without_ranks(fxbucket_rank):
-    pass
-
-def test_plain():
-    pass
-"""
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """Outcome of each test by name, and all that pytest printed."""
-    folder = tmp_path_factory.mktemp("marked")
-    (folder / "helper.py").write_text(HELPER)
-    (folder / "test_theirs.py").write_text(TESTS)
-    (folder / "test_unmarked.py").write_text(UNMARKED)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", "--junitxml=junit.xml", "-rs"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    outcomes = {}
-    for case in ElementTree.parse(folder / "junit.xml").getroot().iter("testcase"):
-        found = {child.tag: child.get("message") or "" for child in case if child.tag in ("failure", "error", "skipped")}
-        text = "\n".join(child.text or "" for child in case if child.tag in ("failure", "error"))
-        outcomes[case.get("name")] = (*(next(iter(found.items())) if found else ("passed", "")), text)
-    return outcomes, done.stdout
-
+from suites.pytest_plugin.marked_project import MARK, run
 
 PASSED = [
     "test_sum[one]",
@@ -168,14 +18,9 @@ PASSED = [
     "test_one_dimension",
     "test_method",
     "test_plain",
+    "test_ignored_warning",
+    "test_passes_and_prints",
 ]
-
-
-@pytest.mark.parametrize("name", PASSED)
-def test_a_body_that_holds_on_every_rank_passes(told, name):
-    assert told[0][name][0] == "passed", told[0][name]
-
-
 FAILED = {
     "test_list": [
         r"rank \d of 4 raised AssertionError: assert \[1, 2, \d\] == \[1, 2, 0\]",
@@ -204,62 +49,95 @@ FAILED = {
         r"fxbucket_rank is for tests that run on ranks; mark this one with @pytest.mark.fxbucket_ranks"
     ],
 }
+SAID = {
+    "test_expected_error": ("skipped", ["divides"]),
+    "test_another_error_than_expected": ("failure", ["raised AssertionError: assert 0"]),
+    "test_strict": ("failure", [r"XPASS\(strict\)"]),
+    "test_warning_of_the_ini": ("failure", ["raised UserWarning: of the ini"]),
+    "test_warning_of_the_mark": ("failure", ["raised FutureWarning: marked"]),
+    "test_rank_in_a_fixture": ("error", ["<the rank of each rank> is known on the ranks only, not where fixtures run"]),
+    "test_skipped_before_refused": ("skipped", ["not today"]),
+    "test_breakpoint": ("failure", ["a debugger was started on a rank, where there is no terminal; print instead"]),
+    "test_long_lists": ("failure", [r"At index 99 diff: 99 != 0[\s\S]*Use -v to get more diff"]),
+    "test_on_gpus": ("skipped", ["nccl needs 2 GPUs, this machine has 0"]),
+    "test_skip": ("skipped", ["no reason"]),
+    "test_expected": ("skipped", ["known"]),
+    "test_xfail_inside": ("skipped", ["later"]),
+}
+"""Outcome, and what is said of it."""
 
 
-@pytest.mark.parametrize("name", FAILED)
-def test_one_that_does_not_fails_and_says_why(told, name):
-    kind, _, text = told[0][name]
-    assert kind in ("failure", "error")
-    for pattern in FAILED[name]:
-        assert re.search(pattern, text), text
-    assert "pytest_fxbucket" not in text.partition("--- the ranks")[0]
-
-
-def test_no_test_is_left_over(told):
-    assert set(told[0]) == {*PASSED, *FAILED, "test_skip", "test_expected", "test_xfail_inside"}
-
-
-def test_skips_and_expected_failures_are_those_of_the_ranks(told):
-    outcomes, text = told
-    assert outcomes["test_skip"][:2] == ("skipped", "no reason")
-    assert outcomes["test_expected"][:2] == ("skipped", "known")
-    assert outcomes["test_xfail_inside"][:2] == ("skipped", "later")
-    assert "SKIPPED [1] test_theirs.py:" in text
-
-
-def test_output_is_shown_by_rank(told):
-    text = told[1]
+def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path) -> None:
+    told, printed = run(tmp_path)
+    assert set(told) == {*PASSED, *FAILED, *SAID}
+    assert {name: told[name] for name in PASSED if told[name][0] != "passed"} == {}
+    for name, patterns in FAILED.items():
+        kind, text, _ = told[name]
+        assert kind in ("failure", "error"), name
+        assert [pattern for pattern in patterns if not re.search(pattern, text)] == [], text
+        assert "pytest_fxbucket" not in text.partition("--- the ranks")[0]
+    for name, (outcome, patterns) in SAID.items():
+        assert told[name][0] == outcome, told[name]
+        assert [pattern for pattern in patterns if not re.search(pattern, told[name][1])] == [], told[name]
+    assert "SKIPPED [1] test_theirs.py:" in printed
     for rank in range(4):
-        part = text.partition(f"Captured stdout rank {rank} call")[2].partition("Captured stdout")[0]
+        part = printed.partition(f"Captured stdout rank {rank} call")[2].partition("Captured stdout")[0]
         assert f"hello from {rank}" in part
         assert "to stderr" in part
         assert f"hello from {(rank + 1) % 4}" not in part
+    assert told["test_passes_and_prints"][2].count("heard") == 2
+    assert told["test_long_lists"][2].count("printed") == 2
 
 
-def test_with_s_lines_carry_the_rank(pytester):
+def test_options_of_pytest(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        "import pytest\n@pytest.mark.fxbucket_ranks(2)\ndef test_it(fxbucket_rank):\n    print('I am', fxbucket_rank)\n"
+        MARK
+        + """
+def test_expected(tmp_path):
+    pytest.xfail("not yet")
+    (tmp_path.parents[2] / "went_on").touch()
+
+def test_one():
+    print("of one")
+    assert list(range(50)) == [*range(49), 0]
+
+def test_two():
+    pass
+"""
     )
-    result = pytester.runpytest_subprocess("-s", "-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["*[[]rank 0] I am 0", "[[]rank 1] I am 1"])
-    result.assert_outcomes(passed=1)
+    wide = pytester.runpytest_subprocess("--basetemp=temporary", "--runxfail", "-vv", "-x", "--show-capture=no", "-rA")
+    wide.assert_outcomes(passed=1, failed=1)
+    assert (pytester.path / "went_on").exists()
+    wide.stdout.fnmatch_lines(["*At index 49 diff: 49 != 0*", "*-     0,", "*+     49,"])
+    assert "of one" not in wide.stdout.str().partition("short test summary")[0].partition("FAILURES")[2].partition("PASSES")[0]
 
-
-@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
-def test_every_import_mode_finds_the_module_again(pytester, mode):
-    folder = pytester.mkdir("inside")
-    (folder / "test_module.py").write_text(
-        "import pytest\n@pytest.mark.fxbucket_ranks(2)\ndef test_it(fxbucket_rank):\n    assert fxbucket_rank < 1, 'said'\n"
+    command = [sys.executable, "-mpytest", "--lf", "--show-capture=stdout", "--pdb"]
+    again = pytester.run(*command, stdin=b"q\n", timeout=120)
+    again.stdout.fnmatch_lines(
+        ["of one", "of one", "--pdb opens pytest's own process: the ranks of this test have ended", "*Quitting debugger*"]
     )
-    result = pytester.runpytest_subprocess(f"--import-mode={mode}", "-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["*rank 1 of 2 raised AssertionError: said*", "*assert 1 < 1*"])
-    result.assert_outcomes(failed=1)
 
 
-def test_workers_of_xdist_have_ranks_of_their_own(pytester):
-    pytester.makepyfile(
-        "import pytest\n"
-        "@pytest.mark.parametrize('n', range(6))\n@pytest.mark.fxbucket_ranks(2)\ndef test_it(n, fxbucket_mesh):\n"
-        "    assert fxbucket_mesh.size() == 2\n"
-    )
-    pytester.runpytest_subprocess("-n", "2", "-p", "no:cacheprovider").assert_outcomes(passed=6)
+ON_WORKERS = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.mark.parametrize("n", range(8))
+@pytest.mark.fxbucket_ranks(4)
+def test_sum(n, fxbucket_rank):
+    tensor = torch.full((3,), float(fxbucket_rank + n))
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [6.0 + 4 * n] * 3
+
+@pytest.mark.fxbucket_ranks(4)
+def test_threads():
+    cores = len(os.sched_getaffinity(0))
+    assert torch.get_num_threads() == max(1, cores // 16)
+"""
+
+
+def test_four_workers_with_four_ranks_each_are_right(pytester):
+    pytester.makepyfile(ON_WORKERS)
+    pytester.runpytest_subprocess("-n", "4", "-p", "no:cacheprovider").assert_outcomes(passed=9)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import uuid
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+
+from suites.pytest_plugin.processes import Trace
 
 CHECKS = ["audit", "golden", "collectives", "same", "bitwise", "eager"]
 
@@ -80,10 +79,9 @@ class TestPlans:
 
 class TestEnd:
     def test_control_c_ends_with_2_writes_no_golden_and_leaves_no_process(
-        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+        self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        token = f"FXBUCKET_SUITE={uuid.uuid4()}"
-        monkeypatch.setenv(*token.split("="))
+        trace = Trace(monkeypatch, tmp_path)
         interrupting = "import signal\nfrom tiny import batch, loss\ndef build(): signal.raise_signal(signal.SIGINT)\n"
         Path("stops.py").write_text(interrupting)
         Path("plans/stops.toml").write_text(Path("plans/plain.toml").read_text().replace("tiny:", "stops:"))
@@ -91,7 +89,7 @@ class TestEnd:
         assert result.ret == pytest.ExitCode.INTERRUPTED
         result.stdout.fnmatch_lines(["golden NOT written: 1 accepted, but the run was interrupted"])
         assert golden_names(project) == []
-        assert [pid for pid in processes_with(token) if not ends(pid)] == []
+        assert trace.left([]) == []
 
     def test_a_worker_that_dies_fails_its_item_once_and_the_rest_still_runs(self, project: pytest.Pytester) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
@@ -103,32 +101,6 @@ class TestEnd:
         result = project.runpytest_subprocess("plans/dies.toml", "plans/plain.toml", "-k", "audit or dies", "-n2")
         result.assert_outcomes(failed=2, passed=1)
         result.stdout.fnmatch_lines(["plans/dies.toml: audit error, collectives error", "plans/plain.toml: *audit passed"])
-
-
-def processes_with(setting: str) -> list[int]:
-    """Return the processes that were started with an environment setting, but for this one."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if setting.encode() in environment.split(b"\0"):
-                found.append(int(entry.name))
-    return found
-
-
-def ends(pid: int) -> bool:
-    """Say whether a process ends by itself; one that was told to may take a moment."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], 10)[0])
-    finally:
-        os.close(handle)
 
 
 class TestFixtures:

@@ -15,17 +15,15 @@ def pytest_unconfigure(config):
 @pytest.mark.parametrize(
     ("args", "ret"),
     [
-        (["test_a.py"], 0),
         (["--fxbucket-plans=plans", "--collect-only"], 0),
-        (["plans/broken.toml"], 1),
         (["--fxbucket-plans=plans", "--fxbucket-pass=none"], 4),
-        (["test_a.py", "--fxbucket-plans=plans/good.toml"], 0),
+        (["test_a.py", "plans/broken.toml", "--fxbucket-plans=plans/good.toml"], 1),
         (["--help"], 0),
     ],
 )
 def test_torch_is_imported_only_when_a_check_runs(project: pytest.Pytester, args: list[str], ret: int) -> None:
     project.makeconftest(REPORT)
-    project.makepyfile(test_a="def test_plan(fxbucket_plan): pass" if len(args) > 1 else "def test_own(): pass")
+    project.makepyfile(test_a="def test_plan(fxbucket_plan): pass")
     result = project.runpytest_subprocess(*args, "-s")
     assert result.ret == ret
     if ret != pytest.ExitCode.USAGE_ERROR:

@@ -20,81 +20,60 @@ def project(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, agents.Done]:
+GREEN = ("audit", "golden", "collectives", "test_sum", "test_two_of_four", "test_only_rank_0_writes", "test_last")
+RED = {
+    "test_body": r"rank 3 of 4 raised AssertionError: assert 3 != 3",
+    "test_one_never_comes": r"on rank 3 \(node \d\):.*ValueError: before anything",
+    "test_rank_0_never_comes": r"the ranks could not begin: rank 0 \(node \d\) went on without it",
+    "test_killed_child": r"rank 2 of 4 was killed by SIGKILL",
+    "test_no_plain_data": r"rank 1 of 4 could not answer: its result has a pathlib.*, and only plain data goes to other",
+    "test_raising_child": r"rank 2 of 4 raised ValueError: at once",
+    "test_hanging_child": r"did not answer within 2 s.*rank 1 never launched collective 1",
+    "test_eight_of_four": r"8 ranks are needed and torchrun started 4",
+    "test_other_jobs": r"do not run the same: rank 1 \(node \d\) runs jobs:hangs .*, rank 0 runs jobs:total",
+    "test_skipped_by_one": r"the processes disagree: rank 0 .*passed, rank 1 .*skipped \(here only\), rank 2",
+    "test_set_up": r"on rank 2 \(node \d\):.*no such device",
+}
+
+
+def test_a_failure_of_one_rank_fails_its_item_and_says_whose_and_all_others_are_well(tmp_path: Path) -> None:
     """Everything that may go wrong without ending the session, in one run."""
-    folder = project(tmp_path_factory.mktemp("torchrun"))
+    folder = project(tmp_path)
     args = ("plans/good.toml", "plans/loud.toml", "test_items.py", "--accept", "--junitxml=report.xml", "-v")
-    return folder, agents.run(folder, *args, ORDER="own")
-
-
-@pytest.fixture(scope="module")
-def told(ran: tuple[Path, agents.Done]) -> dict[str, str]:
-    """Name of each item -> what its failure says, "" if it passed."""
-    cases = ElementTree.parse(ran[0] / "report.xml").iter("testcase")
-    texts = {}
-    for case in cases:
+    done = agents.run(folder, *args, ORDER="own")
+    assert done.statuses == [1, 1], "both agents say that there are failures"
+    assert done.left == []
+    told = {}
+    for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
         problems = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        texts[str(case.get("name"))] = "\n".join(f"{child.get('message')}\n{child.text}" for child in problems)
-    return texts
+        told[str(case.get("name"))] = "\n".join(f"{child.get('message')}\n{child.text}" for child in problems)
+    assert {name: told[name] for name in GREEN if told[name]} == {}
+    for name, sentence in RED.items():
+        assert re.search(sentence, told[name], re.DOTALL), told[name]
+    reported_once_in_rank_0s_order(done.output)
+    assert [path.name for path in folder.glob("golden/plans/*")] == ["good.txt"]
+    assert done.output.count("golden written:") == 1
+    left_the_logs_of_all_ranks_by_node(folder)
+    assert "rank 3 of 4 raised ValueError: no data on rank 3" in done.output
 
 
-class TestOneRun:
-    def test_both_agents_say_that_there_are_failures_and_nothing_is_left(self, ran: tuple[Path, agents.Done]) -> None:
-        assert ran[1].statuses == [1, 1]
-        assert ran[1].left == []
+def reported_once_in_rank_0s_order(output: str) -> None:
+    assert output.count("test session starts") == 1
+    ran_items = re.findall(r"^(\S+::\S+) (?:PASSED|FAILED|ERROR)", output, re.M)
+    defined = re.findall(r"^def (test_\w+)", FILES["test_items.py"], re.M)
+    assert [item.partition("::")[2] for item in ran_items if item.startswith("test_")] == defined
+    assert "torchrun, 4 ranks on 2 nodes" in output
+    assert "INTERNALERROR" not in output
 
-    def test_one_process_reports_each_item_once_in_rank_0s_order(self, ran: tuple[Path, agents.Done]) -> None:
-        output = ran[1].output
-        assert output.count("test session starts") == 1
-        ran_items = re.findall(r"^(\S+::\S+) (?:PASSED|FAILED|ERROR)", output, re.M)
-        defined = re.findall(r"^def (test_\w+)", FILES["test_items.py"], re.M)
-        assert [item.partition("::")[2] for item in ran_items if item.startswith("test_")] == defined
-        assert "torchrun, 4 ranks on 2 nodes" in output
-        assert "INTERNALERROR" not in output
 
-    def test_a_plan_is_green_on_four_ranks_of_two_nodes(self, told: dict[str, str]) -> None:
-        assert [told[name] for name in ("audit", "golden", "collectives")] == ["", "", ""]
-
-    def test_goldens_are_written_once(self, ran: tuple[Path, agents.Done]) -> None:
-        assert [path.name for path in ran[0].glob("golden/plans/*")] == ["good.txt"]
-        assert ran[1].output.count("golden written:") == 1
-
-    def test_a_failed_check_leaves_the_logs_of_all_ranks_by_node(self, ran: tuple[Path, agents.Done]) -> None:
-        (folder,) = ran[0].glob(".fxbucket/plans-loud.toml-*/bitwise")
-        logs = {path.name: path.read_text() for path in folder.glob("*.log")}
-        nodes = {name.partition(".")[2]: name.partition(".")[0] for name in logs}
-        assert sorted(nodes) == [f"rank{rank}.log" for rank in range(4)]
-        assert set(nodes.values()) == {"node0", "node1"}
-        assert all(f"batch of rank {name[-5]}" in text for name, text in logs.items())
-        assert not list(ran[0].glob(".fxbucket/plans-good.toml-*/*"))
-        assert "rank 3 of 4 raised ValueError: no data on rank 3" in ran[1].output
-
-    @pytest.mark.parametrize("name", ["test_sum", "test_two_of_four", "test_only_rank_0_writes", "test_last"])
-    def test_items_between_failures_pass(self, told: dict[str, str], name: str) -> None:
-        assert told[name] == ""
-
-    @pytest.mark.parametrize(
-        ("name", "sentence"),
-        [
-            ("test_body", r"rank 3 of 4 raised AssertionError: assert 3 != 3"),
-            ("test_one_never_comes", r"on rank 3 \(node \d\):.*ValueError: before anything"),
-            ("test_rank_0_never_comes", r"the ranks could not begin: rank 0 \(node \d\) went on without it"),
-            ("test_killed_child", r"rank 2 of 4 was killed by SIGKILL"),
-            (
-                "test_no_plain_data",
-                r"rank 1 of 4 could not answer: its result has a pathlib.*, and only plain data goes to other",
-            ),
-            ("test_raising_child", r"rank 2 of 4 raised ValueError: at once"),
-            ("test_hanging_child", r"did not answer within 2 s.*rank 1 never launched collective 1"),
-            ("test_eight_of_four", r"8 ranks are needed and torchrun started 4"),
-            ("test_other_jobs", r"do not run the same: rank 1 \(node \d\) runs jobs:hangs .*, rank 0 runs jobs:total"),
-            ("test_skipped_by_one", r"the processes disagree: rank 0 .*passed, rank 1 .*skipped \(here only\), rank 2"),
-            ("test_set_up", r"on rank 2 \(node \d\):.*no such device"),
-        ],
-    )
-    def test_a_failure_of_one_rank_fails_the_item_and_says_whose(self, told: dict[str, str], name: str, sentence: str) -> None:
-        assert re.search(sentence, told[name], re.DOTALL)
+def left_the_logs_of_all_ranks_by_node(root: Path) -> None:
+    (folder,) = root.glob(".fxbucket/plans-loud.toml-*/bitwise")
+    logs = {path.name: path.read_text() for path in folder.glob("*.log")}
+    nodes = {name.partition(".")[2]: name.partition(".")[0] for name in logs}
+    assert sorted(nodes) == [f"rank{rank}.log" for rank in range(4)]
+    assert set(nodes.values()) == {"node0", "node1"}
+    assert all(f"batch of rank {name[-5]}" in text for name, text in logs.items())
+    assert not list(root.glob(".fxbucket/plans-good.toml-*/*"))
 
 
 def test_a_lost_process_ends_the_run_with_its_name(tmp_path: Path) -> None:

@@ -62,6 +62,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+Traced = tuple[str, list[object]]
+"""Digest of a step's graph, and the dtypes of what goes in."""
+_clean: list[Traced] = []
+
+
+@pytest.fixture
+def clean(folder: Path) -> Traced:
+    """The step of `tiny` before anything was left, traced once."""
+    if not _clean:
+        _clean.append(traced(run_of(folder)))
+    return _clean[0]
+
+
 def run_of(folder: Path, module: str = "tiny", name: str = "plan") -> PlanRun:
     path = folder / f"{name}.toml"
     path.write_text(PLAN.replace("tiny:", f"{module}:"))
@@ -69,8 +82,7 @@ def run_of(folder: Path, module: str = "tiny", name: str = "plan") -> PlanRun:
     return PlanRun(load_plans(path)[0], settings, Pools())
 
 
-def traced(run: PlanRun) -> tuple[str, list[object]]:
-    """The step's graph, and the dtypes of what goes in."""
+def traced(run: PlanRun) -> Traced:
     step = run.step
     return digest(encode_module(step.graphs["joint"])), [value.dtype for value in step.inputs["joint"]]
 
@@ -90,8 +102,7 @@ def everything() -> list[object]:
 
 
 @pytest.mark.parametrize("left", LEAVES.values(), ids=LEAVES)
-def test_what_a_factory_leaves_changes_no_other_plan_and_nothing_in_the_process(folder: Path, left: str) -> None:
-    clean = traced(run_of(folder))
+def test_what_a_factory_leaves_changes_no_other_plan_and_nothing_in_the_process(folder: Path, left: str, clean: Traced) -> None:
     (folder / "leaver.py").write_text(HEAD + f"def build():\n    made = tiny.build()\n    {left}\n    return made\n")
     random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
     before = everything()
@@ -101,8 +112,7 @@ def test_what_a_factory_leaves_changes_no_other_plan_and_nothing_in_the_process(
     assert traced(run_of(folder, name="again")) == clean
 
 
-def test_a_plan_is_traced_alike_whatever_a_conftest_has_set(folder: Path) -> None:
-    clean = traced(run_of(folder))
+def test_a_plan_is_traced_alike_whatever_a_conftest_has_set(folder: Path, clean: Traced) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         assert traced(run_of(folder, name="again")) == clean

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.checks.agreement import disagreements
+from pytest_fxbucket.checks.context import disagreements
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.plan.load import parse_plans

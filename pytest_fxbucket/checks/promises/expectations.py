@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.plan.factories import dtype_named
-from pytest_fxbucket.plan.key_forms import Asked
-from pytest_fxbucket.plan.selectors import entry_by_parameter
+from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter
 from pytest_fxbucket.plan.tables import Bucket as BucketTable
 from pytest_fxbucket.plan.tables import Overlap
 from pytest_fxbucket.words import some
@@ -37,7 +36,7 @@ class Expectations:
     own_dtype: Mapping[str, torch.dtype]
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
-    reshard_after_forward: Asked
+    reshard_after_forward: GatherAgain
     bucket: BucketTable = field(default_factory=BucketTable)
     overlap: Overlap = field(default_factory=Overlap)
     is_traced_here: bool = True

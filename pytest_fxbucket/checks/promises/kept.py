@@ -22,7 +22,7 @@ from pytest_fxbucket.golden.schedule import nameless_text
 from pytest_fxbucket.graph.contents import EXACT, MANTISSA_BITS
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.preserved import alignment
-from pytest_fxbucket.plan.key_forms import kept_entries
+from pytest_fxbucket.plan.selectors import kept_entries
 from pytest_fxbucket.words import some, times
 
 if TYPE_CHECKING:

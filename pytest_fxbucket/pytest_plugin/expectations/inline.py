@@ -8,24 +8,23 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import string
 import sys
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from pytest_fxbucket.errors import UsageError, without_our_frames
+from pytest_fxbucket.pytest_plugin.expectations.asking import Asking
 from pytest_fxbucket.pytest_plugin.expectations.texts import difference_lines, text_of
-from pytest_fxbucket.pytest_plugin.session import Sources
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.artifacts import Folder
-    from pytest_fxbucket.run import PlanRun
 
 _LITERAL = re.compile(r"(?P<prefix>\w*)(?P<quote>'''|\"\"\"|'|\")")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -140,23 +139,13 @@ Edit = Mapping[str, Any]
 """file, digest, start, end, line, old, new, test: bytes of the literal in the file of that digest, its old and new text."""
 
 
-@dataclass(slots=True, repr=False)
 class Expectation:
     """What the fixture ``fxbucket_expect`` gives to one test."""
 
-    rootdir: Path
-    test: str
-    """Node id."""
-    mode: str | None
-    """Which expectations may be rewritten: new (empty ones), changed, all; None: none."""
-    command: Callable[[str], str]
-    """Gives the command that accepts, by mode."""
-    run: Callable[[], PlanRun | None]
-    sources: Sources
-    folder: Folder
-    """For what is too long to be shown."""
-    edits: list[Edit]
-    """Takes the edits; one of an expectation that stays as it is has ``new`` equal to ``old``."""
+    def __init__(self, asking: Asking) -> None:
+        self._asking, self._mode, self._rootdir = asking, asking.options.accept, asking.options.rootdir
+        self.edits: list[Edit] = []
+        """One of an expectation that stays as it is has ``new`` equal to ``old``."""
 
     @without_our_frames
     def __call__(self, actual: object, expected: str) -> None:
@@ -167,15 +156,14 @@ class Expectation:
         __tracebackhide__ = True
         if not isinstance(expected, str):
             raise UsageError(f"fxbucket_expect: {expected!r} is no expectation; expected a string literal")
-        text = actual if isinstance(actual, str) else text_of(actual, self.run())
+        text = actual if isinstance(actual, str) else text_of(actual, self._asking.plan_run())
         kind = "changed" if expected else "new"
-        if self.mode in (kind, "all"):
+        if self._mode in (kind, "all"):
             self._accept(sys._getframe(2), expected, text)
         elif text != expected:
             raise AssertionError("\n".join(self._difference(actual, expected, text, kind)))
 
     def _accept(self, frame: Any, expected: str, text: str) -> None:
-
         try:
             call = call_in(frame)
             edit = self._edit(call, expected, text)
@@ -186,12 +174,12 @@ class Expectation:
         self.edits.append(edit)
 
     def _edit(self, call: ExpectCall, expected: str, text: str) -> Edit:
-
+        sources = self._asking.fx.sources
         path = os.path.realpath(call.file)
         shown = self._shown(path)
-        if not Path(path).is_relative_to(self.rootdir):
-            raise UsageError(f"{shown}:{call.line}: lies outside rootdir {self.rootdir}, where nothing is rewritten")
-        source = self.sources.read(path, shown)
+        if not Path(path).is_relative_to(self._rootdir):
+            raise UsageError(f"{shown}:{call.line}: lies outside rootdir {self._rootdir}, where nothing is rewritten")
+        source = sources.read(path, shown)
         try:
             literal = second_argument(source, call, expected)
             new = literal.text if text == expected else written(literal.text, text)
@@ -199,19 +187,40 @@ class Expectation:
             raise UsageError(f"{shown}:{call.line}: fxbucket_expect: {error}") from None
         return {
             "file": path,
-            "digest": self.sources.digests[path],
+            "digest": sources.digests[path],
             "start": literal.start,
             "end": literal.end,
             "line": call.line,
             "old": literal.text,
             "new": new,
-            "test": self.test,
+            "test": self._asking.item.nodeid,
         }
 
     def _difference(self, actual: object, expected: str, text: str, kind: str) -> list[str]:
         nothing = "" if expected else ", which is nothing yet"
-        told = difference_lines(actual, expected, text, self.command(kind), self.folder)
+        nodeid = self._asking.item.nodeid
+        command = shlex.join(["pytest", *self._asking.arguments(), f"--fxbucket-accept={kind}"])
+        told = difference_lines(actual, expected, text, command, self._asking.folder(nodeid.rpartition("::")[2]))
         return [f"the text is not what is expected here{nothing}", *told]
 
     def _shown(self, path: str) -> str:
-        return Path(path).relative_to(self.rootdir).as_posix() if Path(path).is_relative_to(self.rootdir) else path
+        return Path(path).relative_to(self._rootdir).as_posix() if Path(path).is_relative_to(self._rootdir) else path
+
+
+EXPECT = "fxbucket_expect"
+_EXPECTATION: pytest.StashKey[Expectation] = pytest.StashKey()
+
+
+def expectation_of(request: pytest.FixtureRequest) -> Expectation:
+    """The inline expectations of the test that asks."""
+    expectation = request.node.stash[_EXPECTATION] = Expectation(Asking(request))
+    return expectation
+
+
+def edits_of(item: pytest.Item) -> dict[str, Any]:
+    """What the process that writes is told of the item's edits, as plain data; they are told once."""
+    expectation = item.stash.get(_EXPECTATION, None)
+    edits = [*expectation.edits] if expectation is not None else []
+    if expectation is not None:
+        expectation.edits.clear()
+    return {"edits": edits} if edits else {}

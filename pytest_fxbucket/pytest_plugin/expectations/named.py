@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from pytest_fxbucket.errors import GoldenError, UsageError, without_our_frames
 from pytest_fxbucket.files import digest
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
+from pytest_fxbucket.pytest_plugin.expectations.asking import Asking
 from pytest_fxbucket.pytest_plugin.expectations.texts import difference_lines, text_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.pytest_plugin.expectations.texts import Entries
-    from pytest_fxbucket.run import PlanRun
 
 _LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
-@dataclass(slots=True, repr=False)
 class GoldenBook:
-    """The goldens of one test: where they lie, what may be written, and what came of comparing with them."""
+    """The goldens of one test, and what came of comparing with them."""
 
-    store: GoldenStore
-    file: Path
-    """Of the test."""
-    mode: str | None
-    """Which goldens may be written: new, changed, all; None: none."""
-    accept: Callable[[Path, str], None]
-    """Takes the path and the whole text of a golden that is to be written."""
-    compared: list[Path]
-    """Takes the path of each golden that was compared with."""
-    run: Callable[[], PlanRun | None]
-    """Gives the plan in use."""
-    folder: Callable[[str], Folder]
-    """Gives the folder for what is too long to be shown of the golden of that name."""
-    texts: list[dict[str, str]] = field(default_factory=list)
-    """Plain dicts of path and digest: what each golden that may be written was compared with, also if nothing changed."""
-    unread: list[str] = field(default_factory=list)
-    """A sentence for each golden that could not be compared with."""
-    hidden: list[tuple[str, ...]] = field(default_factory=list)
-    """Explanations that pytest has not shown whole."""
+    def __init__(self, asking: Asking) -> None:
+        options = asking.options
+        self.asking, self.mode = asking, options.accept
+        self.store = GoldenStore(options.golden_dir, options.rootdir, tuple(asking.arguments()))
+        self.texts: list[dict[str, str]] = []
+        """Plain dicts of path and digest: what each golden that may be written was compared with, also if nothing changed."""
+        self.unread: list[str] = []
+        """A sentence for each golden that could not be compared with."""
+        self.hidden: list[tuple[str, ...]] = []
+        """Explanations that pytest has not shown whole."""
 
     @without_our_frames
     def golden(self, name: str, plan: Entries | None = None) -> NamedGolden:
@@ -61,7 +50,7 @@ class GoldenBook:
                 f"fxbucket_golden: {shown!r} is no name for a golden; expected at most {_LONGEST_NAME} letters, digits, "
                 "_, - and dots, the first no dot"
             )
-        return NamedGolden(self, self.store.path_for_test(self.file, name), plan)
+        return NamedGolden(self, self.store.path_for_test(self.asking.item.path, name), plan)
 
 
 class NamedGolden:
@@ -85,13 +74,13 @@ class NamedGolden:
         if book.mode is not None and accepts(book.mode, self._path):
             book.texts.append({"path": str(self._path), "digest": digest(text.encode())})
             if accepted != text:
-                book.accept(self._path, render(text))
+                book.asking.fx.accepted.add(self._path, render(text))
             return True
         if isinstance(accepted, GoldenError):
             book.unread.append(str(accepted))
             self.told = (str(accepted),)
         elif accepted != text:
-            command, folder = book.store.accept_command(self._path), book.folder(self._path.stem)
+            command, folder = book.store.accept_command(self._path), book.asking.folder(self._path.stem)
             told = difference_lines(other, accepted, text, command, folder)
             self.told = (f"the text is not the one in {self._shown}", *told)
         return accepted == text
@@ -113,8 +102,8 @@ class NamedGolden:
 
     def _compared(self, other: object) -> tuple[str, str | GoldenError]:
         """The text of ``other``, and that of the golden, or why there is none."""
-        text = text_of(other, None if isinstance(other, str) else self._book.run(), self._entries)
-        self._book.compared.append(self._path)
+        text = text_of(other, None if isinstance(other, str) else self._book.asking.plan_run(), self._entries)
+        self._book.asking.fx.compared.append(self._path)
         try:
             return text, self._book.store.read(self._path)
         except GoldenError as error:
@@ -128,3 +117,40 @@ def explained(left: object, right: object) -> tuple[str, ...] | None:
             one._book.hidden.append(one.told)
             return one.told
     return None
+
+
+# From a test to its book, and from that to the test's report.
+
+
+_BOOK: pytest.StashKey[GoldenBook] = pytest.StashKey()
+# What pytest shows of an explanation without -vv: https://docs.pytest.org/en/stable/reference/reference.html#truncation
+_SHOWN_LINES, _SHOWN_CHARACTERS = 8, 640
+
+
+def book_of(request: pytest.FixtureRequest) -> GoldenBook:
+    """The goldens of the test that asks."""
+    book = request.node.stash[_BOOK] = GoldenBook(Asking(request))
+    return book
+
+
+def told_by(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
+    """What the process that writes is told of the item's phase, as plain data; the report gets what pytest did not show."""
+    book = item.stash.get(_BOOK, None)
+    if book is None:
+        return {}
+    if report.when == "call":
+        _show(item, report, book)
+    texts = [*book.texts]
+    book.texts.clear()
+    return {"texts": texts} if texts else {}
+
+
+def _show(item: pytest.Item, report: pytest.TestReport, book: GoldenBook) -> None:
+    if report.failed and item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS) < 2:
+        for lines in dict.fromkeys(book.hidden):
+            if len(lines) > _SHOWN_LINES or sum(map(len, lines)) > _SHOWN_CHARACTERS:
+                report.sections.append((lines[0], "\n".join(lines[1:])))
+    if report.passed and book.unread and not hasattr(report, "wasxfail"):
+        # ``assert not graph == golden``, or a comparison that nobody asserts: nothing was compared, so nothing has passed.
+        report.outcome = "failed"
+        report.longrepr = book.unread[0]

@@ -12,8 +12,7 @@ import pytest
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.files import digest, locked, not_written, settle, sweep, write_whole
 from pytest_fxbucket.golden.accept import is_one_parametrized, two_texts
-from pytest_fxbucket.pytest_plugin.expectations.fixtures import EXPECT
-from pytest_fxbucket.pytest_plugin.expectations.inline import Edit
+from pytest_fxbucket.pytest_plugin.expectations.inline import EXPECT, Edit
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:

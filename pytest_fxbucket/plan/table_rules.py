@@ -1,0 +1,180 @@
+"""Rules of keys whose value is a table or a list with a form of its own. Pure; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.rules import Metadata, Rule, wrong
+from pytest_fxbucket.words import nearest, one_or_other, show
+
+DIRECTIONS = ("forward", "backward")
+
+Places = Mapping[str, Mapping[str, str]]
+"""By direction: the entry that is launched or waited for, to the entry whose compute starts then."""
+
+
+def places(doc: str) -> Metadata:
+    """Take a table of entry = entry for each direction, as dicts; directions without a pair are left out."""
+    expects = 'a table such as { forward = { "layers.3" = "layers.1" } }'
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, expects, value)
+        for direction in value:
+            if direction not in DIRECTIONS:
+                raise PlanError(f'{where} has no key "{direction}"{nearest(str(direction), list(DIRECTIONS))}')
+        found = {direction: _pairs(value[direction], f"{where}.{direction}") for direction in DIRECTIONS if direction in value}
+        return {direction: pairs for direction, pairs in found.items() if pairs}
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def _pairs(raw: object, where: str) -> dict[str, str]:
+    if not isinstance(raw, Mapping):
+        raise wrong(where, "a table of entry = entry", raw)
+    pairs: dict[str, str] = {}
+    for entry, other in raw.items():
+        if isinstance(other, Mapping):
+            inner = next(iter(other), "0")
+            raise PlanError(
+                f'{where} has a table at {entry}; write an entry with dots in quotes, as in "{entry}.{inner}" = ...'
+            )
+        for name in (entry, other):
+            if not isinstance(name, str) or not name.strip():
+                raise PlanError(f"{where} has {show(name)} in the pair of {show(entry)}; write entry = entry, each in quotes")
+        pairs[entry] = other
+    return pairs
+
+
+# ``[parallel] reshard_after_forward``: which entries' parameters are gathered again in backward.
+
+
+def reshard(doc: str) -> Metadata:
+    """Take true, false, or a table of selector = true or false; selectors are left as they are written."""
+    expects = 'true, false or a table such as { "layers.*" = true, "norm+output" = false }'
+
+    def read(value: object, where: str) -> object:
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, Mapping) or not value:
+            raise wrong(where, expects, value)
+        for selector, again in value.items():
+            parse_entries([selector], where)
+            if not isinstance(again, bool):
+                raise wrong(f'{where}."{selector}"', "true or false; a selector with dots stands in quotes", again)
+        return dict(value)
+
+    return {"rule": Rule(doc, expects, read, (False, True))}
+
+
+# ``[parallel] tp_plan``: how linears are parted over tensor parallel ranks.
+
+
+STYLES = ("colwise", "rowwise")
+
+
+def linear_styles(doc: str) -> Metadata:
+    """Take a table of selector = style, as a dict; selectors are left as they are written."""
+    expects = 'a table such as { "layers.*.wq" = "colwise", "layers.*.wo" = "rowwise" }'
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, expects, value)
+        for selector, style in value.items():
+            _refuse_table(selector, style, where)
+            parse_entries([selector], where)
+            if style not in STYLES:
+                near = nearest(style, list(STYLES)) if isinstance(style, str) else ""
+                inside = f'{where}."{selector}"'
+                raise PlanError(f"{wrong(inside, one_or_other([show(one) for one in STYLES]), style)}{near}")
+        return dict(value)
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def _refuse_table(selector: str, style: object, where: str) -> None:
+    """TOML makes tables within tables of a selector whose dots are not in quotes."""
+    path = [selector]
+    while isinstance(style, Mapping) and style:
+        inner, style = next(iter(style.items()))
+        path.append(inner)
+    if len(path) > 1:
+        written = f'"{".".join(path)}" = {show(style)}'
+        raise PlanError(f"{where} has a table at {selector}; write a selector with dots in quotes, as in {written}")
+
+
+# ``[optimizer] groups``: the parameter groups of one optimizer.
+
+
+_WORDS = ("one", "entry")
+
+
+def parameter_groups(doc: str) -> Metadata:
+    """Take "one", "entry", or a list of tables with params and the group's own arguments, as a tuple of dicts.
+
+    In each dict ``params`` is a tuple of entries; one without has what no other has.
+    """
+    expects = '"one", "entry" or a list of tables such as { params = ["norm"], weight_decay = 0.0 }'
+
+    def read(value: object, where: str) -> object:
+        if isinstance(value, str):
+            if value not in _WORDS:
+                raise PlanError(f"{wrong(where, expects, value)}{nearest(value, list(_WORDS))}")
+            return value
+        if not isinstance(value, list) or not value:
+            raise wrong(where, expects, value)
+        return tuple(_group(each, f"{where}[{number}]") for number, each in enumerate(value))
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def _group(raw: object, where: str) -> dict[str, object]:
+    if not isinstance(raw, Mapping):
+        raise wrong(where, 'a table such as { params = ["norm"], weight_decay = 0.0 }', raw)
+    if raw.get("params") == []:
+        raise PlanError(
+            f"{where} has an empty params; name the modules or parameters of the group, or leave it out for the rest"
+        )
+    for name in raw:
+        if not str(name).isidentifier():
+            raise PlanError(f"{where} has {show(name)}, which is no name of an argument")
+    if "params" not in raw:
+        return dict(raw)
+    return {**raw, "params": parse_entries(raw["params"], f"{where} params")}
+
+
+# ``[model] inputs``: what of a batch goes to the model, as names, positions, or paths such as ``"0.input_ids"``.
+
+
+Path = tuple[str | int, ...]
+"""Keys of dicts and positions in tuples, from the batch inwards; the last may be ``*``: all that is there."""
+
+_EXPECTS = 'a list of names or positions such as ["input_ids", "attention_mask"] or [0]'
+
+
+def model_inputs(doc: str) -> Metadata:
+    """Make the rule of the key, which gives a tuple of paths."""
+    return {"rule": Rule(doc, _EXPECTS, _read)}
+
+
+def _read(value: object, where: str) -> tuple[Path, ...]:
+    if not isinstance(value, list) or not value:
+        raise wrong(where, _EXPECTS, value)
+    paths = [_path(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise PlanError(f"{where} has {show(value[index])} twice; name it once")
+    return tuple(paths)
+
+
+def _path(item: object, where: str) -> Path:
+    if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+        return (item,)
+    if not isinstance(item, str):
+        raise wrong(where, 'a key of the batch, a position from 0, or a path such as "0.input_ids"', item)
+    steps = item.split(".")
+    if not all(steps) or "*" in steps[:-1]:
+        raise PlanError(f'{where} = {show(item)} is no path; write keys and positions with single dots, as in "0.input_ids"')
+    return tuple(int(step) if step.isascii() and step.isdigit() else step for step in steps)

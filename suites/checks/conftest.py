@@ -1,0 +1,37 @@
+"""The check bitwise of a small MLP on ranks, whose plan each test changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Bucket, Model, Parallel, Plan, Run
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
+
+MODEL = Model("bitwise_models:build", "bitwise_models:batch", {}, "bitwise_models:loss")
+PLAN = Plan(
+    Path(__file__).with_name("mlp.toml"),
+    parallel=Parallel(dp_shard=2),
+    bucket=Bucket(plan=parse_entries(["up", "down", "scale"], "test")),
+    run=Run(steps=2, timeout_s=60),
+)
+
+
+@pytest.fixture
+def bitwise(pools: Pools, tmp_path: Path) -> Callable[..., Verdict]:
+    """Run the check; ``model`` has changes of [model], ``settings`` those of RunSettings, other keywords are of the plan."""
+
+    def run(model: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}, **change: Any) -> Verdict:
+        plan = replace(PLAN, model=replace(MODEL, **model), **change)
+        given = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
+        return PlanRun(plan, replace(given, **settings), pools).check("bitwise")
+
+    return run
