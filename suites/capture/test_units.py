@@ -6,33 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity import assert_same, payload_of, step_of
 from steps import captured, plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Plan
-from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 
 
 def floating(*entries: str, factory: str = "floats_between", **parallel: object) -> Plan:
     plan = plan_of(factory, **{"param_dtype": "bfloat16", "reduce_dtype": "float32", **parallel})
     return replace(plan, bucket=Bucket(plan=parse_entries(list(entries), "plan")))
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        floating("layers.[0-2]", "head"),
-        floating("layers.0+layers.1", "layers.2+head"),
-        floating("layers.[0-2]", "head", factory="floats_by_name"),
-    ],
-    ids=["each", "together", "by name, in a dict"],
-)
-def test_float32_between_units_is_cast_as_fsdp2_casts_it(plan: Plan, pools: Pools) -> None:
-    assert_same(pools, payload_of(plan, step_of(plan)), "by_torch:fsdp2_steps")
 
 
 def test_without_a_param_dtype_nothing_is_cast() -> None:
