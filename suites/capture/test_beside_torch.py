@@ -105,9 +105,11 @@ def rows(text: str, first: str) -> dict[str, Plan]:
     return {plan.matrix_id or first: plan for plan in parse_plans(text, Path("plan.toml"))}
 
 
-def floating(*entries: str, factory: str = "floats_between") -> Plan:
+def floating(*entries: str, factory: str = "FloatsBetween", **args: bool) -> Plan:
     """float32 between units: inputs of each are cast as FSDP2 casts those of its units."""
-    return replace(steps.plan_of(factory, dp_shard=2, **MIXED), bucket=Bucket(plan=parse_entries(list(entries), "plan")))
+    return replace(
+        steps.plan_of(factory, args=args, dp_shard=2, **MIXED), bucket=Bucket(plan=parse_entries(list(entries), "plan"))
+    )
 
 
 def overridden(factory: str, of: Any = None, **rest: Any) -> Plan:
@@ -125,7 +127,7 @@ CASES: dict[str, Plan] = {
     "a batch in parts": replace(steps.plan_of("residual"), model=NESTED, step=Step(microbatches=2), bucket=ROOT_ALONE),
     "float32 between: each": floating("layers.[0-2]", "head"),
     "float32 between: together": floating("layers.0+layers.1", "layers.2+head"),
-    "float32 between: by name, in a dict": floating("layers.[0-2]", "head", factory="floats_by_name"),
+    "float32 between: by name, in a dict": floating("layers.[0-2]", "head", named=True),
     "override: several inputs and results, 3 ranks": overridden("around_attention", ATTENDS, dp_shard=3, **MIXED),
     "override: in microbatches": overridden("around_attention", ATTENDS, microbatches=2, **MIXED),
     "override: gathered once": overridden("deep", reshard_after_forward=False, **MIXED),
