@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_fxbucket.plan.schema import Parallel
-from pytest_fxbucket.step.mesh import Group, Mesh
+from pytest_fxbucket.step.mesh import Mesh
 
 WIDTH = 8
 
@@ -45,10 +45,6 @@ class Odd(Residual):
         self.spare = nn.Parameter(torch.ones(4))
 
 
-def unused() -> nn.Module:
-    return Odd()
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -58,10 +54,6 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.first(x)))
-
-
-def tied() -> nn.Module:
-    return Tied()
 
 
 def uneven() -> nn.Module:
@@ -111,10 +103,6 @@ class Item(nn.Module):
         return x * 2 if x.sum().item() > 0 else x
 
 
-def asks_a_value() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Item())
-
-
 class Scalar(nn.Linear):
     """A parameter without dimensions."""
 
@@ -123,21 +111,21 @@ class Scalar(nn.Linear):
         self.scale = nn.Parameter(torch.tensor(1.0))
 
 
-def has_a_scalar() -> nn.Module:
-    return Scalar()
-
-
 def raises() -> nn.Module:
     raise ValueError("no such width")  # the line that the sentence must name
 
 
 class RaisingLinear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
     def forward(self, x: Tensor) -> Tensor:
         raise KeyError("lost")
 
 
-def raises_in_forward() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), RaisingLinear(WIDTH, WIDTH))
+def behind(kind: str) -> nn.Module:
+    """A module of this file behind a linear."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), globals()[kind]())
 
 
 def wrong_width() -> nn.Module:
@@ -180,13 +168,9 @@ def numbered_batch(rank: int, step: int) -> dict[str, Any]:
     return {"x": batch(rank, step)[0], "step": step}
 
 
-class Literal(nn.Linear):
+class Literal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * torch.tensor([0.5] * WIDTH)
-
-
-def multiplies_by_a_literal() -> nn.Module:
-    return Literal(WIDTH, WIDTH)
+        return x * torch.tensor([0.5] * WIDTH)
 
 
 def half_batch(rank: int, step: int) -> tuple[Tensor]:
@@ -198,7 +182,7 @@ class Catches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.child = RaisingLinear(WIDTH, WIDTH)
+        self.child = RaisingLinear()
 
     def forward(self, x: Tensor) -> Tensor:
         try:
@@ -208,17 +192,9 @@ class Catches(nn.Module):
         raise ValueError("and then this")
 
 
-def catches_then_raises() -> nn.Module:
-    return Catches()
-
-
 class Selects(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[x > 0].sum() + x
-
-
-def selects_by_value() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Selects())
 
 
 class Repeated(nn.Module):
@@ -234,16 +210,13 @@ class Repeated(nn.Module):
         return x
 
 
-def repeated() -> nn.Module:
-    return Repeated()
-
-
 class LastDimension:
     """A parallel mode: parameters sharded on their last dimension."""
 
-    along = "dp_shard"
+    along = of = "dp_shard"
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, parallel: Parallel, mesh: Mesh) -> None:
+        group = mesh.group(self.of)
         self.size, self.name = group.size, group.name
 
     def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
@@ -259,10 +232,6 @@ class LastDimension:
         return c10d.wait_tensor(c10d.reduce_scatter_tensor(below, "avg", self.size, self.name))
 
 
-def last_dimension(parallel: Parallel, mesh: Mesh) -> LastDimension:
-    return LastDimension(mesh.group("dp_shard"))
-
-
 class Heads(nn.Module):
     """Two heads side by side, each of a third of the width."""
 
@@ -275,10 +244,6 @@ class Heads(nn.Module):
         inner = self.inner(x)
         heads = inner.view(x.shape[0], 2, 3)
         return self.out(torch.tanh(heads).flatten(1))
-
-
-def two_heads() -> nn.Module:
-    return Heads()
 
 
 class Rows(nn.Module):
@@ -296,7 +261,7 @@ class Rows(nn.Module):
 class Routed(nn.Module):
     """Gives its experts the batch once for each of ``seen``."""
 
-    def __init__(self, experts: int, biases: int, seen: int) -> None:
+    def __init__(self, experts: int = 4, biases: int = 4, seen: int = 4) -> None:
         super().__init__()
         self.seen = seen
         self.experts = Rows(experts, biases)
@@ -305,24 +270,20 @@ class Routed(nn.Module):
         return self.experts(x.expand(self.seen, *x.shape))
 
 
-def routed(experts: int = 4, biases: int = 4, seen: int = 4) -> nn.Module:
-    return Routed(experts, biases, seen)
-
-
 def two_blocks() -> nn.Module:
     """Blocks of two linears."""
     blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in range(2))
     return nn.Sequential(*blocks)
 
 
-def half_a_mode(parallel: Parallel, mesh: Mesh) -> object:
-    class HalfAMode:
-        along = "dp_shard"
+class HalfAMode:
+    along = "dp_shard"
 
-        def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
-            return whole
+    def __init__(self, parallel: Parallel, mesh: Mesh) -> None:
+        pass
 
-    return HalfAMode()
+    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
+        return whole
 
 
 def raising_mode(parallel: Parallel, mesh: Mesh) -> object:
@@ -337,10 +298,6 @@ class RaisingPart(LastDimension):
 
     def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
         raise RuntimeError("no way back")
-
-
-def raising_part(parallel: Parallel, mesh: Mesh) -> RaisingPart:
-    return RaisingPart(mesh.group("dp_shard"))
 
 
 class Rowwise(LastDimension):
@@ -362,58 +319,40 @@ class Rowwise(LastDimension):
         return c10d.wait_tensor(c10d.reduce_scatter_tensor(self.padded(gradient), "avg", self.size, self.name))
 
 
-def leaves_padding(parallel: Parallel, mesh: Mesh) -> Rowwise:
-    class LeavesPadding(Rowwise):
-        def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-            return super().gather(part, torch.Size([part.shape[0] * self.size]))
-
-    return LeavesPadding(mesh.group("dp_shard"))
+class LeavesPadding(Rowwise):
+    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+        return super().gather(part, torch.Size([part.shape[0] * self.size]))
 
 
-def gathers_a_part(parallel: Parallel, mesh: Mesh) -> Rowwise:
-    class GathersAPart(Rowwise):
-        def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-            return part.clone()
-
-    return GathersAPart(mesh.group("dp_shard"))
+class GathersAPart(Rowwise):
+    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
+        return part.clone()
 
 
-def gathers_nothing(parallel: Parallel, mesh: Mesh) -> Rowwise:
-    class GathersNothing(Rowwise):
-        def gather(self, part: Tensor, shape: torch.Size) -> Any:
-            super().gather(part, shape)
-
-    return GathersNothing(mesh.group("dp_shard"))
+class GathersNothing(Rowwise):
+    def gather(self, part: Tensor, shape: torch.Size) -> Any:
+        super().gather(part, shape)
 
 
-def reduces_whole(parallel: Parallel, mesh: Mesh) -> Rowwise:
-    class ReducesWhole(Rowwise):
-        def reduce(self, gradient: Tensor) -> Tensor:
-            return gradient * 2
-
-    return ReducesWhole(mesh.group("dp_shard"))
+class ReducesWhole(Rowwise):
+    def reduce(self, gradient: Tensor) -> Tensor:
+        return gradient * 2
 
 
-def no_way_back(parallel: Parallel, mesh: Mesh) -> object:
-    class NoWayBack(LastDimension):
-        gather = None
+class NoWayBack(LastDimension):
+    gather = None
 
-    return NoWayBack(mesh.group("dp_shard"))
+
+class AlongDp(LastDimension):
+    along = "dp"
+
+
+class GroupOfDp(LastDimension):
+    of = "dp"
 
 
 def forgotten(parallel: Parallel, mesh: Mesh) -> None:
-    LastDimension(mesh.group("dp_shard"))
-
-
-def along_dp(parallel: Parallel, mesh: Mesh) -> LastDimension:
-    class AlongDp(LastDimension):
-        along = "dp"
-
-    return AlongDp(mesh.group("dp_shard"))
-
-
-def group_of_dp(parallel: Parallel, mesh: Mesh) -> LastDimension:
-    return LastDimension(mesh.group("dp"))
+    LastDimension(parallel, mesh)
 
 
 def embedded() -> nn.Module:
@@ -427,20 +366,12 @@ class Numpy(nn.Module):
         return x + float(x.detach().numpy().sum())
 
 
-def leaves_torch() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Numpy())
-
-
 class LateBuffer(nn.Module):
     """Registers a buffer when it is called."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.register_buffer("late", x.detach().mean(0))
         return x
-
-
-def adds_a_buffer() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), LateBuffer())
 
 
 class Upcast(nn.Module):
@@ -457,7 +388,7 @@ class Upcast(nn.Module):
 class FloatsBetween(nn.Module):
     """float32 between layers, with or without a dict beside it."""
 
-    def __init__(self, named: bool) -> None:
+    def __init__(self, named: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Upcast() for _ in range(3))
         self.head = nn.Linear(WIDTH, WIDTH)
@@ -469,32 +400,49 @@ class FloatsBetween(nn.Module):
         return self.head(x)
 
 
-def floats_between() -> nn.Module:
-    return FloatsBetween(named=False)
-
-
-def floats_by_name() -> nn.Module:
-    return FloatsBetween(named=True)
-
-
 def norms_in_float32() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), _ToFloat(), nn.LayerNorm(WIDTH))
 
 
-class Scatters(nn.Linear):
+class Scatters(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        index = torch.arange(x.shape[0])
-        return torch.zeros(x.shape).index_add(0, index, super().forward(x))
-
-
-def scatters_other_dtype() -> nn.Module:
-    return Scatters(WIDTH, WIDTH)
+        return torch.zeros(x.shape).index_add(0, torch.arange(x.shape[0]), x)
 
 
 class HalfNorm(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.bfloat16())
 
 
-def norm_of_half() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), HalfNorm(WIDTH))
+class Casts(nn.Module):
+    """Reads its weights in another dtype than they are gathered in: by a cast, by autocast, and row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.rows = nn.Parameter(torch.randn(2, WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        x = nn.functional.linear(x.double(), self.second.weight.double()).to(x.dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.second(x).float()
+        for row in self.rows:
+            x = torch.tanh(x @ row)
+        return x
+
+
+class Late(nn.Module):
+    """Reads a tensor of this file that the batch makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * TABLE
+
+
+def batch_with_table(rank: int, step: int) -> tuple[Tensor]:
+    global TABLE
+    TABLE = torch.full((WIDTH,), 2.0)
+    return batch(rank, step)

@@ -42,15 +42,6 @@ def changed(name: str, *, args: Mapping[str, object] | None = None, microbatches
     return replace(plan, model=model, step=step, parallel=replace(plan.parallel, **parallel))
 
 
-def apart(plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """``plans`` without those that are captured as one before is."""
-    found: dict[str, Plan] = {}
-    for name, plan in plans.items():
-        if not any((plan.model, plan.parallel, plan.step) == (one.model, one.parallel, one.step) for one in found.values()):
-            found[name] = plan
-    return found
-
-
 def step_of(plan: Plan) -> StepGraph:
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None).step(0)
 
@@ -120,11 +111,13 @@ def run(pools: Pools, job: str, payload: Mapping[str, Any]) -> list[Any]:
     return results
 
 
-def assert_same(pools: Pools, payload: Mapping[str, Any], reference: str) -> None:
-    """The graph and ``fixtures.reference``'s function give the same bits on every rank in every step."""
-    ours, eager = run(pools, "parity_jobs:graph_steps", payload), run(pools, f"fixtures.reference.{reference}", payload)
+def assert_same(pools: Pools, payload: Mapping[str, Any], reference: str, **other: Any) -> list[Any]:
+    """What the graph gives on each rank; ``fixtures.reference``'s function gives the same bits for ``payload | other``."""
+    ours = run(pools, "parity_jobs:graph_steps", payload)
+    eager = run(pools, f"fixtures.reference.{reference}", {**payload, **other})
     found = list(differences(ours, eager))
     assert not found, "; ".join(found[:12])
+    return ours
 
 
 def differences(ours: Sequence[Any], eager: Sequence[Any]) -> Iterator[str]:

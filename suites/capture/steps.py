@@ -17,7 +17,8 @@ from pytest_fxbucket.step.roles import StepGraph
 def plan_of(
     factory: str, *, batch: str = "batch", loss: str = "loss", args: Any = None, of: str = "capture_models", **parallel: Any
 ) -> Plan:
-    model = Model(f"{of}:{factory}", f"{of}:{batch}", args or {}, f"{of}:{loss}")
+    name, _, kind = factory.partition(" ")
+    model = Model(f"{of}:{name}", f"{of}:{batch}", {"kind": kind} if kind else args or {}, f"{of}:{loss}")
     return Plan(Path("plan.toml"), model=model, parallel=Parallel(**{"dp_shard": 4, **parallel}))
 
 

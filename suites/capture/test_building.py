@@ -1,50 +1,45 @@
-"""A plan's factory runs as any Python code does, however large the model is."""
+"""A plan's factory runs as any Python code does, however large the model is; test_odd of the zoo has those that are small."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import built_models
 import pytest
 import torch
-from steps import captured
 from torch import nn
 
 from pytest_fxbucket.capture import model as building
+from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.model import build
 from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from suites.zoo import odd_forwards, odd_layers, odd_parameters
+from suites.zoo.shelf import ZooModel
+from suites.zoo.visit import plans_of
 
-Factory = Callable[[], nn.Module]
-
-
-@pytest.mark.parametrize("most_bytes", [building.MOST_BYTES, 0], ids=["real", "without memory"])
-@pytest.mark.parametrize("factory", built_models.FACTORIES, ids=lambda factory: factory.__name__)
-def test_a_factory_as_people_write_it_gives_a_step(factory: Factory, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "MOST_BYTES", most_bytes)
-    if most_bytes == 0 and factory in (built_models.scaled_by_a_weight, built_models.at_import):
-        return _refused_or_held(factory)
-    step = captured(factory.__name__, of="built_models")
-    model = factory()
-    assert {p.fqn: p.dtype for p in step.parameters} == {fqn: p.dtype for fqn, p in model.named_parameters()}
-    return None
+NAMES = ("to_bfloat16", "half", "double", "trunc_normal", "to_empty", "nn_encoder", "module_dict")
+MODELS = [
+    *(getattr(odd_layers.SHELF, name) for name in NAMES),
+    *(odd_parameters.SHELF.tied, odd_parameters.SHELF.deepcopied, odd_forwards.SHELF.drop_path),
+]
+AT_IMPORT, READS = odd_layers.SHELF.built_at_import, odd_layers.SHELF.reads_value_in_init
 
 
-def _refused_or_held(factory: Factory) -> None:
-    """What there is before the factory is called has its memory; what reads a weight that has none cannot be built."""
-    if factory is built_models.at_import:
-        assert not any(is_fake(p) for p in build(factory, {}, "f").parameters())
-        return
-    with pytest.raises(CaptureError, match=r"\[model\] factory f reads the value of a parameter at .*built_models.py:"):
-        build(factory, {}, "f")
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_factory_as_people_write_it_gives_a_step_without_memory(model: ZooModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plans_of(model)["fp32"]
+    monkeypatch.setattr(building, "MOST_BYTES", 0)
+    step = capture_plan(plan, mesh_of(plan), 0)
+    assert {p.fqn: p.dtype for p in step.parameters} == {fqn: p.dtype for fqn, p in model.build().named_parameters()}
 
 
-def test_what_lives_at_import_is_as_before_behind_a_capture() -> None:
-    before = {name: (tensor, tensor.clone()) for name, tensor in built_models.AT_IMPORT.state_dict(keep_vars=True).items()}
-    captured("at_import", of="built_models")
-    after = built_models.AT_IMPORT.state_dict(keep_vars=True)
+def test_what_lives_at_import_has_its_memory_and_is_as_before_behind_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: (tensor, tensor.clone()) for name, tensor in AT_IMPORT.build().state_dict(keep_vars=True).items()}
+    plan = plans_of(AT_IMPORT)["fp32"]
+    capture_plan(plan, mesh_of(plan), 0)
+    after = AT_IMPORT.build().state_dict(keep_vars=True)
     assert all(after[name] is tensor and torch.equal(tensor, copy) for name, (tensor, copy) in before.items())
+    monkeypatch.setattr(building, "MOST_BYTES", 0)
+    assert not any(is_fake(p) for p in build(AT_IMPORT.build, {}, "f").parameters())
 
 
 def test_parameters_beyond_the_limit_have_no_memory_and_ties_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,19 +57,14 @@ def test_parameters_beyond_the_limit_have_no_memory_and_ties_hold(monkeypatch: p
     assert model.get_buffer("rows").tolist() == [0, 1, 2]
 
 
-def test_a_value_that_cannot_be_read_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "MOST_BYTES", 0)
-    with pytest.raises(CaptureError) as caught:
-        build(built_models.reads_a_weight, {}, "mine:build")
-    assert str(caught.value).startswith("[model] factory mine:build reads the value of a parameter at ")
-    assert str(caught.value).endswith("make it of numbers or buffers, or give the plan a smaller model ([model] args)")
-    assert Path(__file__).with_name("built_models.py").name in str(caught.value)
-
-
-def test_a_failed_build_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_cannot_be_read_is_told_with_what_to_do_and_torch_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "MOST_BYTES", 0)
     apply, swap = nn.Module._apply, torch.utils.swap_tensors
-    with pytest.raises(CaptureError):
-        build(built_models.reads_a_weight, {}, "f")
+    with pytest.raises(CaptureError) as caught:
+        build(READS.build, {}, "mine:build")
+    assert str(caught.value).startswith(
+        "[model] factory mine:build reads the value of a parameter at suites/zoo/odd_layers.py:"
+    )
+    assert str(caught.value).endswith("make it of numbers or buffers, or give the plan a smaller model ([model] args)")
     assert (nn.Module._apply, torch.utils.swap_tensors) == (apply, swap)
     assert not is_fake(nn.Linear(2, 2).weight)

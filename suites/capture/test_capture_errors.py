@@ -1,4 +1,4 @@
-"""What cannot be captured: one sentence that leads a person to their own line, module or key."""
+"""What cannot be captured: one sentence that leads a person to their own line, module or key, and says what to do."""
 
 from __future__ import annotations
 
@@ -6,28 +6,34 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import capture_models
+import capture_models as models
 import pytest
 import torch
-from steps import captured, plan_of
+from steps import plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
-from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.schema import Step
+from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.step.mesh import KNOWN, mesh_with
 
 
-def sentence(factory: str = "residual", **rest: Any) -> str:
-    with pytest.raises(CaptureError) as caught:
-        captured(factory, **rest)
+def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -> str:
+    plan = replace(plan_of(factory, **rest), step=step or Step())
+    with pytest.raises(FxbucketError) as caught:
+        capture_plan(plan, mesh_of(plan), 0)
+    assert isinstance(caught.value, (CaptureError, PlanError))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def line_of(function: Callable[..., Any], text: str) -> str:
+def at(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the line of ``function`` that begins with ``text``."""
     lines, first = inspect.getsourcelines(function)
     number = next(i for i, line in enumerate(lines) if line.strip().startswith(text))
@@ -35,139 +41,247 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     return f"{path.as_posix()}:{first + number} in {function.__name__}"
 
 
-def test_a_factory_that_raises_is_told_at_its_own_line() -> None:
-    at = line_of(capture_models.raises, "raise")
-    assert sentence("raises") == f"[model] factory capture_models:raises failed at {at}: ValueError: no such width"
+FACTORY, LOSS, MODE = "[model] factory capture_models:", "[model] loss capture_models:", "mode capture_models:"
+ASKS = "it asks for the value of a tensor (item(), bool(), tolist(), numpy())"
+OVERRIDDEN = 'or leave it out of the step; [[override]] module = ["1"] calls it as it is when the step runs'
+COLWISE = "only modules with the forward of torch.nn.Linear can be parted, others need"
+EXPERTS = {"ep": 2, "ep_plan": parse_entries(["experts"], "test")}
+HEADS = {"factory": "Heads", "tp": 2, "tp_plan": {"inner": "colwise", "out": "rowwise"}}
+HALF = {"param_dtype": "bfloat16"}
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "a factory that raises": (
+        {"factory": "raises"},
+        f"{FACTORY}raises failed at {at(models.raises, 'raise')}: ValueError: no such width",
+    ),
+    "an argument too much": ({"args": {"depth": 3}}, f"{FACTORY}residual failed: TypeError ... argument 'depth'"),
+    "no module": ({"factory": "no_module"}, f"{FACTORY}no_module gave a value of type int, expected a torch.nn.Module"),
+    "a forward that raises": (
+        {"factory": "behind RaisingLinear"},
+        f"tracing module 1 failed at {at(models.RaisingLinear.forward, 'raise')}: KeyError: 'lost'",
+    ),
+    "an error in torch's own module": (
+        {"factory": "wrong_width"},
+        "tracing module 1 failed: RuntimeError: a and b must have same reduction dim ... ",
+    ),
+    "an error after a caught one": ({"factory": "Catches"}, "tracing the root module failed ... ValueError: and then this"),
+    "a forward that asks for a value": (
+        {"factory": "behind Item"},
+        f"tracing module 1 failed at {at(models.Item.forward, 'return')}: {ASKS}, which does not exist while tracing; "
+        f"keep it a tensor (torch.where instead of if), {OVERRIDDEN}",
+    ),
+    "numpy": (
+        {"factory": "behind Numpy"},
+        f"tracing module 1 failed at {at(models.Numpy.forward, 'return')}: {ASKS} ... {OVERRIDDEN}",
+    ),
+    "a shape that depends on values": (
+        {"factory": "behind Selects"},
+        f"tracing module 1 failed at {at(models.Selects.forward, 'return')}: the shape that aten.nonzero.default gives "
+        f"depends on values ... {OVERRIDDEN}",
+    ),
+    "a new buffer": (
+        {"factory": "behind LateBuffer"},
+        "buffer 1.late is new in forward, so it is no input of the step; register it in __init__",
+    ),
+    "a parameter without dimensions in a mode of one's own": (
+        {"factory": "Scalar", "mode": "capture_models:LastDimension"},
+        f"parameter scale has no dimension, and {MODE}LastDimension may not expect that; give it the shape (1,)",
+    ),
+    "a batch that is none": (
+        {"batch": "a_number"},
+        "[model] batch capture_models:a_number gave a value of type int, expected a tuple or a dict of inputs",
+    ),
+    "a batch that raises": (
+        {"batch": "raising_batch"},
+        f"[model] batch capture_models:raising_batch failed at {at(models.raising_batch, 'raise')}: OSError: no data here",
+    ),
+    "batches of other shapes": (
+        {"batch": "growing_batch"},
+        "[model] batch capture_models:growing_batch gave [0] (4, 8) torch.float32 for rank 0, step 0, but "
+        "[0] (7, 8) torch.float32 for rank 3, step 1; only the values of its tensors may change, since one graph serves all",
+    ),
+    "a number that changes with the step": (
+        {"batch": "numbered_batch"},
+        "[model] batch capture_models:numbered_batch gave ['step'] 0 for rank 0, step 0, but ['step'] 1 for rank 3, step 1"
+        " ... ",
+    ),
+    "a loss of a vector": (
+        {"loss": "vector_loss"},
+        f"the loss must be a scalar tensor, but {LOSS}vector_loss gave a tensor of shape (8,); take its mean() or sum()",
+    ),
+    "a loss of a number": (
+        {"loss": "number_loss"},
+        f"the loss must be a scalar tensor, but {LOSS}number_loss gave a value of type float; "
+        "return a tensor without dimensions",
+    ),
+    "a loss without parameters": (
+        {"loss": "loss_without_parameters"},
+        "the loss does not depend on any trainable parameter, so there is no step to check",
+    ),
+    "a loss that raises": (
+        {"loss": "raising_loss"},
+        f"tracing the loss failed at {at(models.raising_loss, 'raise')}: IndexError: no labels",
+    ),
+    "two dtypes within a unit": (
+        {"factory": "FloatsBetween", **HALF},
+        "module layers.1.linear gives aten.addmm.default tensors of bfloat16 and float32, which torch refuses to run ... "
+        "cast one to the dtype of the other, as with x.to(weight.dtype) ... ",
+    ),
+    "a norm of two dtypes": ({"factory": "norms_in_float32", **HALF}, "module ... , which torch refuses to run ... "),
+    "a scatter of two dtypes": ({"factory": "behind Scatters", **HALF}, "module ... , which torch refuses to run ... "),
+    "tp that does not divide": (
+        {"tp": 3, "tp_plan": {"layers.0": "colwise"}},
+        "tp = 3 does not divide dimension 0 of parameter layers.0.weight, whose shape is (8, 8); "
+        "use another tp, or leave layers.0 out of tp_plan",
+    ),
+    "no linear": (
+        {"factory": "normalised", "tp": 2, "tp_plan": {"1": "colwise"}},
+        "tp_plan makes 1 colwise, but it is a BatchNorm1d; only modules with the forward of torch.nn.Linear can be parted, "
+        'others need mode = "module:callable"',
+    ),
+    "a prefix of linears": (
+        {"tp": 2, "tp_plan": {"layers": "colwise"}},
+        "tp_plan makes layers colwise, but it is a ModuleList, of which the linears are to be named: "
+        '"layers.0" = "colwise", "layers.1" = "colwise", "layers.2" = "colwise"',
+    ),
+    "rowwise of a whole input": (
+        {"factory": "Heads", "tp": 3, "tp_plan": {"out": "rowwise"}},
+        "tp_plan makes out rowwise, so its input must be a rank's part, 2 of 6 wide, but it is whole; "
+        "make the linears that its input is made by colwise",
+    ),
+    "tied in two ways": (
+        {"factory": "Tied", "tp": 2, "tp_plan": {"first": "colwise", "last": "rowwise"}},
+        "tp_plan parts first.weight and last.weight in two ways, but they are one tied parameter; give both one way",
+    ),
+    "a selector of nothing": (
+        {"tp": 2, "tp_plan": {"layers.9": "colwise"}},
+        'plan.toml: [parallel] tp_plan: entry "layers.9" matches nothing; "layers" has children 0..2',
+    ),
+    "ep that does not divide": (
+        {"factory": "Routed", "args": {"experts": 3, "biases": 3, "seen": 3}, **EXPERTS},
+        "ep = 2 does not divide dimension 0 of parameter experts.weight, whose shape is (3, 8, 8); "
+        "use another ep, or leave experts out of ep_plan",
+    ),
+    "experts of other rows": (
+        {"factory": "Routed", "args": {"biases": 1}, **EXPERTS},
+        "ep_plan parts experts by the first dimension of its parameters, one row an expert, but weight has 4 rows and bias 1",
+    ),
+    "input of other rows": (
+        {"factory": "Routed", "args": {"seen": 1}, **EXPERTS},
+        "ep_plan parts experts, whose parameters have 4 rows, so its input must be (experts = 4, capacity, ...), "
+        "but has the shape (1, 4, 8)",
+    ),
+    "microbatches that do not divide": (
+        {"step": Step(microbatches=3)},
+        "[step] microbatches = 3 does not divide dimension 0 of a tensor of the batch, whose shape is (4, 8); "
+        "use a number that does, or give the batch more rows",
+    ),
+    "half a mode": (
+        {"mode": "capture_models:HalfAMode"},
+        f"{MODE}HalfAMode gave a value of type HalfAMode, which has no method gather; expected a Mode",
+    ),
+    "a mode whose gather is None": (
+        {"mode": "capture_models:NoWayBack"},
+        f"{MODE}NoWayBack gave a value of type NoWayBack, which has no method gather; expected a Mode",
+    ),
+    "a mode that was not returned": (
+        {"mode": "capture_models:forgotten"},
+        f"{MODE}forgotten returned None, expected a Mode",
+    ),
+    "a mode along nothing": (
+        {"mode": "capture_models:AlongDp"},
+        f'{MODE}AlongDp parts parameters along "dp", but the mesh has no dimension "dp"; did you mean "dp_shard"?',
+    ),
+    "a group of nothing": (
+        {"mode": "capture_models:GroupOfDp"},
+        f'{MODE}GroupOfDp: the mesh has no dimension "dp"; did you mean "dp_shard"?',
+    ),
+    "gathered with the padding": (
+        {"factory": "uneven", "mode": "capture_models:LeavesPadding"},
+        f"{MODE}LeavesPadding: gather gave [8, 8] for 0.weight, whose shape is [5, 8]; cut off what part() added",
+    ),
+    "gathered in part": (
+        {"mode": "capture_models:GathersAPart"},
+        f"{MODE}GathersAPart: gather gave [2, 8] for layers.0.weight, whose shape is [8, 8]; "
+        "give the whole of what part() parts, alike on every rank",
+    ),
+    "gathered as no tensor": (
+        {"mode": "capture_models:GathersNothing"},
+        f"{MODE}GathersNothing: gather gave a value of type NoneType for layers.0.weight, whose shape is "
+        "[8, 8]; give the whole of what part() parts, alike on every rank",
+    ),
+    "reduced whole": (
+        {"mode": "capture_models:ReducesWhole"},
+        f"{MODE}ReducesWhole: reduce gave [8] for the gradient of head.bias, of which part()'s shape is "
+        "[2]; give the part that part() gives",
+    ),
+    "an embedding": (
+        {"factory": "embedded", "tp": 2, "tp_plan": {"0": "colwise"}},
+        "tp_plan makes 0 colwise, but it is an Embedding; only modules with the forward of torch.nn.Linear can be parted, "
+        'others need mode = "module:callable"',
+    ),
+    "no mode": (
+        {"mode": "capture_models:LastDimensions"},
+        'plan.toml: [parallel] mode: module "capture_models" has no "LastDimensions"; did you mean "LastDimension"?',
+    ),
+    "heads that do not fit": (
+        HEADS,
+        f"tracing the root module failed at {at(models.Heads.forward, 'heads =')}: RuntimeError: shape '[4, 2, 3]' is invalid"
+        " ... ; under tp = 2 the output of inner (colwise) is a rank's part: let heads follow from the width, as in "
+        "view(batch, sequence, -1, head_dim), and make what reads them rowwise",
+    ),
+    "a mode that raises": (
+        {"mode": "capture_models:raising_mode"},
+        f"{MODE}raising_mode failed at {at(models.raising_mode, 'raise')}: LookupError: no such mesh",
+    ),
+    "a mode that cannot part": (
+        {"factory": "uneven", "mode": "capture_models:RaisingPart"},
+        f"{MODE}RaisingPart of parameter 0.bias failed at {at(models.RaisingPart.part, 'raise')}: "
+        "ValueError: 4 ranks do not divide 5",
+    ),
+    "a mode that cannot gather": (
+        {"mode": "capture_models:RaisingPart"},
+        f"tracing module layers.0 failed at {at(models.RaisingPart.gather, 'raise')}: RuntimeError: no way back",
+    ),
+    **{
+        f"no such {what}": (
+            {what: "residul"},
+            f'plan.toml: [model] {what}: module "capture_models" has no "residul"; did you mean "residual"?',
+        )
+        for what in ("factory", "batch", "loss")
+    },
+}
+"""By case what is asked and what is said; `` ... `` stands for anything."""
 
 
-def test_a_factory_with_other_arguments_is_told_with_the_one_that_is_too_much() -> None:
-    assert "[model] factory capture_models:residual failed: TypeError" in sentence(args={"depth": 3})
-    assert "'depth'" in sentence(args={"depth": 3})
+@pytest.mark.parametrize(("plan", "said"), SAID.values(), ids=SAID.keys())
+def test_what_cannot_be_captured_is_told_with_what_to_do(plan: dict[str, Any], said: str) -> None:
+    found = sentence(**plan)
+    first, *parts = said.split(" ... ")
+    assert found.startswith(first)
+    assert found.endswith(parts[-1]) if parts else found == said
+    assert all(part in found for part in parts)
 
 
-def test_a_factory_that_gives_no_module_is_told_with_what_it_gave() -> None:
-    assert sentence("no_module") == (
-        "[model] factory capture_models:no_module gave a value of type int, expected a torch.nn.Module"
-    )
+def test_an_error_of_the_models_own_is_not_put_down_to_tp() -> None:
+    assert "under tp" not in sentence("behind RaisingLinear", tp=2, tp_plan={"0": "colwise"})
 
 
-def test_a_forward_that_raises_is_told_with_module_and_line() -> None:
-    at = line_of(capture_models.RaisingLinear.forward, "raise")
-    assert sentence("raises_in_forward") == f"tracing module 1 failed at {at}: KeyError: 'lost'"
-
-
-def test_an_error_in_torchs_own_module_is_told_with_the_modules_name() -> None:
-    assert sentence("wrong_width").startswith("tracing module 1 failed: RuntimeError: a and b must have same reduction dim")
-
-
-def test_torchs_log_prints_no_traceback_beside_the_sentence(caplog: pytest.LogCaptureFixture) -> None:
-    sentence("wrong_width")
-    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-
-
-def test_pytest_hears_nothing_of_torchs_structured_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_torchs_logs_print_no_traceback_beside_the_sentence(caplog: pytest.LogCaptureFixture) -> None:
     heard = logging.getLogger("torch.__trace")
     heard.addHandler(caplog.handler)  # as pytest does with loggers that do not propagate
     try:
         sentence("wrong_width")
     finally:
         heard.removeHandler(caplog.handler)
-    assert caplog.records == []
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING or r.name == heard.name] == []
     assert not heard.disabled
-
-
-def test_an_error_after_a_caught_one_is_told_with_its_own_module() -> None:
-    assert sentence("catches_then_raises").startswith("tracing the root module failed")
-
-
-def test_a_forward_that_asks_for_a_value_is_told_with_module_and_line() -> None:
-    at = line_of(capture_models.Item.forward, "return")
-    assert sentence("asks_a_value") == (
-        f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist(), numpy()), "
-        "which does not exist while tracing; keep it a tensor (torch.where instead of if), or leave it out of the step; "
-        '[[override]] module = ["1"] calls it as it is when the step runs'
-    )
-
-
-def test_numpy_is_told_as_what_asks_for_a_value() -> None:
-    at = line_of(capture_models.Numpy.forward, "return")
-    said = sentence("leaves_torch")
-    assert said.startswith(
-        f"tracing module 1 failed at {at}: it asks for the value of a tensor (item(), bool(), tolist(), numpy())"
-    )
-
-
-def test_a_shape_that_depends_on_values_is_told() -> None:
-    assert "the shape that aten.nonzero.default gives depends on values" in (said := sentence("selects_by_value"))
-    assert said.endswith('or leave it out of the step; [[override]] module = ["1"] calls it as it is when the step runs')
-
-
-def test_a_buffer_that_is_new_in_forward_is_told_with_where_it_belongs() -> None:
-    assert sentence("adds_a_buffer") == (
-        "buffer 1.late is new in forward, so it is no input of the step; register it in __init__"
-    )
-
-
-def test_a_parameter_without_dimensions_is_told_to_whom_has_a_mode_of_his_own() -> None:
-    assert sentence("has_a_scalar", mode="capture_models:last_dimension") == (
-        "parameter scale has no dimension, and mode capture_models:last_dimension may not expect that; give it the shape (1,)"
-    )
-
-
-def test_a_batch_that_is_no_batch_is_told() -> None:
-    assert sentence(batch="a_number") == (
-        "[model] batch capture_models:a_number gave a value of type int, expected a tuple or a dict of inputs"
-    )
-
-
-def test_a_batch_that_raises_is_told_at_its_own_line() -> None:
-    at = line_of(capture_models.raising_batch, "raise")
-    assert (
-        sentence(batch="raising_batch") == f"[model] batch capture_models:raising_batch failed at {at}: OSError: no data here"
-    )
-
-
-def test_batches_of_other_shapes_on_other_ranks_are_told() -> None:
-    assert sentence(batch="growing_batch") == (
-        "[model] batch capture_models:growing_batch gave [0] (4, 8) torch.float32 for rank 0, step 0, but "
-        "[0] (7, 8) torch.float32 for rank 3, step 1; only the values of its tensors may change, since one graph serves all"
-    )
-
-
-def test_a_number_that_changes_with_the_step_is_told_and_not_traced_in() -> None:
-    assert "gave ['step'] 0 for rank 0, step 0, but ['step'] 1 for rank 3, step 1" in sentence(batch="numbered_batch")
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (
-            "vector_loss",
-            "the loss must be a scalar tensor, but [model] loss capture_models:vector_loss gave a tensor of shape (8,); "
-            "take its mean() or sum()",
-        ),
-        (
-            "number_loss",
-            "the loss must be a scalar tensor, but [model] loss capture_models:number_loss gave a value of type float; "
-            "return a tensor without dimensions",
-        ),
-        ("loss_without_parameters", "the loss does not depend on any trainable parameter, so there is no step to check"),
-    ],
-)
-def test_a_loss_that_gives_no_gradients_is_told(loss: str, said: str) -> None:
-    assert sentence(loss=loss) == said
-
-
-def test_a_loss_that_raises_is_not_taken_for_the_model() -> None:
-    at = line_of(capture_models.raising_loss, "raise")
-    assert sentence(loss="raising_loss") == f"tracing the loss failed at {at}: IndexError: no labels"
 
 
 def test_a_loss_left_out_that_the_output_does_not_have_is_told() -> None:
     plan = plan_of("residual")
     assert plan.model is not None
     with pytest.raises(CaptureError) as caught:
-        capture_plan(replace(plan, model=replace(plan.model, loss=None)), shard_mesh(4), 0)
+        capture_plan(replace(plan, model=replace(plan.model, loss=None)), mesh_of(plan), 0)
     assert str(caught.value) == (
         "the model's output is a tensor of shape (4, 8); name a [model] loss that makes a scalar of it"
     )
@@ -179,12 +293,16 @@ def test_a_process_group_that_is_up_already_is_told_and_left_alone() -> None:
         assert torch.distributed.get_world_size() == 2
 
 
-@pytest.mark.parametrize("what", ["factory", "batch", "loss"])
-def test_what_cannot_be_imported_is_told_with_its_key(what: str) -> None:
-    rest = {"factory": "residual"} | {what: "residul"}
-    with pytest.raises(FxbucketError) as caught:
-        captured(**rest)
-    assert isinstance(caught.value, PlanError)
-    assert str(caught.value) == (
-        f'plan.toml: [model] {what}: module "capture_models" has no "residul"; did you mean "residual"?'
-    )
+def test_a_norm_with_float32_weights_may_be_given_bfloat16() -> None:
+    plan = plan_of("behind HalfNorm")
+    assert capture_plan(plan, mesh_of(plan), 0).parameters
+
+
+def test_names_that_a_mesh_may_have_are_taken_and_others_are_told() -> None:
+    mesh = mesh_with({"dp_replicate": 2, "dp_shard": 4, "tp": 1})
+    assert [mesh.degree(name) for name in KNOWN] == [1, 2, 4, 1, 1, 1]
+    for ask in (mesh.degree, mesh.group, partial(mesh.at, 0), partial(mesh.ranks, 0)):
+        with pytest.raises(CaptureError, match=r'no dimension "dp"; did you mean "dp_replicate" or "dp_shard"\?$'):
+            ask("dp")
+        with pytest.raises(CaptureError, match=r'no dimension "dp_shrad"; did you mean "dp_shard"\?$'):
+            ask("dp_shrad")

@@ -6,7 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+from parity import PLANS, step_of
 
+from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.plan_on_mesh import mesh_of
 from suites.capture.functional_graphs import same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,3 +39,22 @@ def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(mesh, pools):
     for result in (one for rank in results for one in rank):
         assert same(result["eager"], result["graph"])
         assert result["reductions"] == reductions
+
+
+SHARDED = {
+    "tp": {
+        "layers.0.attention.wq.weight": ("dp_shard", "tp"),
+        "layers.0.attention.wo.weight": ("dp_shard", "tp"),
+        "layers.0.attention_norm.weight": ("dp_shard",),
+    },
+    "moe": {"layers.0.experts.w1": ("dp_shard",), "layers.0.norm.bias": ("dp_shard",)},
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_gradient_is_summed_over_the_dimensions_that_shard_it(name):
+    """Where eager torch has no twin: its ``clip_grad_norm_`` raises over parameters of two meshes, and it parts no experts."""
+    plan = PLANS[name]
+    clip = Parts.of(plan.parallel, mesh_of(plan)).clip(0.5, step_of(plan).parameters)
+    assert {fqn: clip.sharded[fqn] for fqn in SHARDED[name]} == SHARDED[name]
+    assert [dim.name for dim in clip.dims] == (["dp_shard", "tp"] if name == "tp" else ["dp_shard"])

@@ -56,7 +56,7 @@ def test_left_out_without_entries_all_is_gathered_again() -> None:
 
 def test_the_last_entry_is_the_one_whose_parameter_is_read_last_even_if_it_was_gathered_first() -> None:
     """A head tied to the embedding: gathered where the embedding is read, read once more at the end."""
-    assert gathered_again(plan(None, "first", factory="tied")) == []
+    assert gathered_again(plan(None, "first", factory="Tied")) == []
 
 
 def test_fsdp2s_root_stays_though_another_entry_is_last() -> None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from parity import differences, payload_of, run, step_of
 from split_models import Labelled
 from steps import plan_of
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.plan.table_rules import Path
-from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
 
@@ -197,16 +195,6 @@ def test_every_form_of_one_batch_is_the_same_step(microbatches: int) -> None:
         ("pair", "loss_of_batch", ()),
     ]:
         assert operators(step(form, loss, inputs=inputs, microbatches=microbatches)) == first, form
-
-
-def test_a_split_batch_in_two_parts_is_the_step_that_fully_shard_takes(pools: Pools) -> None:
-    plan = split_plan("nested", "loss_of_labels", ((0, "*"),), microbatches=2)
-    payload = payload_of(plan, step_of(plan), batch="split_models:pair", loss="split_models:loss_of_batch", takes=[0])
-    ours, eager = (
-        run(pools, "parity_jobs:graph_steps", payload | {"batch": "split_models:nested"}),
-        run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload),
-    )
-    assert list(differences(ours, eager)) == []
 
 
 @pytest.mark.parametrize("gives", ["dict", "tuple", "dataclass"])

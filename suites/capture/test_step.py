@@ -20,7 +20,7 @@ from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.plan.schema import Bucket, Parallel
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import digest, encode_module
@@ -74,7 +74,7 @@ def test_batch_norm_statistics_are_written_on_ranks_as_eager_writes_them(pools: 
 
 
 def test_a_literal_in_forward_keeps_its_value(pools: Pools) -> None:
-    step = captured("multiplies_by_a_literal")
+    step = captured("behind Literal")
     portable = encode_module(step.graphs["joint"])
     assert [value.tolist() for value in portable.attributes.values()] == [[0.5] * 8]
 
@@ -88,12 +88,12 @@ def capture_given(model: nn.Module, mode: FakeTensorMode, loss: Any = capture_mo
     trace_joint(model, capture_models.batch(0, 0), loss, parts, Forwards({}, {}, ()), mode)
 
 
-@pytest.mark.parametrize("factory", ["residual", "asks_a_value", "raises_in_forward"])
+@pytest.mark.parametrize("factory", ["residual", "Item", "RaisingLinear"])
 def test_a_model_has_its_own_classes_and_hooks_again_whatever_happened(factory: str) -> None:
     with fake_world(0, 4):
         mode = FakeTensorMode()
         with mode:
-            model = getattr(capture_models, factory)()
+            model = capture_models.residual() if factory == "residual" else capture_models.behind(factory)
         before, parameters = classes_of(model), dict(model.named_parameters())
         if factory == "residual":
             capture_given(model, mode)
@@ -114,7 +114,7 @@ def test_a_later_model_is_not_touched_by_the_dtypes_and_mesh_of_an_earlier_one()
 
 def test_no_process_group_is_left_after_a_capture_that_failed() -> None:
     with pytest.raises(CaptureError):
-        captured("raises_in_forward")
+        captured("behind RaisingLinear")
     assert not torch.distributed.is_initialized()
 
 
@@ -124,7 +124,7 @@ def test_a_mesh_of_4096_ranks_is_traced_in_this_process() -> None:
     assert [p.shard_shape for p in step.parameters[:2]] == [(1, 8), (1,)]
 
 
-@pytest.mark.parametrize("factory", ["residual", "uneven", "tied", "normalised"])
+@pytest.mark.parametrize("factory", ["residual", "uneven", "Tied", "normalised"])
 def test_every_rank_traces_the_same_graph(factory: str) -> None:
     first, last = (encode_module(captured(factory, rank=rank).graphs["joint"]) for rank in (0, 3))
     assert first.rows == last.rows
@@ -136,3 +136,9 @@ def test_the_seed_does_not_change_the_graph() -> None:
     other = replace(plan, run=replace(plan.run, seed=7))
     one, two = (digest(encode_module(capture_plan(p, shard_mesh(4), 0).graphs["joint"])) for p in (plan, other))
     assert one == two
+
+
+def test_a_tensor_that_the_batch_makes_is_there_in_the_ranks_too(checked: Any) -> None:
+    plan = plan_of("behind Late", batch="batch_with_table", dp_shard=2)
+    verdict = checked(replace(plan, bucket=Bucket(unplanned="root")), "bitwise")
+    assert verdict.outcome == "passed", verdict.lines

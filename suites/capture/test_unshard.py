@@ -64,7 +64,7 @@ def test_resharding_gathers_again_exactly_what_backward_reads() -> None:
 
 
 def test_what_is_cast_or_taken_apart_in_forward_is_gathered_and_cast_again_in_backward() -> None:
-    step = captured("casts", of="ordinary_models")
+    step = captured("Casts")
     (reading,) = (read_graph(g.graph, step.inputs[p], step.outputs[p]) for p, g in step.graphs.items())
     kept = [bucket.fqns for bucket in reading.buckets if bucket.direction == "forward" and bucket.backward_use is not None]
     assert kept == []
@@ -80,7 +80,7 @@ def test_a_parameter_gathered_again_is_gathered_just_before_its_first_reader() -
 
 
 def test_a_layer_that_is_called_often_is_gathered_once_a_direction() -> None:
-    step = captured("repeated")
+    step = captured("Repeated")
     assert gathered(step, "forward") == ["layer.weight", "layer.bias"]
     assert gathered(step, "backward") == ["layer.weight"]
     (again,) = launches(step, "all_gather", "backward")
@@ -98,7 +98,7 @@ def test_kept_parameters_are_gathered_once_for_both_directions() -> None:
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_a_tied_parameter_is_gathered_once_a_direction_and_has_one_gradient(reshard: bool) -> None:
-    step = captured("tied", reshard_after_forward=reshard)
+    step = captured("Tied", reshard_after_forward=reshard)
     assert [(p.fqn, p.aliases) for p in step.parameters] == [("first.weight", ("last.weight",))]
     assert [value.role for value in step.inputs["joint"]] == ["param", "batch"]
     assert gathered(step, "forward") == ["first.weight"]
@@ -118,7 +118,7 @@ def test_a_frozen_parameter_has_no_reduction_and_no_gradient() -> None:
 
 
 def test_a_parameter_that_forward_does_not_read_is_an_input_and_nothing_else() -> None:
-    step = captured("unused")
+    step = captured("Odd")
     assert next(v.fqn for v in step.inputs["joint"]) == "spare"
     assert "spare" not in gathered(step, "forward")
     assert "spare" not in [value.fqn for value in step.outputs["joint"]]

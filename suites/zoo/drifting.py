@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from suites.zoo.draws import mean_square
-from suites.zoo.odd_parameters import DIM, stack
+from suites.zoo.odd_modules import DIM, stack
 from suites.zoo.shelf import Shelf
 
 SHELF = Shelf("odd", __name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pytest_fxbucket.capture.names import units_of
-from pytest_fxbucket.plan.entries import Entry
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.stepping import LEARNING_RATE
 from suites.zoo.shelf import ZooModel
@@ -23,7 +23,7 @@ def eager_steps(model: ZooModel, plan: Plan, ranks: int, steps: int) -> list[dic
     modules = [built(model, seed) for _ in range(ranks)]
     if modules[0] is modules[-1]:  # as where a file builds its model when it is imported
         modules = [copy.deepcopy(module) for module in modules]
-    copies = [_Copy(model, module, _dtype(parallel.param_dtype), plan.bucket.plan) for module in modules]
+    copies = [_Copy(model, module, _dtype(parallel.param_dtype), plan) for module in modules]
     found = []
     for step in range(steps):
         losses = [one.step(model.batch(rank, step), seed + step) for rank, one in enumerate(copies)]
@@ -56,10 +56,10 @@ def built(model: ZooModel, seed: int) -> nn.Module:
 class _Copy:
     """One rank's model: whole parameters in their own dtype, computed with in the plan's, as FSDP2's mixed precision."""
 
-    def __init__(self, model: ZooModel, module: nn.Module, dtype: torch.dtype | None, entries: Sequence[Entry]) -> None:
+    def __init__(self, model: ZooModel, module: nn.Module, dtype: torch.dtype | None, plan: Plan) -> None:
         self._loss, self._dtype, self._targets = model.loss, dtype, model.targets
-        self._module = module
-        for unit in units_of(self._module, entries):
+        self._module, self._parts = module, plan.step.microbatches
+        for unit in units_of(self._module, plan.bucket.plan):
             self._module.get_submodule(unit).register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
         self.whole = {name: parameter.detach().clone() for name, parameter in self._module.named_parameters()}
         self._put()
@@ -67,10 +67,17 @@ class _Copy:
     def step(self, batch: Any, seed: int) -> Tensor:
         """Go forward and backward; the loss."""
         torch.manual_seed(seed)
+        leaves, spec = pytree.tree_flatten(batch)
+        parts = [leaf.chunk(self._parts) if isinstance(leaf, Tensor) else [leaf] * self._parts for leaf in leaves]
+        losses = [self._backward(pytree.tree_unflatten(list(own), spec)) for own in zip(*parts, strict=True)]
+        return functools.reduce(torch.add, losses)
+
+    def _backward(self, batch: Any) -> Tensor:
+        """Of one microbatch, whose loss is its part of the mean."""
         taken, read = batch if self._targets else (batch, batch)
         inputs = pytree.tree_map(self._cast, (taken,) if isinstance(taken, Tensor) else taken)
         output = self._module(**inputs) if isinstance(inputs, dict) else self._module(*inputs)
-        loss: Tensor = self._loss(output, read) if self._loss is not None else own_loss(output)
+        loss: Tensor = (self._loss(output, read) if self._loss is not None else own_loss(output)) / self._parts
         loss.backward()
         return loss.detach().clone()
 

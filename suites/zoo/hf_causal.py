@@ -62,11 +62,12 @@ def add(name: str, family: str, *, plain: bool = False, rest: dict[str, Any] | N
 
 HEADS = {"GPT2": "GPT2LMHeadModel"}
 MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+SHORT = dict(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2)
+STATES = dict(plain=True, vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, use_cache=False)
+FEW = dict(num_experts_per_tok=2, first_k_dense_replace=1, moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=1)
 
 add("llama", "Llama")
-add(
-    "gpt2", "GPT2", plain=True, vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
-)
+add("gpt2", "GPT2", plain=True, **SHORT)
 add("gpt_neox", "GPTNeoX")
 add(
     "gpt_neo",
@@ -82,32 +83,8 @@ add(
     bos_token_id=1,
     eos_token_id=2,
 )
-add(
-    "gptj",
-    "GPTJ",
-    plain=True,
-    vocab_size=VOCAB,
-    n_positions=64,
-    n_embd=32,
-    n_layer=2,
-    n_head=4,
-    rotary_dim=4,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-add(
-    "codegen",
-    "CodeGen",
-    plain=True,
-    vocab_size=VOCAB,
-    n_positions=64,
-    n_embd=32,
-    n_layer=2,
-    n_head=4,
-    rotary_dim=4,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+add("gptj", "GPTJ", plain=True, rotary_dim=4, **SHORT)
+add("codegen", "CodeGen", plain=True, rotary_dim=4, **SHORT)
 add("opt", "OPT", ffn_dim=64, word_embed_proj_dim=32)
 add("bloom", "Bloom", plain=True, vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2)
 add("falcon", "Falcon", new_decoder_architecture=True, num_kv_heads=2)
@@ -150,43 +127,15 @@ add(
     qk_nope_head_dim=8,
     qk_rope_head_dim=8,
     v_head_dim=8,
-    n_routed_experts=4,
     n_group=2,
     topk_group=1,
-    num_experts_per_tok=2,
-    n_shared_experts=1,
-    first_k_dense_replace=1,
-    moe_intermediate_size=32,
+    **FEW,
 )
-add(
-    "glm4_moe",
-    "Glm4Moe",
-    head_dim=8,
-    n_routed_experts=4,
-    n_group=1,
-    topk_group=1,
-    num_experts_per_tok=2,
-    first_k_dense_replace=1,
-    moe_intermediate_size=32,
-    n_shared_experts=1,
-)
+add("glm4_moe", "Glm4Moe", head_dim=8, n_group=1, topk_group=1, **FEW)
 add("gpt_oss", "GptOss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8)
 add("granitemoe", "GraniteMoe", num_local_experts=4, num_experts_per_tok=2)
-add("mamba", "Mamba", plain=True, vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, use_cache=False)
-add(
-    "mamba2",
-    "Mamba2",
-    plain=True,
-    vocab_size=VOCAB,
-    hidden_size=32,
-    state_size=8,
-    num_hidden_layers=2,
-    num_heads=8,
-    head_dim=8,
-    n_groups=2,
-    chunk_size=4,
-    use_cache=False,
-)
+add("mamba", "Mamba", state_size=8, **STATES)
+add("mamba2", "Mamba2", state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4, **STATES)
 add(
     "jamba",
     "Jamba",
@@ -202,7 +151,7 @@ add(
     mamba_dt_rank=4,
     use_mamba_kernels=False,
 )
-add("rwkv", "Rwkv", plain=True, vocab_size=VOCAB, context_length=64, hidden_size=32, num_hidden_layers=2, use_cache=False)
+add("rwkv", "Rwkv", context_length=64, **STATES)
 add(
     "recurrent_gemma",
     "RecurrentGemma",

@@ -1,272 +1,214 @@
-"""Odd but ordinary modules: what forward does."""
+"""Odd but ordinary modules: what forward reads, decides, keeps, takes and gives."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from suites.zoo.draws import mean_square, tokens, vectors
-from suites.zoo.odd_parameters import DIM, Block, rows, stack
-from suites.zoo.shelf import Shelf
+from suites.zoo.odd_modules import DIM, Block, OddShelf, rows, sequence, stack
 
-SHELF = Shelf("odd", __name__)
-sequence = vectors(2, 6, DIM)
+SHELF = OddShelf(__name__)
 
 
-class Replaced(nn.Module):
-    """A buffer is replaced in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = stack()
-        self.register_buffer("mean", torch.zeros(DIM))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().float().mean(0)
-        return self.blocks(x - self.mean.to(x.dtype))
+def table(first: float = 0.5, **more: Any) -> Tensor:
+    return torch.linspace(first, first + 1, DIM, **more)
 
 
-SHELF.add("replaced_buffer", Replaced, rows, mean_square)
+@SHELF.odd(lambda: {"mean": nn.Buffer(torch.zeros(DIM))})
+def replaced_buffer(m: Any, x: Tensor) -> Tensor:
+    m.mean = 0.9 * m.mean + 0.1 * x.detach().float().mean(0)
+    return m.blocks(x - m.mean.to(x.dtype))
 
 
-class Attribute(nn.Module):
-    """A tensor that is neither parameter nor buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.scale = stack(), torch.linspace(0.5, 1.5, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x) * self.scale
+OTHER_SHAPE = (
+    r"^buffer mean, \[1, 16\] in torch\.float32, is replaced in forward by one of \[4, 16\] in torch\.float32; only its values "
+    r"may change, since one graph serves all steps$"
+)
 
 
-TABLE = torch.linspace(0.5, 1.5, DIM)
+@SHELF.odd(lambda: {"mean": nn.Buffer(torch.zeros(1, DIM))}, refused={"": OTHER_SHAPE})
+def growing_buffer(m: Any, x: Tensor) -> Tensor:
+    m.mean = (0.9 * m.mean + 0.1 * x.detach().float().mean(0)).expand(4, DIM)
+    return m.blocks(x - m.mean.to(x.dtype))
 
 
-class Global(nn.Module):
-    """A tensor of the file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = stack()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x) * TABLE
+TABLE = table()
 
 
-SHELF.add("tensor_attribute", Attribute, rows, mean_square)
-SHELF.add("tensor_global", Global, rows, mean_square)
+@SHELF.odd()
+def tensor_global(m: Any, x: Tensor) -> Tensor:
+    return m.blocks(x) * TABLE
+
+
+@SHELF.odd(lambda: {"scale": table(), "tables": {"a": [table(2.0)]}})
+def tensor_attribute(m: Any, x: Tensor) -> Tensor:
+    """Tensors that are neither parameter nor buffer."""
+    return m.blocks(x) * m.scale * m.tables["a"][0]
+
+
+TRAINED = (
+    r"^tables\['a'\]\[0\] requires grad and is used in forward, but is no parameter of the model; make it one "
+    r"\(torch\.nn\.Parameter, in an attribute of its module\), or detach it$"
+)
+WRITTEN = (
+    r"^scale is written in place in forward \(aten\.add_\.Tensor\), so the next step would need it, but it is no buffer; "
+    "register it with register_buffer$"
+)
+
+
+@SHELF.odd(lambda: {"tables": {"a": [table(requires_grad=True)]}}, refused={"": TRAINED})
+def trained_attribute(m: Any, x: Tensor) -> Tensor:
+    return m.blocks(x) * m.tables["a"][0]
+
+
+@SHELF.odd(lambda: {"scale": table()}, refused={"": WRITTEN})
+def written_attribute(m: Any, x: Tensor) -> Tensor:
+    m.scale.add_(1)
+    return m.blocks(x) * m.scale
+
+
+@torch.compile(backend="eager")
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
 
 
 def compiled() -> nn.Module:
-    return nn.Sequential(Block(), torch.compile(Block(), backend="eager"), Block())
+    first = Block()
+    first.compile(backend="eager")
+    return nn.Sequential(first, torch.compile(Block(), backend="eager"), Block())
 
 
 SHELF.add("compiled_submodule", compiled, rows, mean_square)
 
 
-class Autocast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = stack()
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.blocks(x)
+@SHELF.odd()
+def compiled_function(m: Any, x: Tensor) -> Tensor:
+    return doubled(m.blocks(x))
 
 
-class Upcast(nn.Module):
-    """Computes with its weight in float32, as routers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.router = stack(), nn.Linear(DIM, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(x)
-        return F.linear(x.float(), self.router.weight.float()).softmax(-1)
+@SHELF.odd()
+def autocast(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return m.blocks(x)
 
 
-class FloatBetween(nn.Module):
+@SHELF.odd(lambda: {"router": nn.Linear(DIM, 4, bias=False)})
+def weight_in_float(m: Any, x: Tensor) -> Tensor:
+    """Computes with its weight in other dtypes, as routers do."""
+    x = m.blocks(x)
+    logits = F.linear(x.double(), m.router.weight.double()).float() + F.linear(x.float(), m.router.weight.float())
+    return logits.softmax(-1)
+
+
+@SHELF.odd()
+def float_between_units(m: Any, x: Tensor) -> Tensor:
     """Hands float32 from one block to the next whatever the parameters are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x).float() * 1.5
-        return x
+    for layer in m.blocks:
+        x = layer(x).float() * 1.5
+    return x
 
 
-SHELF.add("autocast", Autocast, rows, mean_square)
-SHELF.add("weight_in_float", Upcast, rows, mean_square)
-SHELF.add("float_between_units", FloatBetween, rows, mean_square)
+def crossing(memory: int) -> dict[str, Any]:
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.randn(2, 6, DIM, generator=generator), torch.randn(2, 5, memory, generator=generator)
+
+    def held() -> dict[str, Any]:
+        return {"attention": nn.MultiheadAttention(DIM, 4, batch_first=True, kdim=memory, vdim=memory)}
+
+    return {"held": held, "draw": draw}
 
 
-class Cross(nn.Module):
-    """Cross-attention by nn.MultiheadAttention."""
-
-    def __init__(self, **sizes: int) -> None:
-        super().__init__()
-        self.block, self.attention = Block(), nn.MultiheadAttention(DIM, 4, batch_first=True, **sizes)
-        self.width = sizes.get("kdim", DIM)
-
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        x = self.block(x)
-        return x + self.attention(x, memory, memory)[0]
+def cross_attention(m: Any, x: Tensor, memory: Tensor) -> Tensor:
+    """By nn.MultiheadAttention, which takes one weight apart where memory is as wide as what asks."""
+    x = m.blocks(x)
+    return x + m.attention(x, memory, memory)[0]
 
 
-def with_memory(width: int) -> Any:
-    return lambda g: (torch.randn(2, 6, DIM, generator=g), torch.randn(2, 5, width, generator=g))
+SHELF.put("cross_attention", cross_attention, **crossing(DIM))
+SHELF.put("cross_attention_kdim", cross_attention, **crossing(8))
 
 
-SHELF.add("cross_attention", Cross, with_memory(DIM), mean_square)
-SHELF.add("cross_attention_kdim", lambda: Cross(kdim=8, vdim=8), with_memory(8), mean_square)
-
-
-class GradientPenalty(nn.Module):
-    """The norm of its output's gradient by its input, as in WGAN-GP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.head = stack(), nn.Linear(DIM, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        score = self.head(self.blocks(x)).sum()
-        (gradient,) = torch.autograd.grad(score, x, create_graph=True)
-        return score + (gradient.float().norm(dim=-1) - 1).square().mean()
-
-
-SHELF.add("gradient_penalty", GradientPenalty, rows)
-
-
-class LoopOverExperts(nn.Module):
+@SHELF.odd(lambda: {"gate": nn.Linear(DIM, 2)}, vectors(12, DIM), refused={"": r"aten\.nonzero\.default gives depends"})
+def loop_over_experts(m: Any, x: Tensor) -> Tensor:
     """Asks each expert for its tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.experts = nn.Linear(DIM, 3), nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        chosen, out = self.gate(x).argmax(-1), torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            mine = (chosen == number).nonzero().squeeze(-1)
-            out = out.index_add(0, mine, expert(x[mine]))
-        return out + self.gate(x).mean()
+    chosen, out = m.gate(x).argmax(-1), torch.zeros_like(x)
+    for number, expert in enumerate(m.blocks):
+        mine = (chosen == number).nonzero().squeeze(-1)
+        out = out.index_add(0, mine, expert(x[mine]))
+    return out + m.gate(x).mean()
 
 
-class EarlyExit(nn.Module):
+@SHELF.odd(refused={"": "value of a tensor"})
+def early_exit(m: Any, x: Tensor) -> Tensor:
     """Stops when a value is small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-            if x.abs().mean() > 100:
-                break
-        return x
+    for layer in m.blocks:
+        x = layer(x)
+        if x.abs().mean() > 100:
+            break
+    return x
 
 
-SHELF.add("loop_over_experts", LoopOverExperts, vectors(12, DIM), mean_square, refused={"": "experts|nonzero"})
-SHELF.add("early_exit", EarlyExit, rows, mean_square, refused={"": "value of a tensor"})
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool, dropout: float) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(Block(), nn.Dropout(dropout)) for _ in range(3))
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.reentrant:
-            x = x.detach().requires_grad_()
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=self.reentrant)
-        return x
-
-
-SHELF.add("checkpoint", lambda: Checkpointed(False, 0.0), rows, mean_square)
-SHELF.add("checkpoint_dropout", lambda: Checkpointed(False, 0.2), rows, mean_square)
-SHELF.add("checkpoint_reentrant", lambda: Checkpointed(True, 0.0), rows, mean_square)
-
-
-class Recurrent(nn.Module):
-    """Writes the output row by row, as RWKV's does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.step, self.head = Block(), nn.Linear(DIM, DIM), Block()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block(x)
-        out, state = torch.zeros_like(x), torch.zeros_like(x[:, 0])
-        for t in range(x.shape[1]):
-            state = torch.tanh(self.step(state) + x[:, t])
-            out[:, t] = state
-        return self.head(out)
-
-
-SHELF.add("writes_rows", Recurrent, sequence, mean_square)
-
-
-class LayerDrop(nn.Module):
+@SHELF.odd(refused={"": "draws from Python's random generator in forward"})
+def python_random(m: Any, x: Tensor) -> Tensor:
     """Leaves layers out by Python's random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            if random.random() < 0.9:
-                x = layer(x)
-        return x
+    for layer in m.blocks:
+        if random.random() < 0.9:
+            x = layer(x)
+    return x
 
 
-class Counter(nn.Module):
-    """Anneals by a counter in Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.calls = stack(), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.blocks(x) / self.calls
+@SHELF.odd(lambda: {"generator": random.Random(7)}, refused={"": "attribute generator of the root module"})
+def own_random(m: Any, x: Tensor) -> Tensor:
+    return m.blocks(x if m.generator.random() < 0.999 else x * 2)
 
 
-SHELF.add("python_random", LayerDrop, rows, mean_square, refused={"": "random generator"})
-SHELF.add("python_counter", Counter, rows, mean_square, refused={"": "attribute calls"})
+@SHELF.odd(refused={"": r"the step calls torch\.manual_seed"})
+def seeds(m: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return F.dropout(m.blocks(x), 0.5)
 
 
-class DropPath(nn.Module):
+@SHELF.odd(lambda: {"calls": 0}, refused={"": "attribute calls of the root module"})
+def python_counter(m: Any, x: Tensor) -> Tensor:
+    """Anneals by a counter in Python, late."""
+    m.calls += 1
+    return m.blocks(x) * (2 if m.calls % 100 == 0 else 1)
+
+
+@SHELF.odd(lambda: {"last": None}, refused={"": "attribute last of the root module"})
+def remembers(m: Any, x: Tensor) -> Tensor:
+    before, m.last = m.last, x
+    return m.blocks(x if before is None else x + before.detach())
+
+
+@SHELF.odd(lambda: {"is_warm": False}, refused={"": "attribute is_warm of the root module"})
+def warms(m: Any, x: Tensor) -> Tensor:
+    """Another step the first time."""
+    scale, m.is_warm = 1.0 if m.is_warm else 0.5, True
+    return m.blocks(x * scale)
+
+
+@SHELF.odd(lambda: {"longest": 0, "seen": None})
+def caches(m: Any, x: Tensor) -> Tensor:
+    """What it sets changes nothing."""
+    m.longest, m.seen = max(m.longest, x.shape[0]), x.detach()
+    return m.blocks(x)
+
+
+@SHELF.odd(lambda: {"rates": torch.linspace(0, 0.3, 2).tolist()})
+def drop_path(m: Any, x: Tensor) -> Tensor:
     """Stochastic depth with rates of a linspace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-        self.rates = torch.linspace(0, 0.3, 3).tolist()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer, rate in zip(self.layers, self.rates, strict=True):
-            keep = torch.rand(x.shape[0], 1) >= rate
-            x = x + (layer(x) - x) * keep.to(x.dtype) / (1 - rate)
-        return x
-
-
-SHELF.add("drop_path", DropPath, rows, mean_square)
+    for layer, rate in zip(m.blocks, m.rates, strict=True):
+        keep = torch.rand(x.shape[0], 1) >= rate
+        x = x + (layer(x) - x) * keep.to(x.dtype) / (1 - rate)
+    return x
 
 
 class KeywordsOnly(nn.Module):
@@ -293,42 +235,24 @@ class Given:
     logits: Tensor
 
 
-class GivesDict(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.blocks, self.kind = stack(), kind
-
-    def forward(self, x: Tensor) -> Any:
-        logits = self.blocks(x)
-        loss = logits.float().square().mean()
-        if self.kind == "tuple":
-            return loss, logits
-        return {"loss": loss, "logits": logits} if self.kind == "dict" else Given(loss, logits)
+def gives(kind: str, m: Any, x: Tensor) -> Any:
+    logits = m.blocks(x)
+    loss = logits.float().square().mean()
+    return {"tuple": (loss, logits), "dict": {"loss": loss, "logits": logits}, "dataclass": Given(loss, logits)}[kind]
 
 
-SHELF.add("output_dict", lambda: GivesDict("dict"), rows)
-SHELF.add("output_dataclass", lambda: GivesDict("dataclass"), rows)
-SHELF.add("output_tuple", lambda: GivesDict("tuple"), rows)
+for kind in ("dict", "dataclass", "tuple"):
+    SHELF.put(f"output_{kind}", partial(gives, kind), loss=None)
 
 
-class TakesNested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = stack()
-
-    def forward(self, features: Any, targets: Any) -> Tensor:
-        x = self.blocks(features["dense"] + features["more"][0])
-        return F.mse_loss(x.float(), targets[0].float())
+def nested(generator: torch.Generator) -> dict[str, Any]:
+    dense, more, target = torch.randn(3, 4, DIM, generator=generator)
+    return {"features": {"dense": dense, "more": [more]}, "targets": (target,)}
 
 
-SHELF.add(
-    "nested_batch",
-    TakesNested,
-    lambda g: {
-        "features": {"dense": torch.randn(4, DIM, generator=g), "more": [torch.randn(4, DIM, generator=g)]},
-        "targets": (torch.randn(4, DIM, generator=g),),
-    },
-)
+@SHELF.odd(draw=nested, loss=None)
+def nested_batch(m: Any, features: Any, targets: Any) -> Tensor:
+    return F.mse_loss(m.blocks(features["dense"] + features["more"][0]).float(), targets[0].float())
 
 
 class Labelled(nn.Module):
@@ -351,18 +275,9 @@ SHELF.add(
 )
 
 
-class Slices(nn.Module):
+@SHELF.odd(lambda: {"positions": nn.Embedding(16, DIM)}, sequence)
+def position_slice(m: Any, x: Tensor) -> Tensor:
     """Reads rows of an embedding by slice, and writes logits in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions, self.blocks = nn.Embedding(16, DIM), stack()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.positions.weight[: x.shape[1]]
-        out = self.blocks(x)
-        out[..., 0] = 0.0
-        return out
-
-
-SHELF.add("position_slice", Slices, sequence, mean_square)
+    out = m.blocks(x + m.positions.weight[: x.shape[1]])
+    out[..., 0] = 0.0
+    return out

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from suites.zoo.draws import mean_square, tokens, vectors
-from suites.zoo.odd_parameters import DIM, Block, rows, stack
+from suites.zoo.odd_modules import DIM, Block, rows, sequence, stack
 from suites.zoo.shelf import Shelf
 
 SHELF = Shelf("odd", __name__)
-sequence = vectors(2, 6, DIM)
 images = vectors(4, 3, 8, 8)
 
 

@@ -4,294 +4,239 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call as called_with
+from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from suites.zoo.draws import mean_square, tokens, vectors
-from suites.zoo.shelf import Shelf
+from suites.zoo.draws import mean_square, tokens
+from suites.zoo.odd_modules import DIM, Block, OddShelf, rows
 
-SHELF = Shelf("odd", __name__)
-DIM = 16
-rows = vectors(4, DIM)
+SHELF = OddShelf(__name__)
 
 
-class Block(nn.Module):
-    """Linear, activation, residual."""
-
-    def __init__(self, dim: int = DIM) -> None:
-        super().__init__()
-        self.norm, self.up = nn.LayerNorm(dim), nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.gelu(self.up(self.norm(x)))
+def ids(generator: torch.Generator) -> tuple[Tensor]:
+    return (tokens(generator, 2, 6, high=32),)
 
 
-def stack(count: int = 2) -> nn.Sequential:
-    return nn.Sequential(*(Block() for _ in range(count)))
+def linear() -> nn.Linear:
+    return nn.Linear(DIM, DIM)
 
 
-class LogitScale(nn.Module):
+@SHELF.odd(lambda: {"logit_scale": Parameter(torch.tensor(2.6592))})
+def logit_scale(m: Any, x: Tensor) -> Tensor:
     """A parameter of no dimension, as in CLIP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.logit_scale = stack(), nn.Parameter(torch.tensor(2.6592))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x) * self.logit_scale.exp()
+    return m.blocks(x) * m.logit_scale.exp()
 
 
-SHELF.add("logit_scale", LogitScale, rows, mean_square)
+@SHELF.odd(lambda: {"inner": linear()})
+def functional_call(m: Any, x: Tensor) -> Tensor:
+    """Calls a child with its own parameters, scaled and as they are."""
+    own = dict(m.inner.named_parameters())
+    x = torch.tanh(called_with(m.inner, {name: one * 0.5 for name, one in own.items()}, (m.blocks(x),)))
+    return called_with(m.inner, own, (x,))
 
 
-class Functional(nn.Module):
-    """Calls a child with its own parameters, scaled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.inner = stack(), nn.Linear(DIM, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        changed = {name: parameter * 0.5 for name, parameter in self.inner.named_parameters()}
-        return functional_call(self.inner, changed, (self.blocks(x),))
-
-
-SHELF.add("functional_call", Functional, rows, mean_square)
-
-
-class ReadsChild(nn.Module):
+@SHELF.odd(lambda: {"embedding": nn.Embedding(32, DIM)}, ids)
+def reads_childs_weight(m: Any, given: Tensor) -> Tensor:
     """A parent that reads a child's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.blocks = nn.Embedding(32, DIM), stack()
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(self.blocks(self.embedding(ids)), self.embedding.weight)
+    return F.linear(m.blocks(m.embedding(given)), m.embedding.weight)
 
 
-SHELF.add("reads_childs_weight", ReadsChild, lambda g: (tokens(g, 2, 6, high=32),), mean_square)
+@SHELF.odd(lambda: {"embedding": nn.Embedding(DIM, DIM)})
+def reads_early(m: Any, x: Tensor) -> Tensor:
+    """Reads a weight long before it computes anything of it, as DeBERTa its relative positions."""
+    table = m.embedding.weight
+    for layer in m.blocks:
+        x = layer(x)
+        x = x + x @ table
+    return x
 
 
-class Penalised(nn.Module):
+@SHELF.odd(loss=None)
+def l2_penalty(m: Any, x: Tensor) -> Tensor:
     """Adds the squares of all its parameters to its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = stack()
-
-    def forward(self, x: Tensor) -> Tensor:
-        penalty = sum(parameter.float().square().sum() for parameter in self.parameters())
-        return self.blocks(x).float().square().mean() + 1e-3 * penalty
+    penalty = sum(parameter.float().square().sum() for parameter in m.parameters())
+    return m.blocks(x).float().square().mean() + 1e-3 * penalty
 
 
-SHELF.add("l2_penalty", Penalised, rows)
+def _listed() -> dict[str, Any]:
+    return {
+        "weights": nn.ParameterList([Parameter(torch.randn(DIM, DIM) / 4) for _ in range(3)]),
+        "biases": nn.ParameterDict({name: Parameter(torch.zeros(DIM)) for name in ("a", "b")}),
+    }
 
 
-class Listed(nn.Module):
+@SHELF.odd(_listed, plan=("blocks", "weights", "biases"))
+def parameter_list(m: Any, x: Tensor) -> Tensor:
     """Raw parameters in a list and in a dict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(DIM, DIM) / 4) for _ in range(3)])
-        self.biases = nn.ParameterDict({name: nn.Parameter(torch.zeros(DIM)) for name in ("a", "b")})
-
-    def forward(self, x: Tensor) -> Tensor:
-        for weight in self.weights:
-            x = torch.tanh(x @ weight)
-        return x + self.biases["a"] - self.biases["b"].exp()
+    x = m.blocks(x)
+    for weight in m.weights:
+        x = torch.tanh(x @ weight)
+    return x + m.biases["a"] - m.biases["b"].exp()
 
 
-SHELF.add("parameter_list", Listed, rows, mean_square, plan=("weights", "biases"))
-
-
-def weight_norm() -> nn.Module:
-    return nn.Sequential(Block(), parametrizations.weight_norm(nn.Linear(DIM, DIM)), Block())
-
-
-def spectral_norm() -> nn.Module:
-    return nn.Sequential(Block(), parametrizations.spectral_norm(nn.Linear(DIM, DIM)), Block())
-
-
-def orthogonal() -> nn.Module:
-    return nn.Sequential(Block(), parametrizations.orthogonal(nn.Linear(DIM, DIM)), Block())
-
-
-def old_weight_norm() -> nn.Module:
+def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return nn.Sequential(Block(), nn.utils.weight_norm(nn.Linear(DIM, DIM)), Block())
+        return nn.Sequential(Block(), norm(linear()), Block())
 
 
-def old_spectral_norm() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return nn.Sequential(Block(), nn.utils.spectral_norm(nn.Linear(DIM, DIM)), Block())
+BY_VECTOR, BY_MATRIX = {"bf16": "mv.* eagerly too"}, {"bf16": "mm.* eagerly too"}
+SHELF.add("weight_norm", partial(normed, parametrizations.weight_norm), rows, mean_square)
+SHELF.add("spectral_norm", partial(normed, parametrizations.spectral_norm), rows, mean_square, refused=BY_VECTOR)
+SHELF.add("orthogonal", partial(normed, parametrizations.orthogonal), rows, mean_square, refused=BY_MATRIX)
+SHELF.add("old_weight_norm", partial(normed, nn.utils.weight_norm), rows, mean_square)
+SHELF.add("old_spectral_norm", partial(normed, nn.utils.spectral_norm), rows, mean_square, refused=BY_VECTOR)
 
 
-SHELF.add("weight_norm", weight_norm, rows, mean_square)
-SHELF.add("spectral_norm", spectral_norm, rows, mean_square, refused={"bf16": "mv.* eagerly too"})
-SHELF.add("orthogonal", orthogonal, rows, mean_square, refused={"bf16": "mm.* eagerly too"})
-SHELF.add("old_weight_norm", old_weight_norm, rows, mean_square)
-SHELF.add("old_spectral_norm", old_spectral_norm, rows, mean_square, refused={"bf16": "mv.* eagerly too"})
+@SHELF.odd(lambda: {"embedding": nn.Embedding(32, DIM, sparse=True)}, ids)
+def sparse_embedding(m: Any, given: Tensor) -> Tensor:
+    return m.blocks(m.embedding(given))
 
 
-class SparseEmbedding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.blocks = nn.Embedding(32, DIM, sparse=True), stack()
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.blocks(self.embedding(ids))
+@SHELF.odd(lambda: {"bag": Parameter(torch.randn(32, DIM))}, ids)
+def sparse_bag(m: Any, given: Tensor) -> Tensor:
+    return m.blocks(F.embedding_bag(given, m.bag, mode="sum", sparse=True))
 
 
-SHELF.add("sparse_embedding", SparseEmbedding, lambda g: (tokens(g, 2, 6, high=32),), mean_square)
+def _tied() -> dict[str, Any]:
+    embedding, head = nn.Embedding(32, DIM), nn.Linear(DIM, 32, bias=False)
+    head.weight = embedding.weight
+    return {"embedding": embedding, "head": head}
 
 
-class Tied(nn.Module):
+@SHELF.odd(_tied, ids)
+def tied(m: Any, given: Tensor) -> Tensor:
     """Embedding and head are one parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.blocks, self.head = nn.Embedding(32, DIM), stack(), nn.Linear(DIM, 32, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embedding(ids)))
+    return m.head(m.blocks(m.embedding(given)))
 
 
-SHELF.add("tied", Tied, lambda g: (tokens(g, 2, 6, high=32),), mean_square)
+def _low_rank() -> dict[str, Any]:
+    a, b = nn.Linear(DIM, 4, bias=False), nn.Linear(4, DIM, bias=False)
+    nn.init.normal_(b.weight)
+    return {"base": linear().requires_grad_(False), "a": a, "b": b}
 
 
-class LoRA(nn.Module):
+@SHELF.odd(_low_rank)
+def frozen(m: Any, x: Tensor) -> Tensor:
     """A frozen linear and its low-rank update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.a, self.b = nn.Linear(DIM, DIM), nn.Linear(DIM, 4, bias=False), nn.Linear(4, DIM, bias=False)
-        self.base.requires_grad_(False)
-        nn.init.normal_(self.b.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.base(x) + self.b(self.a(x)))
+    x = m.blocks(x)
+    return torch.tanh(m.base(x) + m.b(m.a(x)))
 
 
-SHELF.add("frozen", lambda: nn.Sequential(LoRA(), LoRA()), rows, mean_square)
-
-
-class Spectrum(nn.Module):
-    """A complex parameter, as in Fourier operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.filter = Block(), nn.Parameter(torch.randn(DIM // 2 + 1, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft(torch.fft.rfft(self.block(x).float()) * self.filter, n=DIM)
-
-
-SHELF.add(
-    "complex_parameter", Spectrum, rows, mean_square, plan=("block+filter",), refused={"bf16": "filter is torch.complex64"}
+COMPLEX = (
+    'filter is torch.complex64, of which param_dtype = "bfloat16" would drop the imaginary part, as FSDP2 does; '
+    "leave param_dtype out, or hold real and imaginary parts as two parameters$"
 )
+
+
+def spectrum() -> dict[str, Any]:
+    return {"filter": Parameter(torch.randn(DIM // 2 + 1, dtype=torch.complex64))}
+
+
+@SHELF.odd(spectrum, plan=("blocks+filter",), refused={"bf16": COMPLEX})
+def complex_parameter(m: Any, x: Tensor) -> Tensor:
+    """A complex parameter, as in Fourier operators."""
+    return torch.fft.irfft(torch.fft.rfft(m.blocks(x).float()) * m.filter, n=DIM)
+
+
+# In a real reduce_dtype half of each gradient would be lost.
+IN_FLOAT = {"parallel": {"dp_shard": 2, "reduce_dtype": "float32"}}
+SHELF.put("complex_reduced", complex_parameter, spectrum, plan=("blocks+filter",), refused={"bf16": COMPLEX}, tables=IN_FLOAT)
 SHELF.add("deepcopied", lambda: nn.Sequential(*(copy.deepcopy(layer) for layer in [Block()] * 3)), rows, mean_square)
 
 
-class Unused(nn.Module):
+@SHELF.odd(lambda: {"never": linear()})
+def unused_layer(m: Any, x: Tensor) -> Tensor:
     """A layer that forward never calls: eager gives its parameters no gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.never = stack(), nn.Linear(DIM, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x)
+    return m.blocks(x)
 
 
-SHELF.add("unused_layer", Unused, rows, mean_square)
+@SHELF.odd(
+    lambda: {"layer": linear(), "pooler": linear(), "more": Parameter(torch.empty(0, DIM))},
+    plan=("blocks", "layer+pooler+more"),
+)
+def pooled(m: Any, x: Tensor) -> Tensor:
+    """Computes what its loss does not read, as BERT's pooler in a language model; joins a weight to an empty one."""
+    x = m.blocks(x) @ torch.cat([m.layer.weight.t(), m.more]) + m.layer.bias
+    assert m.pooler(x).shape == x.shape
+    return x
 
 
-class ReadWithoutGrad(nn.Module):
-    """A weight is first read under no_grad, as for a clamp or logging."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.last = stack(), nn.Linear(DIM, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = self.last.weight.float().norm() + self.blocks[0].up.weight.float().norm()
-        return self.last(self.blocks(x)) / scale.to(x.dtype)
-
-
-SHELF.add("read_under_no_grad", ReadWithoutGrad, rows, mean_square)
-
-
-class Clamped(nn.Module):
+@SHELF.odd(
+    lambda: {"scale": Parameter(torch.full((DIM,), 2.0))},
+    refused={"": r"writes a parameter in place \(aten\.clamp_\.default\)"},
+)
+def clamped_parameter(m: Any, x: Tensor) -> Tensor:
     """Writes its parameter in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.scale = stack(), nn.Parameter(torch.full((DIM,), 2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.scale.clamp_(0.0, 1.0)
-        return self.blocks(x) * self.scale
+    with torch.no_grad():
+        m.scale.clamp_(0.0, 1.0)
+    return m.blocks(x) * m.scale
 
 
-SHELF.add("clamped_parameter", Clamped, rows, mean_square, refused={"": "writes a parameter in place"})
+@SHELF.odd(lambda: {"linear": linear()})
+def zeroed_bias(m: Any, x: Tensor) -> Tensor:
+    """Without the middle of its bias, as attention without a bias for keys."""
+    bias = m.linear.bias.clone()
+    bias[2:4].zero_()
+    return F.linear(m.blocks(x), m.linear.weight, bias)
 
 
-class Registered(nn.Module):
-    """A hook on a parameter scales its gradient."""
-
-    def __init__(self, when: str) -> None:
-        super().__init__()
-        self.blocks = stack()
-        for parameter in self.blocks[0].parameters():
-            if when == "before":
-                parameter.register_hook(lambda gradient: gradient * 2)
-            else:
-                parameter.register_post_accumulate_grad_hook(_halve)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x)
-
-
-def _halve(parameter: Any) -> None:
-    parameter.grad = parameter.grad / 2
-
-
-SHELF.add("gradient_hook", lambda: Registered("before"), rows, mean_square)
-SHELF.add("post_accumulate_hook", lambda: Registered("after"), rows, mean_square, refused={"": "post_accumulate"})
-
-
-class Experts(nn.Module):
+@SHELF.odd(lambda: {"gate": nn.Linear(DIM, 3), "up": Parameter(torch.randn(3, DIM, DIM) / 4)}, plan=("blocks", "gate+up"))
+def stacked_experts(m: Any, x: Tensor) -> Tensor:
     """Stacked experts by bmm, and an einsum that sums the sharded dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up = nn.Linear(DIM, 3), nn.Parameter(torch.randn(3, DIM, DIM) / 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = torch.bmm(x.expand(3, *x.shape), self.up)
-        return torch.einsum("end,ne->nd", made, self.gate(x).softmax(-1))
+    made = torch.bmm(x.expand(3, *x.shape), m.up)
+    return m.blocks(torch.einsum("end,ne->nd", made, m.gate(x).softmax(-1)))
 
 
-class Summed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.mix = Block(), nn.Parameter(torch.randn(3, DIM, DIM) / 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("nd,edf->nf", self.block(x), self.mix)
+@SHELF.odd(lambda: {"mix": Parameter(torch.randn(3, DIM, DIM) / 4)}, plan=("blocks", "mix"))
+def einsum_over_shards(m: Any, x: Tensor) -> Tensor:
+    return torch.einsum("nd,edf->nf", m.blocks(x), m.mix) + torch.einsum("edf->f", m.mix)
 
 
-SHELF.add("stacked_experts", Experts, rows, mean_square, plan=("gate+up",))
-SHELF.add("einsum_over_shards", Summed, rows, mean_square, plan=("block", "mix"))
+@SHELF.odd(
+    lambda: {"inner": Parameter(torch.randn(DIM, 4, 2)), "out": Parameter(torch.randn(4, 2, DIM))}, plan=("blocks", "inner+out")
+)
+def einsum_of_heads(m: Any, x: Tensor) -> Tensor:
+    """Weights of heads, which einsum permutes before it multiplies."""
+    return torch.einsum("bhd,hdm->bm", torch.einsum("bm,mhd->bhd", m.blocks(x), m.inner).tanh(), m.out)
+
+
+@SHELF.odd(lambda: {"rows": Parameter(torch.randn(2, DIM, DIM) / 4)}, plan=("blocks", "rows"))
+def row_by_row(m: Any, x: Tensor) -> Tensor:
+    """Takes a parameter apart."""
+    x = m.blocks(x)
+    for row in m.rows:
+        x = torch.tanh(x @ row)
+    return x
+
+
+@SHELF.odd(lambda: {"query": linear(), "key": linear()}, plan=("blocks", "query+key"))
+def joined_linears(m: Any, x: Tensor) -> Tensor:
+    """Two projections as one product."""
+    x = m.blocks(x)
+    weight, bias = (torch.cat([getattr(m.query, name), getattr(m.key, name)]) for name in ("weight", "bias"))
+    query, key = F.linear(x, weight, bias).chunk(2, -1)
+    return torch.tanh(query * key)
+
+
 SHELF.add("plain_parameter_sum", lambda: nn.Sequential(Block(), nn.PReLU(), Block()), rows, mean_square)
+
+
+def convolving() -> dict[str, Any]:
+    return {"before": nn.Linear(DIM, 4), "after": nn.Linear(4, DIM), "conv": nn.Conv2d(4, 4, 3, padding=1, groups=4)}
+
+
+@SHELF.odd(convolving)
+def depthwise(m: Any, x: Tensor) -> Tensor:
+    """A convolution between layers of rows: gradients of rows are looked at, those of its weights are launched."""
+    made = m.before(torch.stack([x * number for number in range(6)], 1))
+    made = m.conv(made.transpose(1, 2).view(-1, 4, 2, 3)).flatten(2).transpose(1, 2)
+    return m.blocks(m.after(F.gelu(made)).sum(1))

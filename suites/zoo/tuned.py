@@ -28,36 +28,13 @@ def tuned(config: str, **settings: Any) -> nn.Module:
     return made
 
 
+def add(name: str, config: str, refused: dict[str, str] | None = None, **settings: Any) -> None:
+    SHELF.add(name, partial(tuned, config, **settings), labelled, rounds=MASKS, as_traced=as_traced, refused=refused or {})
+
+
 LINEARS = ["q_proj", "v_proj"]
-SHELF.add(
-    "lora",
-    partial(tuned, "LoraConfig", r=4, target_modules=LINEARS, lora_dropout=0.1),
-    labelled,
-    rounds=MASKS,
-    as_traced=as_traced,
-)
-SHELF.add(
-    "dora",
-    partial(tuned, "LoraConfig", r=4, target_modules=LINEARS, use_dora=True),
-    labelled,
-    rounds=MASKS,
-    as_traced=as_traced,
-)
-SHELF.add(
-    "ia3",
-    partial(tuned, "IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
-    labelled,
-    rounds=MASKS,
-    as_traced=as_traced,
-)
-SHELF.add(
-    "prompt_tuning", partial(tuned, "PromptTuningConfig", num_virtual_tokens=4), labelled, rounds=MASKS, as_traced=as_traced
-)
-SHELF.add(
-    "loha",
-    partial(tuned, "LoHaConfig", r=4, target_modules=LINEARS),
-    labelled,
-    rounds=MASKS,
-    as_traced=as_traced,
-    refused={"": r"q_proj .*value of a tensor"},
-)
+add("lora", "LoraConfig", r=4, target_modules=LINEARS, lora_dropout=0.1)
+add("dora", "LoraConfig", r=4, target_modules=LINEARS, use_dora=True)
+add("ia3", "IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])
+add("prompt_tuning", "PromptTuningConfig", num_virtual_tokens=4)
+add("loha", "LoHaConfig", {"": r"q_proj .*value of a tensor"}, r=4, target_modules=LINEARS)

@@ -76,6 +76,11 @@ def plans_of(model: ZooModel) -> dict[str, Plan]:
     return dict(zip(ROWS, parse_plans(text, ROOT / "suites" / "zoo" / f"{model.name}.toml"), strict=True))
 
 
+def run_of(plan: Plan, pools: Pools, artifacts: Path) -> PlanRun:
+    """All ranks in one process."""
+    return PlanRun(plan, RunSettings(ROOT, artifacts / "golden", artifacts, backend="local"), pools)
+
+
 def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Sequence[str]) -> Outcome:
     """Check one row of one model: ``items``, then its captured step beside eager."""
 
@@ -87,7 +92,7 @@ def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Seque
     except Exception as error:
         return outcome("raw", f"no plan: {type(error).__name__}: {error}")
     try:
-        run = PlanRun(plan, RunSettings(ROOT, artifacts / "golden", artifacts, backend="local"), pools)
+        run = run_of(plan, pools, artifacts)
         for item in items:
             verdict = run.check(item)
             if not verdict:

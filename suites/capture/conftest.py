@@ -1,0 +1,25 @@
+"""One check of one plan, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from parity import ROOT
+
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
+
+
+@pytest.fixture
+def checked(pools: Pools, tmp_path: Path) -> Callable[[Plan, str], Verdict]:
+    """What a check of a plan comes to, by the check's name."""
+
+    def check(plan: Plan, name: str) -> Verdict:
+        return PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools).check(name)
+
+    return check

@@ -1,0 +1,153 @@
+"""Whole steps beside torch's own on real ranks, by the check ``eager``: losses, gradients, parameters, buffers and state.
+
+Of the plans in fixtures/plans (adamw, chunked, iterations, optimizers, whole ...) their own item says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import override_plans
+import pytest
+import steps
+from override_plans import override
+from parity import PLANS, ROOT
+
+from pytest_fxbucket.plan.entries import parse_entries
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.schema import Bucket, Eager, Model, Plan, Step
+
+LLAMA = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 1, dim = 16, heads = 2, kv_heads = 1 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+[parallel]
+mode = "replicate"
+dp_replicate = 2
+[step]
+clip_norm = 0.5
+microbatches = 2
+[optimizer]
+factory = "torch.optim:AdamW"
+args = { lr = 0.01 }
+[bucket]
+plan = ["tok_embeddings", "layers.0", "norm+output"]
+[[matrix]]
+id = "uneven_shards"
+parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 3, param_dtype = "bfloat16", reduce_dtype = "float32" }
+step.microbatches = 1
+[[matrix]]
+id = "2_microbatches-computed_again_and_kept"
+parallel = { mode = "fully_shard", dp_replicate = 1, dp_shard = 2, param_dtype = "bfloat16", reshard_after_forward = false }
+step.checkpoint = ["layers.*"]
+[[matrix]]
+id = "hybrid_shard-reduced_in_bfloat16-computed_again"
+parallel = { mode = "hybrid_shard", dp_shard = 2, reduce_dtype = "bfloat16" }
+step.checkpoint = ["layers.*"]
+optimizer = { factory = "torch.optim:Adam", args = { lr = 0.01, amsgrad = true } }
+"""
+# FSDP2 asks for one dtype in a unit, so norms of float64 are units of their own. A unit called twice is reduced twice, and the
+# averages added; capture reads a parameter once, as FSDP2's root does.
+GPT = """
+[model]
+factory = "fixtures.models.gpt:build"
+args = { layers = 1, dim = 16, tied = true, frozen = ["layers.0.attention_norm"] }
+batch = "fixtures.models.gpt:batch"
+loss = "fixtures.models.gpt:loss"
+[parallel]
+dp_shard = 3
+[bucket]
+unplanned = "root"
+[[matrix]]
+id = "hybrid_shard-two_optimizers_of_several_groups"
+parallel = { mode = "hybrid_shard", dp_replicate = 2, dp_shard = 2 }
+[[matrix.optimizer]]
+factory = "torch.optim:SGD"
+args = { lr = 0.1, momentum = 0.9, nesterov = true }
+params = ["tokens", "positions"]
+groups = [{ params = ["positions"], lr = 0.3 }, { momentum = 0.5 }]
+[[matrix.optimizer]]
+factory = "torch.optim:Adam"
+args = { lr = 0.01 }
+groups = [{ params = ["layers.0.mlp_norm", "norm"], lr = 0.02 }, { weight_decay = 0.1 }]
+[[matrix]]
+id = "norms_of_float64"
+model.args = { layers = 1, dim = 16, tied = true, frozen = ["layers.0.attention_norm"], norm_dtype = "float64", counts = true }
+bucket.plan = ["layers.0.attention_norm", "layers.0.mlp_norm", "norm", "layers.0.attention+layers.0.mlp"]
+[[matrix]]
+id = "a_layer_called_twice"
+model.args = { layers = 2, dim = 16, tied = true, twice = 0, frozen = ["layers.1"], counts = true }
+bucket.plan = ["layers.1"]
+[[matrix]]
+id = "biases_of_rowwise_linears-added_once"
+model.args = { layers = 1, dim = 16 }
+parallel.dp_shard = 2
+parallel.tp = 2
+eager.rounds_otherwise = ["rowwise_bias"]
+[matrix.parallel.tp_plan]
+"layers.*.attention.query" = "colwise"
+"layers.*.attention.key" = "colwise"
+"layers.*.attention.value" = "colwise"
+"layers.*.attention.out" = "rowwise"
+"layers.*.mlp.up" = "colwise"
+"layers.*.mlp.down" = "rowwise"
+"""
+MIXED = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+
+
+def rows(text: str, first: str) -> dict[str, Plan]:
+    """The plans of ``text``, of which the one without an id is called ``first``."""
+    return {plan.matrix_id or first: plan for plan in parse_plans(text, Path("plan.toml"))}
+
+
+def floating(*entries: str, factory: str = "FloatsBetween", **args: bool) -> Plan:
+    """float32 between units: inputs of each are cast as FSDP2 casts those of its units."""
+    return replace(
+        steps.plan_of(factory, args=args, dp_shard=2, **MIXED), bucket=Bucket(plan=parse_entries(list(entries), "plan"))
+    )
+
+
+def overridden(factory: str, of: Any = None, **rest: Any) -> Plan:
+    return override_plans.plan_of(factory, of or override(type="Chooses"), **rest)
+
+
+ATTENDS = override(type="Attends", output="attended")
+PAIRED = {"tp": 2, "tp_plan": {"layers.*.0": "colwise", "layers.*.1": "rowwise"}}
+BY_PART = Eager(rounds_otherwise=("rowwise_bias",))
+NESTED = Model("split_models:build", "split_models:nested", {}, "split_models:loss_of_labels", inputs=((0, "*"),))
+ROOT_ALONE = Bucket(unplanned="root")
+CASES: dict[str, Plan] = {
+    **rows(LLAMA, "replicate-clipped-AdamW"),
+    **rows(GPT, "frozen and tied"),
+    "a batch in parts": replace(steps.plan_of("residual"), model=NESTED, step=Step(microbatches=2), bucket=ROOT_ALONE),
+    "float32 between: each": floating("layers.[0-2]", "head"),
+    "float32 between: together": floating("layers.0+layers.1", "layers.2+head"),
+    "float32 between: by name, in a dict": floating("layers.[0-2]", "head", named=True),
+    "override: several inputs and results, 3 ranks": overridden("around_attention", ATTENDS, dp_shard=3, **MIXED),
+    "override: in microbatches": overridden("around_attention", ATTENDS, microbatches=2, **MIXED),
+    "override: gathered once": overridden("deep", reshard_after_forward=False, **MIXED),
+    "override: computed again around": overridden("deep", checkpoint="layers.*", microbatches=2, **MIXED),
+    "override: computed again itself": overridden("deep", checkpoint="layers.*.1"),
+    "override: beside linears that tp parts": replace(overridden("deep_pairs", **PAIRED), eager=BY_PART),
+    "override: of two names": overridden("holds Ties", override(module="held")),
+    "override: called twice, read elsewhere": overridden("twice", **MIXED),
+}
+
+
+@pytest.mark.parametrize("plan", CASES.values(), ids=CASES.keys())
+def test_the_step_leaves_what_torchs_own_leaves(plan: Plan, checked: Callable[[Plan, str], Any]) -> None:
+    verdict = checked(plan, "eager")
+    assert verdict.outcome == "passed", verdict
+
+
+def test_every_model_of_the_fixtures_is_compared() -> None:
+    """But for graphs without a model, and experts on several ranks, which test_parity has by hand."""
+    models = {f"fixtures.models.{path.stem}" for path in (ROOT / "fixtures" / "models").glob("*.py")}
+    plans = [*CASES.values(), *(plan for plan in PLANS.values() if plan.checks.eager and plan.parallel.ep == 1)]
+    compared = {plan.model.factory.partition(":")[0] for plan in plans if plan.model is not None}
+    assert models - {f"fixtures.models.{name}" for name in ("__init__", "traced", "moe")} <= compared

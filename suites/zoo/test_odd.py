@@ -1,0 +1,53 @@
+"""Odd but ordinary modules: audit is green, and the captured gradients are those of plain eager; or a sentence refuses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.ranks.pools import Pools
+from suites.zoo import odd_backwards, odd_forwards, odd_layers, odd_parameters
+from suites.zoo.shelf import ZooModel
+from suites.zoo.table import wrong
+from suites.zoo.visit import plans_of, run_of, visit
+
+SHELVES = (odd_parameters, odd_forwards, odd_backwards, odd_layers)
+MODELS = {model.name: model for shelf in SHELVES for model in shelf.SHELF}
+NOTES = {
+    "logit_scale": "logit_scale without dimension, sharded as one element, where FSDP2 asks for the shape (1,)",
+    "sparse_embedding": "embedding with dense gradients in place of sparse ones",
+    "compiled_submodule": "0, 1 run as what torch.compile wraps",
+    "tensor_attribute": "scale, tables['a'][0] held in no parameter or buffer, and inputs all the same",
+}
+"""What audit says besides of a step that is otherwise than the module is written."""
+
+
+BETWEEN_DTYPES = ("autocast", "weight_in_float", "float_between_units", "complex_parameter")
+CASES = [*((model, "fp32") for model in MODELS.values()), *((MODELS[name], "bf16") for name in BETWEEN_DTYPES)]
+
+
+@pytest.mark.parametrize(("model", "row"), CASES, ids=[f"{model.name}-{row}" for model, row in CASES])
+def test_a_module_as_people_write_it_has_eagers_gradients_or_is_refused(
+    model: ZooModel, row: str, pools: Pools, tmp_path: Path
+) -> None:
+    assert list(wrong(model, [visit(model, row, pools, tmp_path, items=("audit",))])) == []
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_audit_says_what_is_otherwise_than_it_is_written(name: str, pools: Pools, tmp_path: Path) -> None:
+    verdict = run_of(plans_of(MODELS[name])["fp32"], pools, tmp_path).check("audit")
+    assert verdict.summary.endswith(f" ({NOTES[name]})")
+
+
+def test_a_recurrent_layer_of_onednn_is_traced_as_what_runs(pools: Pools, tmp_path: Path) -> None:
+    graph = run_of(plans_of(MODELS["lstm"])["fp32"], pools, tmp_path).step.graphs["joint"].graph
+    assert not [node for node in graph.nodes if "mkldnn" in str(node.target)]
+
+
+def test_what_is_written_into_zeros_is_forward_with_its_gathers_in_order(pools: Pools, tmp_path: Path) -> None:
+    step = run_of(plans_of(MODELS["writes_rows"])["fp32"], pools, tmp_path).step
+    reading = read_graph(step.graphs["joint"].graph, step.inputs["joint"], step.outputs["joint"])
+    gathers = [(one.direction, one.members[0].fqn) for one in reading.buckets if one.kind == "all_gather"]
+    assert gathers[: len(step.parameters)] == [("forward", parameter.fqn) for parameter in step.parameters]
