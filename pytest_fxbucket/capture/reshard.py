@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import fx
+
 from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
@@ -16,7 +18,7 @@ from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter, kept_entries
 
 if TYPE_CHECKING:
-    from torch import fx, nn
+    from torch import nn
 
     from pytest_fxbucket.plan.schema import Plan
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.report import PassReport
-    from pytest_fxbucket.plan.table_rules import Places
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.table_rules import Places
     from pytest_fxbucket.step.roles import Direction
 
 _PACKAGE = Path(__file__).parents[1]
