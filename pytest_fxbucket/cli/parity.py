@@ -19,7 +19,7 @@ from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
-    from pytest_fxbucket.eager.telling import StepTold
+    from pytest_fxbucket.eager.step_reports import StepReport
     from pytest_fxbucket.plan.schema import Plan
 
 _STOPPED = 130
@@ -65,7 +65,7 @@ def _planned(plan: Plan, options: Namespace) -> Plan:
 
 
 def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
-    from pytest_fxbucket.eager.telling import Listener
+    from pytest_fxbucket.eager.step_reports import StepReports
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.settings import RunSettings
@@ -77,7 +77,7 @@ def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
     try:
         with tempfile.TemporaryDirectory() as folder, progress.watching(name_of(plan)):
             pipe = Path(folder) / "steps"
-            with Listener(pipe, plan.run_world, log.took):
+            with StepReports(pipe, plan.run_world, log.took):
                 return PlanRun(plan, settings, pools, progress.say).parity(str(pipe))
     finally:
         pools.close()
@@ -103,7 +103,7 @@ class _Log:
         """Whether all losses were numbers."""
         return self.not_finite is None
 
-    def took(self, told: list[StepTold]) -> None:
+    def took(self, told: list[StepReport]) -> None:
         """Print a step that all ranks have told."""
         self.steps += 1
         self.first = self.first or next((one.first for one in told if one.first), "")

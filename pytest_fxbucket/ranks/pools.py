@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from pytest_fxbucket.backends import BACKENDS, NAMES, Backend, Machine
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.gpu_lease import Lease, take
 from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
-from pytest_fxbucket.ranks.machine import gpus
+from pytest_fxbucket.ranks.machine import Lease, gpus, take
 from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 
@@ -62,7 +61,7 @@ class Pools:
 
             return SingleProcessPool(self, world, row)
         threads = threads_per_rank(world, os.environ)
-        return RankPool(self, PoolRequest(world, threads, tuple(range(world)), row.name, ("cpu",) * world))
+        return RankPool(self, PoolRequest(world, threads, tuple(range(world)), row.name))
 
     def use(self, pool: RankPool) -> None:
         """Note that ``pool`` is at work now: others make room before it does."""

@@ -14,7 +14,7 @@ from fixtures.reference.stepping import backward, imported, local
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import decode
-from pytest_fxbucket.stepping import KEPT, state_and_batches
+from pytest_fxbucket.step_runner import KEPT, state_and_batches
 
 Step = dict[str, dict[str, Tensor]]
 """By ``loss``, ``gradient``, ``parameter`` and ``state``, then by name; of this rank's own rows."""

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_fxbucket.ranks.pool import RankFailure
 
-JOBS = "suites.ranks.twin_jobs:"
+JOBS = "suites.ranks.odd_jobs:"
 ECHO = "suites.ranks.jobs:echo"
 WORLD = 2
 

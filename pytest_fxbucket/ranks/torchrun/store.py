@@ -150,7 +150,7 @@ class StoreLost(RankError):
     """The store does not answer any more."""
 
 
-class Board:
+class Store:
     """A store that all members see; its keys are this run's own. Every method raises StoreLost when the store is gone."""
 
     def __init__(self, member: Member, *, is_server: bool = False) -> None:
@@ -235,7 +235,7 @@ def _answer(asked: _Asked) -> None:
             future.set_result(call())
         except BaseException as error:
             future.set_exception(error)
-        del one, future, call  # which keep the board
+        del one, future, call  # which keep the store
 
 
 def _connected(member: Member, prefix: str, is_server: bool) -> c10d.Store:
@@ -271,17 +271,15 @@ def _parts(first: bytes) -> int:
 
 
 def _split(data: bytearray) -> list[wire.Buffer]:
-    """The buffers of a frame; of what is no frame, itself."""
-    view = memoryview(data)
-    try:
-        count = wire.count(view[: wire.HEAD.size])
-        start = wire.HEAD.size + count * wire.LENGTH_BYTES
-        sizes = wire.lengths(view[wire.HEAD.size : start])
-    except (struct.error, wire.Garbled):
-        return [data]
-    found: list[wire.Buffer] = []
-    for length in sizes:
-        # Of its own, and writable: tensors take it for their memory.
-        found.append(bytearray(view[start : start + length]))
-        start += length
-    return found
+    """The buffers of a frame, which own their memory; of what is no frame, itself."""
+    start, parts = 0, wire.frame(len(data))
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration as end:
+            buffers: list[wire.Buffer] = end.value
+            return buffers
+        except (wire.Garbled, struct.error):
+            return [data]
+        part[:] = data[start : start + len(part)]
+        start += len(part)
