@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 
-from pytest_fxbucket.backends import BACKENDS, NAMES, Backend, Machine
+from pytest_fxbucket.backends import BACKENDS, Backend, Machine, backend_named
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
 from pytest_fxbucket.ranks.machine import Lease, gpus, take
@@ -44,9 +44,7 @@ class Pools:
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of ``world`` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
-        row = BACKENDS.get(backend)
-        if row is None:
-            raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(NAMES)}')
+        row = backend_named(backend)
         if not 1 <= world <= row.most_ranks:
             over = f" over {backend}" if row.play else ""
             raise RankError(f"a pool of {world} ranks{over}; expected 1 to {row.most_ranks}")

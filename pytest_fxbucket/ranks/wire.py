@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEAD = struct.Struct("<4sI")
 _LENGTH_BYTES = 8
-_BEGIN = b"fxb1"
+BEGIN = b"fxb1"
 # More is no frame of ours, whatever it begins with.
 _MOST_BUFFERS, _MOST_BYTES = 1 << 24, 1 << 44
 
@@ -75,7 +75,7 @@ def pack_whole(value: object) -> bytes:
 
 def head(buffers: Sequence[Buffer]) -> bytes:
     """The beginning, the count and the lengths that go before ``buffers``."""
-    return HEAD.pack(_BEGIN, len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
+    return HEAD.pack(BEGIN, len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
 
 
 def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buffer]]:
@@ -86,7 +86,7 @@ def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buff
     first = bytearray(HEAD.size)
     yield first
     begin, count = HEAD.unpack(first)
-    if begin != _BEGIN or not 0 < count <= min(_MOST_BUFFERS, most_bytes):
+    if begin != BEGIN or not 0 < count <= min(_MOST_BUFFERS, most_bytes):
         raise Garbled
     second = bytearray(count * _LENGTH_BYTES)
     yield second

@@ -94,7 +94,7 @@ def test_a_parameter_without_a_gradient_is_none_for_ddp_either(run: Run) -> None
 
 
 def test_an_eager_step_that_does_not_end_says_which(run: Run) -> None:
-    verdict = run(plan_of("Waits", '["a"]', f"{TWO}[run]\ntimeout_s = 5\n"))
+    verdict = run(plan_of("Waits", '["a", "b"]', f"{TWO}[run]\ntimeout_s = 5\n"))
     assert verdict.outcome == "failed"
     assert 'at "eager step 1 of 3"' in verdict.summary
 

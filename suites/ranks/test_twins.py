@@ -13,7 +13,7 @@ ECHO = "suites.ranks.jobs:echo"
 WORLD = 2
 
 
-@pytest.fixture(params=["gloo", "local", "fake"])
+@pytest.fixture(params=["gloo", "local"])
 def pool(pools, request):
     return pools.get(WORLD, request.param)
 

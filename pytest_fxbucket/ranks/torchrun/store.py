@@ -133,8 +133,6 @@ def _no(what: str) -> NoReturn:
 
 
 _PART_BYTES = 4 << 20
-_HEAD = struct.Struct("<4sI")
-_BEGIN = b"fxb1"
 # A key that was seen is there at once; the time is for a server that is slow or gone.
 _ANSWER_S = 60
 LIMIT_S = 90.0
@@ -170,12 +168,12 @@ class Store:
         starts = range(_PART_BYTES, len(data), _PART_BYTES)
         for index, start in enumerate(starts):
             self._set(f"{key}/part{index}", data[start : start + _PART_BYTES])
-        self._set(key, _HEAD.pack(_BEGIN, len(starts)) + data[:_PART_BYTES])
+        self._set(key, wire.HEAD.pack(wire.BEGIN, len(starts)) + data[:_PART_BYTES])
 
     def get(self, key: str) -> object:
         """The value that somebody has put at ``key``. Raises Refused for what is no plain data."""
         first = self._get(key)
-        data = bytearray(first[_HEAD.size :])
+        data = bytearray(first[wire.HEAD.size :])
         for index in range(_parts(first)):
             data += self._get(f"{key}/part{index}")
         return unpack(_split(data))
@@ -266,8 +264,8 @@ def _listen(member: Member) -> int | None:
 
 def _parts(first: bytes) -> int:
     """How many values belong to one that begins with ``first``."""
-    begin, parts = _HEAD.unpack_from(first) if len(first) >= _HEAD.size else (b"", 0)
-    return int(parts) if begin == _BEGIN else 0
+    begin, parts = wire.HEAD.unpack_from(first) if len(first) >= wire.HEAD.size else (b"", 0)
+    return int(parts) if begin == wire.BEGIN else 0
 
 
 def _split(data: bytearray) -> list[wire.Buffer]:
