@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.pool import RankFailure
 from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 from suites.ranks.fault_jobs import FAULTS
@@ -217,3 +218,58 @@ def test_a_rank_may_not_wait_when_it_is_not_its_turn():
 
     scheduler.play([lambda: None, second])
     assert errors == ["rank 0 waits in several threads; with all ranks in one process each may wait in one"]
+
+
+# Ranks without communication, one after the other, are as many as one likes.
+
+
+@pytest.fixture(scope="module")
+def fake(pools):
+    return pools.get(6, "fake")
+
+
+def fail_alone(pool, payload, timeout_s=60):
+    with pytest.raises(RankFailure) as caught:
+        pool.run(JOBS + "alone", [payload] * pool.world, timeout_s=timeout_s)
+    assert len(pool.run(JOBS + "alone", [None] * pool.world, timeout_s=60)) == pool.world
+    return caught.value
+
+
+def test_each_rank_is_itself_and_begins_fresh(fake):
+    results = fake.run(JOBS + "alone", [None] * 6, timeout_s=60)
+    assert [result[:4] for result in results] == [(rank, 6, rank, 6) for rank in range(6)]
+    assert len({fresh for *_, fresh in results}) == 1
+
+
+def test_a_thousand_ranks(pools):
+    pool = pools.get(1024, "fake")
+    results = pool.run(JOBS + "alone", [None] * 1024, timeout_s=120)
+    pool.close()
+    assert [result[:4] for result in results] == [(rank, 1024, rank, 1024) for rank in range(1024)]
+
+
+def test_without_communication_the_first_rank_that_raises_ends_the_job(fake):
+    failure = fail_alone(fake, (3, "raise"))
+    assert (failure.kind, failure.rank, failure.error) == ("raised", 3, "no good")
+    assert str(failure).startswith('rank 3 of 6 raised ValueError: no good, at "mark of 3"')
+    assert [state.outcome for state in failure.states] == ["returned"] * 3 + ["raised"] + ["was not begun"] * 2
+
+
+def test_without_communication_a_death_is_of_the_rank_whose_turn_it_was(fake):
+    failure = fail_alone(fake, (3, "exit"))
+    assert (failure.kind, failure.rank) == ("died", 3)
+    assert str(failure).startswith('rank 3 of 6 exited with status 3, at "mark of 3"')
+    assert [state.outcome for state in failure.states] == ["returned"] * 3 + ["died"] + ["running"] * 2
+
+
+def test_without_communication_a_rank_that_goes_on_for_ever_is_named_with_its_stack(fake):
+    failure = fail_alone(fake, (3, "loop"), timeout_s=2)
+    assert (failure.kind, failure.rank) == ("timeout", 3)
+    assert 'rank 3: is still running, at "mark of 3"' in str(failure)
+    assert "in alone" in failure.stacks[3]
+
+
+@pytest.mark.parametrize(("world", "backend", "most"), [(65, "local", 64), (0, "local", 64), ((1 << 16) + 1, "fake", 1 << 16)])
+def test_too_many_ranks_are_refused(pools, world, backend, most):
+    with pytest.raises(RankError, match=f"a pool of {world} ranks over {backend}; expected 1 to {most}"):
+        pools.get(world, backend)
