@@ -30,7 +30,7 @@ class Eager(OnRanks):
     """torch's own step of a plan's model beside the final step of the plan, on ranks."""
 
     pipe: str = ""
-    """Named pipe that the ranks tell each step through (:mod:`pytest_fxbucket.eager.step_reports`)."""
+    """Named pipe that the ranks report each step through (:mod:`pytest_fxbucket.eager.step_reports`)."""
     steady: bool = False
     """Whether learning rates stay as they are; else each step has others, so that one of another step shows."""
 

@@ -48,7 +48,7 @@ class EagerTask:
     removed: tuple[str, ...] = ()
     """State that transformations took out of the graph, by name."""
     pipe: str = ""
-    """Named pipe that each step is told through; empty: none is."""
+    """Named pipe that each step is reported through; empty: none is."""
     steady: bool = False
     """Whether learning rates stay as they are."""
 
@@ -235,7 +235,7 @@ def _by_key(ours: StepRun, took: Took) -> Left:
 
 
 def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
-    """Losses, gradients, parameters, buffers and state; told is what the graph lacks, and a gradient that it has alone."""
+    """Losses, gradients, parameters, buffers and state; one-sided is what the graph lacks, and a gradient that it has alone."""
     graph, removed = task.graph, task.removed
     words = {"grad": "gradient", "param": "parameter"}
     for key, value in theirs.items():

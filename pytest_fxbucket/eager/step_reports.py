@@ -1,4 +1,4 @@
-"""What ranks tell of each step while they run: a line of JSON each through one named pipe, so that nobody has to ask."""
+"""What ranks report of each step while they run: a line of JSON each through one named pipe, so that nobody has to ask."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepReport:
 
 
 class StepReporter:
-    """A rank's end of the pipe at ``path``; without one it tells nobody."""
+    """A rank's end of the pipe at ``path``; without one it reports nothing."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._rank, self._fd = rank, os.open(path, os.O_WRONLY) if path else -1
@@ -56,9 +56,9 @@ class StepReporter:
 
 
 class StepReports:
-    """The other end, a new pipe at ``path``: while it is entered, ``on_step`` gets each step once all ``world`` ranks told it.
+    """The other end, a new pipe at ``path``: while it is entered, ``on_step`` gets each step once all ``world`` ranks have it.
 
-    It is called on a thread of its own, with what they told in rank order.
+    It is called on a thread of its own, with their reports in rank order.
     """
 
     def __init__(self, path: Path, world: int, on_step: Callable[[list[StepReport]], None]) -> None:
@@ -82,9 +82,9 @@ class StepReports:
             for line in lines:
                 if not line.strip():
                     return
-                told = StepReport(**json.loads(line))
-                ranks = self._steps.setdefault(told.step, {})
-                ranks[told.rank] = told
+                report = StepReport(**json.loads(line))
+                ranks = self._steps.setdefault(report.step, {})
+                ranks[report.rank] = report
                 if len(ranks) == self._world:
-                    del self._steps[told.step]
+                    del self._steps[report.step]
                     self._on_step([ranks[rank] for rank in range(self._world)])

@@ -59,8 +59,8 @@ def _desync(said: Mapping[int, RecordedLaunch | None], index: int, members: tupl
     there = {rank: launch.what for rank, launch in said.items() if launch is not None}
     where = f"collective {index + 1} of the job on {ranks_text(members)}"
     # The odd one out is named first: those that few ranks say.
-    told = Counter(there.values())
-    whats = sorted(told, key=lambda what: (told[what], min(rank for rank, one in there.items() if one == what)))
+    counts = Counter(there.values())
+    whats = sorted(counts, key=lambda what: (counts[what], min(rank for rank, one in there.items() if one == what)))
     parts = [f"{_of(there, what)} launched {what}" for what in whats]
     if len(whats) == 1:
         return Desync(missing[0], f"{ranks_text(missing)} never launched {where}; {parts[0]}", is_missing=True)

@@ -130,8 +130,8 @@ class RankPool:
         if len(payloads) != self.world:
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         # A job of ours says nothing that ``what`` does not.
-        told = (what,) if what and job.startswith("pytest_fxbucket.") else (what, f"job {job}")
-        call = Call(job, payloads, timeout_s, paths, log_dir, ", ".join(filter(None, told)))
+        names = (what,) if what and job.startswith("pytest_fxbucket.") else (what, f"job {job}")
+        call = Call(job, payloads, timeout_s, paths, log_dir, ", ".join(filter(None, names)))
         outcome = self._outcome(call)
         for state in outcome.states:
             if state.output and on_output is not None:

@@ -47,12 +47,12 @@ class Exchange:
         rank = self._ranks[member]
         if self._first is None:
             self._first = rank, said
-        first, told = self._first
-        if told.agreed != said.agreed:
+        first, expected = self._first
+        if expected.agreed != said.agreed:
             where = f"as collective {self._index + 1} on" if self._index >= 0 else "between"
             raise CollectiveMismatch(
                 f"rank {rank} launched {said.text} {where} {ranks_text(tuple(sorted(self._ranks)))}, "
-                f"where rank {first} launched {told.text}"
+                f"where rank {first} launched {expected.text}"
             )
         self._brought[member] = brought
 

@@ -178,10 +178,10 @@ class TorchrunPool(RankPool):
         states = [self._state(rank, done, said) for rank in range(self.world)]
         return Outcome(states, all(one.in_time for one in done.values()), values)
 
-    def _state(self, rank: int, done: dict[int, _Done], told: Round) -> RankState:
+    def _state(self, rank: int, done: dict[int, _Done], said: Round) -> RankState:
         if rank in done and (state := done[rank].state) is not None:
             return state
-        why = told.missing.get(rank) or told.missing.get(0, "did not say what became of it")
+        why = said.missing.get(rank) or said.missing.get(0, "did not say what became of it")
         # Who left did so because of another, or is late; who is gone comes before all.
         return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
 

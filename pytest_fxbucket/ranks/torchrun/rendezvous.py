@@ -229,9 +229,9 @@ class Rendezvous:
         silent = self._silent(topic)
         missing = {rank: excused.get(rank, f"did not come within {limit_s:g} s") for rank in silent}
         entries = {rank: self._store.get(f"{topic}/{rank}") for rank in range(self.world) if rank not in missing}
-        told = Round(entries, missing)
-        self._store.put(f"{topic}/all", told)
-        return told
+        round_ = Round(entries, missing)
+        self._store.put(f"{topic}/all", round_)
+        return round_
 
     def _silent(self, topic: str, *, in_detail: bool = True) -> list[int]:
         """Who has said nothing at ``topic`` yet; not in detail it is all if it is any."""
