@@ -39,7 +39,7 @@ bench: $(READY)  ## the figures that docs/figures.md quotes
 	$(BIN)/python -m suites.benchmarks.capture
 	$(BIN)/python -m suites.benchmarks.step_time
 
-soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 2,000 mutated plans, goldens, stored runs and command lines, 90 comparisons of step time; tests run a twentieth
+soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 2,000 mutated plans, goldens, stored runs and command lines, 90 comparisons of step time; tests run some of it
 	$(BIN)/python -m suites.soak.run $(SOAK)
 
 compat: $(READY)  ## the table of torch versions in docs/figures.md: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_fxbucket.errors import RankError
+
 MAX_RANKS = 64
 """Processes of one pool, or ranks of one process that have outputs of their own: 250 descriptors go with one message."""
 
@@ -81,9 +83,16 @@ CHOICES = ("auto", *NAMES)
 """What a plan, an option or a marker may ask for."""
 
 
+def backend_named(name: str) -> Backend:
+    """The back end of this name. Raises RankError if there is none."""
+    if name not in BACKENDS:
+        raise RankError(f'no ranks for backend "{name}"; expected one of {", ".join(NAMES)}')
+    return BACKENDS[name]
+
+
 def row_of(asked: str) -> Backend:
-    """The back end ``asked``, one of CHOICES; of auto that of gloo, which every machine has."""
-    return BACKENDS["gloo" if asked == "auto" else asked]
+    """The back end ``asked``, one of CHOICES; of auto that of gloo, which every machine has. Raises RankError for others."""
+    return backend_named("gloo" if asked == "auto" else asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +109,5 @@ class BackendChoice:
 def choose(asked: str, world: int, machine: Machine) -> BackendChoice:
     """What ``asked``, one of CHOICES, means for ``world`` ranks on ``machine``: auto is nccl where that can be, else gloo."""
     wanted, otherwise = ("nccl", "gloo") if asked == "auto" else (asked, None)
-    lacking = BACKENDS[wanted].lacking(world, machine)
+    lacking = backend_named(wanted).lacking(world, machine)
     return BackendChoice(otherwise if lacking else wanted, lacking)

@@ -82,14 +82,14 @@ class PlanRun:
         context.folder.clear()
         return verdict
 
-    def parity(self, told: str) -> Verdict:
-        """The check eager with learning rates that stay, whose ranks tell each step through the named pipe ``told``."""
+    def parity(self, pipe: str) -> Verdict:
+        """The check eager with learning rates that stay, whose ranks report each step through the named pipe ``pipe``."""
         from pytest_fxbucket.eager.check import run
 
         context = self._context("parity")
         context.folder.clear()
         with self._its_code():
-            return run(context, told, steady=True)
+            return run(context, pipe, steady=True)
 
     def _context(self, check: str) -> Context:
         from pytest_fxbucket.checks.context import Context

@@ -36,7 +36,7 @@ from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import decode, digest, encode_module
-from pytest_fxbucket.stepping import Stepping, state_and_batches, update
+from pytest_fxbucket.step_runner import StepTask, state_and_batches, update
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.timeline.marks import Mark
@@ -49,7 +49,7 @@ _RESET_PEAK = "5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimingPhase(Stepping):
+class TimingPhase(StepTask):
     """One graph of a step in all its variants; a step runs its phases one after another."""
 
     graphs: Mapping[str, PortableGraph]

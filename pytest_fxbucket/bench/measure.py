@@ -12,7 +12,7 @@ from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
 from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.step.portable import digest
-from pytest_fxbucket.stepping import fields_of
+from pytest_fxbucket.step_runner import fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.record import BucketTime, GraphFacts

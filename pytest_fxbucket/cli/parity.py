@@ -18,7 +18,7 @@ from pytest_fxbucket.progress import on_stderr
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.verdict import Verdict
-    from pytest_fxbucket.eager.telling import StepTold
+    from pytest_fxbucket.eager.step_reports import StepReport
     from pytest_fxbucket.plan.schema import Plan
 
 _STOPPED = 130
@@ -62,7 +62,7 @@ def _planned(plan: Plan, options: Namespace) -> Plan:
 
 
 def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
-    from pytest_fxbucket.eager.telling import Listener
+    from pytest_fxbucket.eager.step_reports import StepReports
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.settings import RunSettings
@@ -74,7 +74,7 @@ def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
     try:
         with tempfile.TemporaryDirectory() as folder, progress.watching(name_of(plan)):
             pipe = Path(folder) / "steps"
-            with Listener(pipe, plan.run_world, log.took):
+            with StepReports(pipe, plan.run_world, log.took):
                 return PlanRun(plan, settings, pools, progress.say).parity(str(pipe))
     finally:
         pools.close()
@@ -95,7 +95,7 @@ class _Log:
     peaks: tuple[int, int] = (0, 0)
     """Bytes of the largest rank after the first tenth of the steps told so far, and now."""
 
-    def took(self, told: list[StepTold]) -> None:
+    def took(self, told: list[StepReport]) -> None:
         """Print a step that all ranks have told."""
         self.steps += 1
         self.first = self.first or next((one.first for one in told if one.first), "")

@@ -12,8 +12,8 @@ from pytest_fxbucket.checks.bitwise.check import steps_of, task_of
 from pytest_fxbucket.checks.bitwise.crossing import run_digests
 from pytest_fxbucket.checks.on_ranks import OnRanks, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
+from pytest_fxbucket.eager.divergence import moved
 from pytest_fxbucket.eager.job import EagerTask, Seen
-from pytest_fxbucket.eager.parting import moved
 from pytest_fxbucket.eager.reasons import WORDS, lacking
 from pytest_fxbucket.ranks.failure import RankFailure
 
@@ -29,8 +29,8 @@ _SHOWN = 8
 class Eager(OnRanks):
     """torch's own step of a plan's model beside the final step of the plan, on ranks."""
 
-    told: str = ""
-    """Named pipe that the ranks tell each step through (:mod:`pytest_fxbucket.eager.telling`)."""
+    pipe: str = ""
+    """Named pipe that the ranks report each step through (:mod:`pytest_fxbucket.eager.step_reports`)."""
     steady: bool = False
     """Whether learning rates stay as they are; else each step has others, so that one of another step shows."""
 
@@ -48,7 +48,7 @@ class Eager(OnRanks):
             step = judge.first_step(seen)
             if step is not None:
                 lines += judge.difference_lines(seen, world.entry_of)
-                lines += [*self._moved(seen), *self._parting(self._seen(step))]
+                lines += [*self._moved(seen), *self._divergence(self._seen(step))]
         except RankFailure as failure:
             return failed("eager", str(failure), list(failure.lines()))
         if lines:
@@ -67,8 +67,8 @@ class Eager(OnRanks):
     def _seen(self, localise: int | None = None) -> list[Seen]:
         world = self.world
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
-        told, removed = self.told if localise is None else "", tuple(removed_state(world))
-        tasks = [EagerTask(world.plan, graph, localise, removed, told, self.steady) for graph in graphs]
+        pipe, removed = self.pipe if localise is None else "", tuple(removed_state(world))
+        tasks = [EagerTask(world.plan, graph, localise, removed, pipe, self.steady) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 
@@ -89,13 +89,15 @@ class Eager(OnRanks):
                 if not any(reason in one.reasons for one in seen):
                     yield f'[eager] rounds_otherwise states "{reason}", but the model has no such thing; take it out'
 
-    def _parting(self, seen: Sequence[Seen]) -> Iterator[str]:
+    def _divergence(self, seen: Sequence[Seen]) -> Iterator[str]:
         if stopped := next((one.cannot or one.wrong for one in seen if one.cannot or one.wrong), ""):
             yield f"the step could not be followed to its place: {stopped}"
             return
-        partings = {rank: one.parting for rank, one in enumerate(seen) if one.parting is not None and one.parting.operator}
-        if partings:
-            rank, first = next(iter(partings.items()))
+        divergences = {
+            rank: one.divergence for rank, one in enumerate(seen) if one.divergence is not None and one.divergence.operator
+        }
+        if divergences:
+            rank, first = next(iter(divergences.items()))
             what = "output" if first.direction == "forward" else "gradient"
             yield f"first module whose {what} differs: {first.module or 'the model'} ({first.operator}), on rank {rank}"
         else:
@@ -139,7 +141,7 @@ def _stopped(one: Seen) -> bool:
     return bool(one.cannot and one.compared)
 
 
-def run(context: Context, told: str = "", steady: bool = False) -> Verdict:
+def run(context: Context, pipe: str = "", steady: bool = False) -> Verdict:
     """The check ``eager``. Raises what capture and passes raise, and RankError for ranks that cannot be had."""
     choice = context.choice("eager")
-    return choice if isinstance(choice, Verdict) else Eager(context, choice, told, steady).verdict()
+    return choice if isinstance(choice, Verdict) else Eager(context, choice, pipe, steady).verdict()

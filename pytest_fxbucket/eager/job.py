@@ -16,9 +16,9 @@ from pytest_fxbucket.checks.bitwise.job import BitwiseTask, Difference, compare,
 from pytest_fxbucket.checks.bitwise.judge import difference_line
 from pytest_fxbucket.checks.bitwise.localise import bits_digest, seen
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.eager.parting import Parting, first_parting, own_rows
+from pytest_fxbucket.eager.divergence import Divergence, first_divergence, own_rows
 from pytest_fxbucket.eager.reasons import reasons_of, reused_units
-from pytest_fxbucket.eager.telling import Teller
+from pytest_fxbucket.eager.step_reports import StepReporter
 from pytest_fxbucket.eager.trainer import EagerStep, Left, OtherModelError, TorchsOwn, Trainer
 from pytest_fxbucket.eager.wrapped import wrap
 from pytest_fxbucket.errors import FxbucketError
@@ -27,13 +27,13 @@ from pytest_fxbucket.plan.schema import Ring as Asked
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.ranks.process_groups import sums
 from pytest_fxbucket.ranks.process_groups.sums import RingOrder
-from pytest_fxbucket.stepping import Took, decay, factors, state_and_batches
+from pytest_fxbucket.step_runner import Took, decay, factors, state_and_batches
 
 if TYPE_CHECKING:
     from torch import nn
 
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.stepping import StepRun
+    from pytest_fxbucket.step_runner import StepRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class EagerTask:
     """Step to follow module by module; None: compare results only."""
     removed: tuple[str, ...] = ()
     """State that transformations took out of the graph, by name."""
-    told: str = ""
-    """Named pipe that each step is told through; empty: none is."""
+    pipe: str = ""
+    """Named pipe that each step is reported through; empty: none is."""
     steady: bool = False
     """Whether learning rates stay as they are."""
 
@@ -69,7 +69,7 @@ class Seen:
     """What is wrong with a trainer of the user's own, a clause."""
     reasons: tuple[str, ...] = ()
     """Why bits may part by design, as far as the model has such things."""
-    parting: Parting | None = None
+    divergence: Divergence | None = None
 
 
 class _RaisedError(FxbucketError):
@@ -89,19 +89,19 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     found = Seen(digests)
     start, batches = state_and_batches(rank, graph)
     ours = final_run(graphs, start, graph)
-    teller = Teller(task.told, rank)
+    reporter = StepReporter(task.pipe, rank)
     try:
         theirs = _Reference.make(rank, task, found)
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
             if step == task.localise_step:
-                found.parting = _followed(ours, theirs, batch, step, graph)
+                found.divergence = _followed(ours, theirs, batch, step, graph)
                 return found
             took, left = _graph_step(ours, batch, step, graph), theirs.take(batch, step)
             made = _by_key(ours, took)
             if not found.differences:
                 _compare(found, rank, step, made, left, task)
-            teller.tell(step, made["loss", ""], left["loss", ""], _first(found))
+            reporter.report(step, made["loss", ""], left["loss", ""], _first(found))
             if not task.steady:
                 decay([ours])
                 theirs.step.decay(factors(ours.task))
@@ -110,7 +110,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     except OtherModelError as error:
         found.wrong = str(error)
     finally:
-        teller.close()
+        reporter.close()
     return found
 
 
@@ -123,12 +123,12 @@ def _graph_step(ours: StepRun, batch: Sequence[Tensor], step: int, graph: Bitwis
     return ours.step([tensor.clone() for tensor in batch], step + 1, graph.steps)
 
 
-def _followed(ours: StepRun, theirs: _Reference, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> Parting:
+def _followed(ours: StepRun, theirs: _Reference, batch: Sequence[Tensor], step: int, graph: BitwiseTask) -> Divergence:
     ours.watch = seen
     took = _graph_step(ours, batch, step, graph)
     known = {digest for _, _, digests in ours.seen for digest in digests.values()}
     known |= {bits_digest([value]) for value in (*batch, *took.given)}
-    return first_parting(theirs.step.trainer.model, known, lambda: theirs.take(batch, step))
+    return first_divergence(theirs.step.trainer.model, known, lambda: theirs.take(batch, step))
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _by_key(ours: StepRun, took: Took) -> Left:
 
 
 def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: EagerTask) -> None:
-    """Losses, gradients, parameters, buffers and state; told is what the graph lacks, and a gradient that it has alone."""
+    """Losses, gradients, parameters, buffers and state; one-sided is what the graph lacks, and a gradient that it has alone."""
     graph, removed = task.graph, task.removed
     words = {"grad": "gradient", "param": "parameter"}
     for key, value in theirs.items():

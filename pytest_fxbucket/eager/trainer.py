@@ -14,7 +14,7 @@ from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.capture.optimizers.state import rates, state_tensors
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import FxbucketError
-from pytest_fxbucket.stepping import LEARNING_RATE
+from pytest_fxbucket.step_runner import LEARNING_RATE
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ class ProcessState:
         settings = _settings()
         return cls(
             tuple(generator.get_state() for generator in _generators()) if settings else None,
-            settings.values_of(settings.of_process()) if settings else None,
+            settings.values_of(settings.OF_PROCESS) if settings else None,
             random.getstate(),
             numpy_random.get_state() if numpy_random is not None else None,
             _cwd(),
@@ -49,7 +49,7 @@ class ProcessState:
     def put_back(self) -> None:
         """Let the process have this again."""
         if settings := _settings():
-            settings.put(settings.of_process(), self.settings)
+            settings.put(settings.OF_PROCESS, self.settings)
             if self.generators is None:
                 import torch
 
@@ -74,13 +74,13 @@ class ProcessState:
 def torch_settings_now() -> dict[str, Any]:
     """Torch's settings of process and thread, by name; none while nobody has imported torch."""
     settings = _settings()
-    return settings.values_of([*settings.of_process(), *settings.of_thread()]) if settings else {}
+    return settings.values_of((*settings.OF_PROCESS, *settings.OF_THREAD)) if settings else {}
 
 
 def put_torch_settings(values: dict[str, Any]) -> None:
     """Set those of torch's settings that ``values`` names."""
     if values and (settings := _settings()):
-        settings.put([*settings.of_process(), *settings.of_thread()], values)
+        settings.put((*settings.OF_PROCESS, *settings.OF_THREAD), values)
 
 
 def reset() -> None:
@@ -91,7 +91,7 @@ def reset() -> None:
     if settings := _settings():
         import torch
 
-        settings.put([*settings.of_process(), *settings.of_thread()])
+        settings.put((*settings.OF_PROCESS, *settings.OF_THREAD))
         torch.manual_seed(0)
     random.seed(0)
     numpy_random = sys.modules.get("numpy.random")
@@ -107,7 +107,7 @@ def fresh_state() -> Iterator[None]:
     """
     state, streams, limit = ProcessState.take(), (sys.stdin, sys.stdout, sys.stderr), sys.getrecursionlimit()
     settings = _settings()
-    of_thread = settings.values_of(settings.of_thread()) if settings else None
+    of_thread = settings.values_of(settings.OF_THREAD) if settings else None
     threads = _threads()
     mask = os.umask(0)
     os.umask(mask)
@@ -121,7 +121,7 @@ def fresh_state() -> Iterator[None]:
         sys.setrecursionlimit(limit)
         os.umask(mask)
         if settings := _settings():
-            settings.put(settings.of_thread(), of_thread)
+            settings.put(settings.OF_THREAD, of_thread)
         if threads is not None and threads != _threads():
             sys.modules["torch"].set_num_threads(threads)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,22 +26,12 @@ Values = dict[str, Any]
 """Settings by their names."""
 
 
-def of_process() -> list[Setting]:
-    """Those that all threads share."""
-    return list(_OF_PROCESS)
-
-
-def of_thread() -> list[Setting]:
-    """Those that each thread has for itself."""
-    return list(_OF_THREAD)
-
-
-def values_of(settings: list[Setting]) -> Values:
+def values_of(settings: Iterable[Setting]) -> Values:
     """What each of ``settings`` is now."""
     return {one.name: one.get() for one in settings}
 
 
-def put(settings: list[Setting], values: Values | None = None) -> None:
+def put(settings: Iterable[Setting], values: Values | None = None) -> None:
     """Set what is otherwise in ``values``; None: as a new process has it."""
     for one in settings:
         wanted = one.fresh if values is None else values.get(one.name, one.get())
@@ -49,41 +39,20 @@ def put(settings: list[Setting], values: Values | None = None) -> None:
             one.set(wanted)
 
 
-def _of_sdpa() -> Iterator[Setting]:
-    """Which kernels scaled_dot_product_attention may take: each leaves another graph."""
-    for kind in ("flash", "mem_efficient", "math", "cudnn"):
-        enabled, enable = (
-            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
-            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
-        )
-        yield Setting(f"{kind} attention", enabled, enable, True)
-
-
-def _set_fill(value: bool) -> None:
-    setattr(torch.utils.deterministic, _FILL, value)
-
-
-def _fill() -> bool:
-    return bool(getattr(torch.utils.deterministic, _FILL))
-
-
-def _set_anomaly(value: tuple[bool, bool]) -> None:
-    torch.set_anomaly_enabled(*value)
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-_FILL = "fill_uninitialized_memory"
+_DETERMINISTIC, _FILL = torch.utils.deterministic, "fill_uninitialized_memory"
 _FUTURE = torch.__future__
-_OF_PROCESS = (
+OF_PROCESS = (
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     # As use_deterministic_algorithms, which imports inductor.
     Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-    Setting("filling of empty tensors", _fill, _set_fill, True),
-    Setting("anomaly mode", _anomaly, _set_anomaly, (False, True)),
+    Setting("filling of empty tensors", partial(getattr, _DETERMINISTIC, _FILL), partial(setattr, _DETERMINISTIC, _FILL), True),
+    Setting(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+        (False, True),
+    ),
     Setting("fast path of attention", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True),
     Setting(
         "swapping of converted parameters",
@@ -98,9 +67,19 @@ _OF_PROCESS = (
         False,
     ),
     Setting("hooks of all modules", module_hooks, set_module_hooks, module_hooks()),
-    *_of_sdpa(),
+    # Which kernels scaled_dot_product_attention may take: each leaves another graph.
+    *(
+        Setting(
+            f"{kind} attention",
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+            True,
+        )
+        for kind in ("flash", "mem_efficient", "math", "cudnn")
+    ),
 )
-_OF_THREAD = (
+"""Those that all threads share."""
+OF_THREAD = (
     Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
     Setting("default device", default_device, torch.set_default_device, None),
     *(
@@ -116,3 +95,4 @@ _OF_THREAD = (
         for kind, to in (("cpu", torch.bfloat16), ("cuda", torch.float16))
     ),
 )
+"""Those that each thread has for itself."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import pytest
 
 from pytest_fxbucket.pytest_plugin.pytest_internals import silence
-from pytest_fxbucket.ranks.torchrun.progress import DIFFERENCES, END, ITEMS, Agenda
+from pytest_fxbucket.ranks.torchrun.member import DIFFERENCES, END, ITEMS, ItemProgress
 from pytest_fxbucket.ranks.wire import cut
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Torchrun:
     def __init__(self, config: pytest.Config, member: Member) -> None:
         _refuse_xdist(config)
         self._config, self._member, self._is_first = config, member, member.rank == 0
-        self._agenda = Agenda()
+        self._progress = ItemProgress()
         self._meeting: Rendezvous | None = None
         self._is_in_phase = False
         self._is_parted = False
@@ -63,7 +63,7 @@ class Torchrun:
         """Pools of which this process holds one rank; ``warm``: see Pools."""
         from pytest_fxbucket.ranks.torchrun.pool import TorchrunPools
 
-        return TorchrunPools(self.meeting, self._agenda, warm)
+        return TorchrunPools(self.meeting, self._progress, warm)
 
     @property
     def log_name(self) -> str | None:
@@ -115,7 +115,7 @@ class Torchrun:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         """Go on to the next item."""
-        self._agenda.next_item()
+        self._progress.next_item()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -201,7 +201,7 @@ class Torchrun:
         self._meeting.close()
 
     def _phase(self, number: int) -> Generator[None]:
-        self._agenda.enter(number)
+        self._progress.enter(number)
         self._is_in_phase = True
         try:
             yield
@@ -242,7 +242,7 @@ class Torchrun:
         from pytest_fxbucket.ranks.torchrun.rendezvous import PATIENCE_S
 
         try:
-            said = self.meeting.exchange(self._agenda.report(), mine.cut(), limit_s=PATIENCE_S)
+            said = self.meeting.exchange(self._progress.report(), mine.cut(), limit_s=PATIENCE_S)
         except RankError as error:
             self.meeting.end(str(error))
             return {self._member.rank: mine}, [str(error)]

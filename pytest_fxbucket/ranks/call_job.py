@@ -85,7 +85,7 @@ _rank_pid = 0
 _forks_from_main_thread = False
 
 
-def stand_apart(connection: socket.socket) -> None:
+def separate_forks(connection: socket.socket) -> None:
     """Call it once in a rank: what this process forks from now on has no ``connection``, and dies with it."""
     global _rank_pid
     _rank_pid = os.getpid()

@@ -26,43 +26,41 @@ class Desync:
 
 def agree(groups: Mapping[int, Sequence[RecordedGroup]]) -> bool:
     """Whether the ranks (rank -> its groups) launched the same on every group that they share."""
+    keys = {rank: _keys(own) for rank, own in groups.items()}
     seen: dict[_Key, tuple[int, int]] = {}
     for rank, own in groups.items():
-        for key, index in _keys(own).items():
+        for key, index in keys[rank].items():
             said = (own[index].count, own[index].checksum)
             if rank in key[0] and seen.setdefault(key, said) != said:
                 return False
     # A group that a member never made, or one of no members that are here, is no concern as long as nothing was launched on it.
-    return all(
-        _launched_by(groups[rank], key) or not count for key, (count, _) in seen.items() for rank in key[0] if rank in groups
-    )
+    return all(not count or key in keys[rank] for key, (count, _) in seen.items() for rank in key[0] if rank in groups)
 
 
-def partings(places: Mapping[int, RankPosition]) -> list[Desync]:
-    """Where the ranks part, a group after the other; ranks that left no ledger are not in ``places``."""
+def desyncs(places: Mapping[int, RankPosition]) -> list[Desync]:
+    """Where the ranks part, a group after the other; ranks that left no flight record are not in ``places``."""
     keys = sorted({key for where in places.values() for key in _keys(where.groups)})
-    return [parting for key in keys for parting in _on_group(key, places)]
+    return [desync for key in keys for desync in _on_group(key, places)]
 
 
 def _on_group(key: _Key, places: Mapping[int, RankPosition]) -> Iterator[Desync]:
     launched = {rank: _launches(places[rank], key) for rank in key[0] if rank in places}
-    counts = {rank: _count(places[rank], key) for rank in launched}
     # The ring keeps the last launches only: what some rank forgot cannot be compared.
-    first = max((counts[rank] - len(launches) for rank, launches in launched.items()), default=0)
-    for index in range(first, max(counts.values(), default=0)):
-        said = {rank: launches.get(index) for rank, launches in launched.items()}
-        if len({_compared(launch) for launch in said.values()}) > 1:
-            yield _parting(said, index, key[0])
+    first = max((count - len(launches) for count, launches in launched.values()), default=0)
+    for index in range(first, max((count for count, _ in launched.values()), default=0)):
+        said = {rank: launches.get(index) for rank, (_, launches) in launched.items()}
+        if len({launch.agreed if launch is not None else "" for launch in said.values()}) > 1:
+            yield _desync(said, index, key[0])
             return
 
 
-def _parting(said: Mapping[int, RecordedLaunch | None], index: int, members: tuple[int, ...]) -> Desync:
+def _desync(said: Mapping[int, RecordedLaunch | None], index: int, members: tuple[int, ...]) -> Desync:
     missing = tuple(rank for rank, launch in said.items() if launch is None)
     there = {rank: launch.what for rank, launch in said.items() if launch is not None}
     where = f"collective {index + 1} of the job on {ranks_text(members)}"
     # The odd one out is named first: those that few ranks say.
-    told = Counter(there.values())
-    whats = sorted(told, key=lambda what: (told[what], min(rank for rank, one in there.items() if one == what)))
+    counts = Counter(there.values())
+    whats = sorted(counts, key=lambda what: (counts[what], min(rank for rank, one in there.items() if one == what)))
     parts = [f"{_of(there, what)} launched {what}" for what in whats]
     if len(whats) == 1:
         return Desync(missing[0], f"{ranks_text(missing)} never launched {where}; {parts[0]}", is_missing=True)
@@ -75,10 +73,6 @@ def _of(there: Mapping[int, str], what: str) -> str:
     return ranks_text(tuple(rank for rank, one in there.items() if one == what))
 
 
-def _compared(launch: RecordedLaunch | None) -> str:
-    return "" if launch is None else launch.agreed
-
-
 def _keys(groups: Sequence[RecordedGroup]) -> dict[_Key, int]:
     seen: Counter[tuple[int, ...]] = Counter()
     keys = {}
@@ -88,16 +82,9 @@ def _keys(groups: Sequence[RecordedGroup]) -> dict[_Key, int]:
     return keys
 
 
-def _launched_by(groups: Sequence[RecordedGroup], key: _Key) -> bool:
-    index = _keys(groups).get(key)
-    return index is not None and groups[index].count > 0
-
-
-def _count(where: RankPosition, key: _Key) -> int:
+def _launches(where: RankPosition, key: _Key) -> tuple[int, dict[int, RecordedLaunch]]:
+    """How many the rank launched on a group, and by number those that are still known."""
     index = _keys(where.groups).get(key)
-    return 0 if index is None else where.groups[index].count
-
-
-def _launches(where: RankPosition, key: _Key) -> dict[int, RecordedLaunch]:
-    index = _keys(where.groups).get(key)
-    return {launch.index: launch for launch in where.launches if launch.group == index}
+    if index is None:
+        return 0, {}
+    return where.groups[index].count, {launch.index: launch for launch in where.launches if launch.group == index}

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.desync import agree, partings
-from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
+from pytest_fxbucket.ranks.desync import agree, desyncs
+from pytest_fxbucket.ranks.flight_recorder import RankPosition
+from pytest_fxbucket.ranks.stacks import folded, readable
 
 # What gloo says on a rank whose peer is gone: an effect, never the cause.
 _PEER_GONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|read error|write error", re.I)
@@ -189,7 +190,7 @@ def has_failed(states: Sequence[RankState]) -> bool:
 
 def failure_of(states: Sequence[RankState], *, task: str, timed_out_s: float | None) -> RankFailure:
     """The failure behind ``states``, of which some failed or, when ``timed_out_s`` is given, did not end within that time."""
-    parted = partings({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")})
+    parted = desyncs({state.rank: state.where for state in states if state.outcome not in ("unpicklable", "garbled", "gone")})
     first = _first_to_fail(states)
     kind = _kind_of(first)
     if parted and (kind in ("timeout", "mismatch") or (first.is_effect and not parted[0].is_missing)):
@@ -290,42 +291,3 @@ def _ended(first: RankState, has_processes: bool) -> Iterator[str]:
         yield "look at that machine: its pytest ended, was killed, or lost the network"
     elif has_processes and first.error_type != "AssertionError":
         yield "run the same with backend local: all ranks in one process, one at a time, and nothing that can hang"
-
-
-# Python stacks as faulthandler writes them, made readable: from the job on, and equal ones once.
-
-
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+( \[[^]]*\])?( \(most recent call first\))?:$")
-# Below this frame is how the rank came to run the job; the file is the rank's own loop.
-_JOB_BEGINS = re.compile(r'File ".*[/\\]pytest_fxbucket[/\\]ranks[/\\]worker\.py", line \d+ in _run$')
-_RANK_LOOP = re.compile(r'File ".*[/\\]pytest_fxbucket[/\\]ranks[/\\]worker\.py", line \d+ in ')
-_IDLE = "  has no job"
-NO_STACK = "(no stack: the rank did not answer)"
-
-
-def readable(stack: str) -> str:
-    """The threads of a dump, each from its innermost frame to where the job began, without addresses."""
-    lines: list[str] = []
-    skipping = False
-    for line in stack.splitlines():
-        if _THREAD.match(line):
-            skipping = False
-            lines.append("thread, innermost frame first:")
-        elif _JOB_BEGINS.search(line):
-            skipping = True
-        elif not skipping and _RANK_LOOP.search(line) and lines and lines[-1].startswith("thread"):
-            lines.append(_IDLE)
-            skipping = True
-        elif line.strip() and not skipping:
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def folded(stacks: Mapping[int, str]) -> Iterator[str]:
-    """All stacks, those of ranks that stand at the same place once; nothing if no rank is in its job any more."""
-    same: dict[str, list[int]] = {}
-    for rank, stack in sorted(stacks.items()):
-        same.setdefault(stack, []).append(rank)
-    for stack, ranks in same.items() if any(not stack.endswith(_IDLE) for stack in same) else ():
-        yield f"--- {ranks_text(tuple(ranks))}, Python stacks"
-        yield from stack.splitlines()

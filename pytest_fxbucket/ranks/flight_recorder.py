@@ -1,36 +1,54 @@
 """Where each rank is: its job's mark, and the collectives it launched, in shared memory that outlives the rank.
 
-One ledger a rank, little endian: a head (mark, counts, what the rank does now), a table of process groups (members, how many
-launches, a checksum over them), and a ring of the last launches. A rank writes its own and the parent reads all, also of ranks
-that hang or are dead. A launch costs the rank some 4 us.
+One record a rank: a head (mark, counts, what the rank does now), a table of process groups (members, how many launches, a
+checksum over them), and a ring of the last launches. A rank writes its own and the parent reads all, also of ranks that hang or
+are dead. A launch costs the rank some 4 us.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-import struct
 import zlib
+from collections.abc import Sequence
+from ctypes import Structure, c_bool, c_char, c_uint8, c_uint16, c_uint32, c_uint64, sizeof
 from dataclasses import dataclass
+from typing import Any
 
 MARK_BYTES = 200
 _MOST_GROUPS = 64
 _RING = 256
 
-_HEAD = struct.Struct("<H200sIIIB")  # length and bytes of the mark; groups; launches; the launch at hand, and what it is about
-_GROUPS_AT, _LAUNCHES_AT, _DOING_AT, _KEPT_AT = 202, 206, 210, 215
-_ACTING_AT = 220  # in the first ledger: one more than the rank that wrote act_as last
-_COUNT = struct.Struct("<I")
-_DOING = struct.Struct("<IB")
-_GROUP = struct.Struct("<III80s")  # launches, checksum, launches at the mark, members as text
-_COUNTS = struct.Struct("<III")
-_LAUNCH = struct.Struct("<IIB?28s16sQ")  # number on the group, the same since the mark, group, compared, kind, dtype, elements
-_HEAD_BYTES, _GROUP_BYTES, _LAUNCH_BYTES = 256, 96, 64
-_RING_AT = _HEAD_BYTES + _MOST_GROUPS * _GROUP_BYTES
-_LEDGER_BYTES = _RING_AT + _RING * _LAUNCH_BYTES
-
 _LAUNCHED, _WAITS, _PAST = 0, 1, 2
 _DOES = {_LAUNCHED: "launched", _WAITS: "waits for", _PAST: "is past"}
+
+
+class _Group(Structure):
+    _fields_ = (("launches", c_uint32), ("checksum", c_uint32), ("at_mark", c_uint32), ("members", c_char * 84))
+
+
+class _Launch(Structure):
+    """``index`` counts on its group from 0, ``number`` since the mark from 1."""
+
+    _fields_ = (
+        *(("index", c_uint32), ("number", c_uint32), ("group", c_uint8), ("is_compared", c_bool)),
+        *(("kind", c_char * 30), ("dtype", c_char * 16), ("numel", c_uint64)),
+    )
+
+
+class _Record(Structure):
+    """``kept``: groups that stay from job to job. ``doing``: the launch at hand, from 1, and what it ``does``.
+
+    ``acting``, in the first record: one more than the rank that wrote act_as last.
+    """
+
+    _fields_ = (
+        *(("mark_length", c_uint16), ("mark", c_uint8 * MARK_BYTES)),
+        *(("group_count", c_uint32), ("kept", c_uint32), ("acting", c_uint32)),
+        *(("launch_count", c_uint32), ("doing", c_uint32), ("does", c_uint8)),
+        *(("groups", _Group * _MOST_GROUPS), ("ring", _Launch * _RING)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +85,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """What one rank's ledger says. ``does``: launched, waits for, is past; of ``at``, the collective at hand, if any."""
+    """What one rank's flight record says. ``does``: launched, waits for, is past; of ``at``, the collective at hand, if any."""
 
     mark: str = ""
     at: RecordedLaunch | None = None
@@ -84,91 +102,95 @@ class RankPosition:
         return f"{self.does} {self.at.what}, number {self.at.number} on {ranks_text(self.groups[self.at.group].members)}"
 
 
-class Ledgers:
-    """The parent's side: the ledgers of ``world`` ranks in an anonymous file, whose descriptor ``fd`` goes to the ranks."""
+class FlightRecords:
+    """The parent's side: those of ``world`` ranks in an anonymous file, whose descriptor ``fd`` goes to the ranks."""
 
     def __init__(self, world: int) -> None:
-        self.fd = os.memfd_create("fxbucket-ledgers", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, world * _LEDGER_BYTES)
-        self._map = mmap.mmap(self.fd, world * _LEDGER_BYTES)
+        self.fd = os.memfd_create("fxbucket-records", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, world * sizeof(_Record))
+        self._records: Sequence[_Record] = _mapped(self.fd, world)
 
     def read(self, rank: int) -> RankPosition:
         """What ``rank`` wrote since the last clear."""
-        start = rank * _LEDGER_BYTES
-        length, mark, groups, launched, doing, does = _HEAD.unpack_from(self._map, start)
-        return RankPosition(
-            mark[: min(length, MARK_BYTES)].decode("utf-8", "replace"),
-            self._launch(start, doing - 1) if doing else None,
-            _DOES.get(does, "") if doing else "",
-            self.groups(rank)[:groups],
-            tuple(self._launch(start, index) for index in range(max(0, launched - _RING), launched)),
-        )
+        return _position(self._records[rank])
 
     def groups(self, rank: int) -> tuple[RecordedGroup, ...]:
         """The process groups of ``rank``: the quick look that tells whether all ranks launched the same."""
-        start = rank * _LEDGER_BYTES
-        (count,) = _COUNT.unpack_from(self._map, start + _GROUPS_AT)
-        found = []
-        for index in range(min(count, _MOST_GROUPS)):
-            launches, checksum, _, members = _GROUP.unpack_from(self._map, start + _HEAD_BYTES + index * _GROUP_BYTES)
-            found.append(RecordedGroup(_members(members), launches, checksum))
-        return tuple(found)
+        return _groups(self._records[rank])
 
     def acting(self) -> int | None:
         """Of a world whose ranks are all in one process: the rank that it plays, or played last; None before the first."""
-        (number,) = _COUNT.unpack_from(self._map, _ACTING_AT)
-        return int(number) - 1 if number else None
+        number = int(self._records[0].acting)
+        return number - 1 if number else None
 
     def clear(self, rank: int) -> None:
         """Forget the mark, all launches, and the process groups that came after ``settle``."""
-        start = rank * _LEDGER_BYTES
-        (groups,) = _COUNT.unpack_from(self._map, start + _KEPT_AT)
-        _HEAD.pack_into(self._map, start, 0, b"", groups, 0, 0, 0)
-        for index in range(groups):
-            _COUNTS.pack_into(self._map, start + _HEAD_BYTES + index * _GROUP_BYTES, 0, 0, 0)
+        record = self._records[rank]
+        record.mark_length = record.launch_count = record.doing = 0
+        record.group_count = record.kept
+        for index in range(record.kept):
+            group = record.groups[index]
+            group.launches = group.checksum = group.at_mark = 0
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
-        if not self._map.closed:
-            self._map.close()
+        if self._records:
+            self._records = ()
             os.close(self.fd)
 
-    def _launch(self, start: int, position: int) -> RecordedLaunch:
-        at = start + _RING_AT + position % _RING * _LAUNCH_BYTES
-        index, number, group, is_compared, kind, dtype, numel = _LAUNCH.unpack_from(self._map, at)
-        return RecordedLaunch(group, index, number, is_compared, _text(kind), _text(dtype), numel)
+
+def _position(record: _Record) -> RankPosition:
+    """What a record says."""
+    doing, count = record.doing, record.launch_count
+    return RankPosition(
+        bytes(record.mark[: min(record.mark_length, MARK_BYTES)]).decode("utf-8", "replace"),
+        _launch(record, doing - 1) if doing else None,
+        _DOES.get(record.does, "") if doing else "",
+        _groups(record),
+        tuple(_launch(record, number) for number in range(max(0, count - _RING), count)),
+    )
 
 
-class _Own:
-    """The ledger that this process writes now."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self.memory, self.start = memory, 0
-
-    def number(self, at: int) -> int:
-        return int(_COUNT.unpack_from(self.memory, self.start + at)[0])
+def _groups(record: _Record) -> tuple[RecordedGroup, ...]:
+    groups = record.groups[: min(record.group_count, _MOST_GROUPS)]
+    return tuple(RecordedGroup(_members(one.members.decode()), one.launches, one.checksum) for one in groups)
 
 
-_own: _Own | None = None
+def _launch(record: _Record, number: int) -> RecordedLaunch:
+    one = record.ring[number % _RING]
+    kind, dtype = (text.decode("utf-8", "replace") for text in (one.kind, one.dtype))
+    return RecordedLaunch(one.group, one.index, one.number, one.is_compared, kind, dtype, one.numel)
+
+
+def _mapped(fd: int, world: int) -> Any:
+    return (_Record * world).from_buffer(mmap.mmap(fd, world * sizeof(_Record)))
+
+
+_all: Sequence[_Record] = ()
+"""The records that this process may write."""
+_own: _Record | None = None
+"""The one that it writes now."""
 
 
 def adopt(fd: int, world: int) -> None:
-    """Write into the ledgers of ``world`` ranks behind ``fd`` from now on; called once, in the rank's process."""
-    global _own
-    _own = _Own(mmap.mmap(fd, world * _LEDGER_BYTES))
+    """Write into the records of ``world`` ranks behind ``fd`` from now on; called once, in the rank's process."""
+    global _all, _own
+    _all = _mapped(fd, world)
+    _own = _all[0]
 
 
 def act_as(rank: int) -> None:
-    """Write into the ledger of ``rank`` from now on: a process may play several ranks, one at a time."""
-    if _own is not None:
-        _own.start = rank * _LEDGER_BYTES
-        _COUNT.pack_into(_own.memory, _ACTING_AT, rank + 1)
+    """Write into the record of ``rank`` from now on: a process may play several ranks, one at a time."""
+    global _own
+    if _all:
+        _own = _all[rank]
+        _all[0].acting = rank + 1
 
 
 def settle() -> None:
     """Keep the process groups that there are now, from job to job."""
     if _own is not None:
-        _COUNT.pack_into(_own.memory, _own.start + _KEPT_AT, _own.number(_GROUPS_AT))
+        _own.kept = _own.group_count
 
 
 def mark(text: str) -> None:
@@ -179,21 +201,20 @@ def mark(text: str) -> None:
     if _own is None:
         return
     data = text.encode("utf-8", "replace")[:MARK_BYTES]
-    struct.pack_into("<H200s", _own.memory, _own.start, len(data), data)
-    for index in range(min(_own.number(_GROUPS_AT), _MOST_GROUPS)):
-        at = _own.start + _HEAD_BYTES + index * _GROUP_BYTES
-        launches, checksum, _ = _COUNTS.unpack_from(_own.memory, at)
-        _COUNTS.pack_into(_own.memory, at, launches, checksum, launches)
+    ctypes.memmove(_own.mark, data, len(data))
+    _own.mark_length = len(data)
+    for index in range(min(_own.group_count, _MOST_GROUPS)):
+        group = _own.groups[index]
+        group.at_mark = group.launches
 
 
 def group(ranks: tuple[int, ...]) -> int:
     """Enter a process group of these global ranks; its handle, or -1 outside of a rank and when the table is full."""
-    if _own is None or (index := _own.number(_GROUPS_AT)) >= _MOST_GROUPS:
+    if _own is None or (index := _own.group_count) >= _MOST_GROUPS:
         return -1
-    members = _spans(ranks).encode()[:80]
-    _GROUP.pack_into(_own.memory, _own.start + _HEAD_BYTES + index * _GROUP_BYTES, 0, 0, 0, members)
-    _COUNT.pack_into(_own.memory, _own.start + _GROUPS_AT, index + 1)
-    return index
+    _own.groups[index] = _Group(0, 0, 0, _spans(ranks).encode()[:83])
+    _own.group_count = index + 1
+    return int(index)
 
 
 def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared: bool = True) -> int:
@@ -201,31 +222,31 @@ def launch(handle: int, kind: str, dtype: str = "", numel: int = 0, *, compared:
 
     All members must launch the same kinds in the same order, and where ``compared`` of the same dtype and element count too.
     """
-    if _own is None or handle < 0 or handle >= _own.number(_GROUPS_AT):
+    if _own is None or handle < 0 or handle >= _own.group_count:
         return 0
-    at = _own.start + _HEAD_BYTES + handle * _GROUP_BYTES
-    count, checksum, base = _COUNTS.unpack_from(_own.memory, at)
     said = (f"{kind} {dtype} {numel}" if compared else kind).encode()
-    _COUNTS.pack_into(_own.memory, at, count + 1, zlib.crc32(said, checksum), base)
-    position = _own.number(_LAUNCHES_AT)
-    record = (count, count + 1 - base, handle, compared, kind.encode()[:28], dtype.encode()[:16], numel)
-    _LAUNCH.pack_into(_own.memory, _own.start + _RING_AT + position % _RING * _LAUNCH_BYTES, *record)
+    group = _own.groups[handle]
+    count, number = group.launches, _own.launch_count
+    group.checksum = zlib.crc32(said, group.checksum)
+    group.launches = count + 1
+    texts = kind.encode()[:29], dtype.encode()[:15]
+    _own.ring[number % _RING] = _Launch(count, count + 1 - group.at_mark, handle, compared, *texts, numel)
     # The doing goes last: who reads in between sees the launch before.
-    _COUNT.pack_into(_own.memory, _own.start + _LAUNCHES_AT, position + 1)
-    _DOING.pack_into(_own.memory, _own.start + _DOING_AT, position + 1, _LAUNCHED)
-    return position + 1
+    _own.launch_count = number + 1
+    _own.does, _own.doing = _LAUNCHED, number + 1
+    return int(number) + 1
 
 
 def waits(token: int) -> None:
     """Enter that this rank waits for the launch of ``token`` now."""
     if _own is not None and token:
-        _DOING.pack_into(_own.memory, _own.start + _DOING_AT, token, _WAITS)
+        _own.does, _own.doing = _WAITS, token
 
 
 def waited(token: int) -> None:
     """Enter that the launch of ``token`` has arrived."""
     if _own is not None and token:
-        _DOING.pack_into(_own.memory, _own.start + _DOING_AT, token, _PAST)
+        _own.does, _own.doing = _PAST, token
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
@@ -248,15 +269,11 @@ def _spans(ranks: tuple[int, ...]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def _members(text: bytes) -> tuple[int, ...]:
+def _members(text: str) -> tuple[int, ...]:
     found: list[int] = []
-    for span in _text(text).split(","):
+    for span in text.split(","):
         span, _, stride = span.partition("/")
         low, _, high = span.partition("-")
         if low.isdigit():
             found += range(int(low), int(high or low) + 1, int(stride or 1))
     return tuple(found)
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode("utf-8", "replace")

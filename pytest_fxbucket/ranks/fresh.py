@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -16,23 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pytest_fxbucket.process.state import reset
-from pytest_fxbucket.ranks.messages import Job
+from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.process_groups import nccl
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _OURS = __name__.partition(".")[0]
 
 
-class Workplace:
+class JobEnvironment:
     """One rank's surroundings: what they are between jobs, and which modules of the user's are loaded."""
 
-    def __init__(
-        self, threads: int, is_at_home: bool = True, backend: str = "gloo", settings: Mapping[str, str] | None = None
-    ) -> None:
-        self._backend, self._settings = backend, settings or {}
-        self._threads, self._is_at_home = threads, is_at_home
+    def __init__(self, request: PoolRequest, settings: Mapping[str, str]) -> None:
+        self._request, self._settings = request, settings
         self._first = frozenset(sys.modules)
         self._roots: tuple[str, ...] = ()
         self._seen: set[str] = set()
@@ -42,7 +41,7 @@ class Workplace:
         """Take on the job's directory, environment, import path and fresh state."""
         os.environ.clear()
         os.environ.update(job.environ)
-        if self._is_at_home:
+        if self._request.is_at_home:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         os.environ.update(self._settings)
         os.chdir(job.cwd)
@@ -52,10 +51,10 @@ class Workplace:
             self._forget_users()
         self._roots = roots
         importlib.invalidate_caches()
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self._request.threads:
+            torch.set_num_threads(self._request.threads)
         reset()
-        nccl.apply(self._backend)
+        nccl.apply(self._request.backend)
 
     def leave(self) -> None:
         """Remember which of the user's modules the job loaded, and their files as they are now.
@@ -174,3 +173,47 @@ def _umask() -> int:
 def _flush(stream: Any) -> None:
     with contextlib.suppress(Exception):  # whatever a job has put there
         stream.flush()
+
+
+# What all jobs of a rank stand on, and no job can be given back once another has taken it away.
+
+
+_LIMITS = tuple(sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")))
+_STANDARD = (0, 1, 2)
+
+
+class SharedState:
+    """Descriptors 0 to 2 and ``fds``, the default process group, Python's output, and resource limits, as they are now."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._files = {fd: _file(fd) for fd in (*_STANDARD, *fds)}
+        self._group = dist.group.WORLD
+        self._limits = [resource.getrlimit(one) for one in _LIMITS]
+
+    def lost(self) -> str:
+        """What has changed since, so that the process is of no use to other jobs; "" if nothing has."""
+        changed = [str(fd) for fd, file in self._files.items() if _file(fd) != file]
+        if changed:
+            return f"descriptor {', '.join(changed)} was closed or replaced"
+        if dist.group.WORLD is not self._group:
+            return "the default process group was destroyed or replaced"
+        if not _takes_text():
+            return "sys.stdout or sys.stderr was closed"
+        if [resource.getrlimit(one) for one in _LIMITS] != self._limits:
+            return "a resource limit was changed"
+        return ""
+
+
+def _file(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _takes_text() -> bool:
+    try:
+        return not (sys.stdout.closed or sys.stderr.closed)
+    except ValueError:  # of a stream that was detached
+        return False

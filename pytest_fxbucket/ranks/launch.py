@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.flight_recorder import Ledgers
+from pytest_fxbucket.ranks.flight_recorder import FlightRecords
 from pytest_fxbucket.ranks.messages import Exited, Forked, PoolRequest, ServerReady
 from pytest_fxbucket.ranks.server import MESSAGE_BYTES
-from pytest_fxbucket.ranks.watchdog import process_state, read_from, send
+from pytest_fxbucket.ranks.stacks import process_state, read_from, send
 
 START_LIMIT_S, FORK_LIMIT_S = 120.0, 30.0
 _END_LIMIT_S = 5.0
@@ -86,7 +86,7 @@ class ForkServer:
         if self._ready:
             return
         message = receive(self._connection, ServerReady, START_LIMIT_S)
-        if message is None and self.is_alive and not _is_readable(self._connection):
+        if message is None and self.is_alive and not is_ready(self._connection.fileno()):
             raise self.late("start", START_LIMIT_S, "importing torch takes too long")
         problem = self._last_words() if message is None else message.problem
         if problem:
@@ -103,12 +103,12 @@ class ForkServer:
 class PoolProcesses:
     """The processes of one pool, forked and counted; they join their group while the caller goes on.
 
-    Process number i of them is rank ``ranks[i]``; there is a ledger for each rank of the world, be its process here or not.
+    Process number i of them is rank ``ranks[i]``; there is a flight record of each rank of the world, also of those elsewhere.
     """
 
     def __init__(self, server: ForkServer, request: PoolRequest) -> None:
         self.ranks = request.ranks
-        self.ledgers = Ledgers(request.world)
+        self.records = FlightRecords(request.world)
         self.oom_kills = oom_kills()
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [socket.socketpair() for _ in self.ranks]
@@ -116,7 +116,7 @@ class PoolProcesses:
         self.stack_files = [os.memfd_create("fxbucket-stacks", os.MFD_CLOEXEC) for _ in self.ranks]
         self.pids: tuple[int, ...] = ()
         self.pidfds: list[int] = []
-        descriptors = [control.fileno(), self.ledgers.fd]
+        descriptors = [control.fileno(), self.records.fd]
         for (_, theirs), stacks in zip(pairs, self.stack_files, strict=True):
             descriptors += [theirs.fileno(), stacks]
         try:
@@ -159,10 +159,10 @@ class PoolProcesses:
         for fd in (*self.pidfds, *self.stack_files):
             os.close(fd)
         self.pidfds, self.stack_files = [], []
-        self.ledgers.close()
+        self.records.close()
 
     def _receive_pids(self, server: ForkServer) -> None:
-        if not _is_readable(self.control, FORK_LIMIT_S):
+        if not is_ready(self.control.fileno(), FORK_LIMIT_S):
             raise server.late(f"fork {len(self.ranks)} ranks", FORK_LIMIT_S, "it does not answer")
         data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, len(self.ranks))
         message = pickle.loads(data) if data else Forked((), "it ended while it forked the ranks")
@@ -173,7 +173,7 @@ class PoolProcesses:
 
 def receive(connection: socket.socket, kind: type[_Message], limit_s: float) -> _Message | None:
     """The next message, of type ``kind``; None when the peer is gone or ``limit_s`` seconds passed."""
-    if not _is_readable(connection, limit_s):
+    if not is_ready(connection.fileno(), limit_s):
         return None
     try:
         data = connection.recv(MESSAGE_BYTES)
@@ -188,8 +188,9 @@ def import_path() -> list[str]:
     return [os.path.abspath(entry) for entry in sys.path]
 
 
-def _is_readable(connection: socket.socket, limit_s: float = 0.0) -> bool:
-    return bool(_ready([connection.fileno()], limit_s))
+def is_ready(fd: int, limit_s: float = 0.0) -> bool:
+    """Whether ``fd`` can be read, or is that of a process which has ended, within ``limit_s`` seconds."""
+    return bool(_ready([fd], limit_s))
 
 
 def _ready(fds: Sequence[int], limit_s: float) -> set[int]:

@@ -23,20 +23,24 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """Parent to server, with the descriptors of control, ledgers, and of each rank its socket and its stack file.
+    """Parent to server, with the descriptors of control, records, and of each rank its socket and its stack file.
 
     ``ranks`` of a world of ``world`` are to be forked, which meet at ``store``, or in memory of their own if all are here.
-    ``backend`` is the one whose default process group they join, if it has one. ``devices``: one for each of ``ranks``, "cpu"
-    or "cuda:0". ``gpus``: on GPUs, the UUID of the one that each of ``ranks`` sees.
+    ``backend`` is the one whose default process group they join, if it has one. ``gpus``: on GPUs, the UUID
+    of the one that each of ``ranks`` sees, as its device "cuda:0".
     """
 
     world: int
     threads: int
     ranks: tuple[int, ...]
     backend: str
-    devices: tuple[str, ...]
     store: StoreAddress | None = None
     gpus: tuple[str, ...] = ()
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.store is None or self.store.is_at_home
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pytest_fxbucket.backends import BACKENDS
-from pytest_fxbucket.ranks import watchdog, wire
-from pytest_fxbucket.ranks.failure import NO_STACK, RankFailure, RankState, failure_of, has_failed
-from pytest_fxbucket.ranks.gpu_lease import Lease
+from pytest_fxbucket.ranks import stacks, wire
+from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, PoolProcesses, import_path, oom_kills
-from pytest_fxbucket.ranks.machine import spread
+from pytest_fxbucket.ranks.machine import Lease, spread
 from pytest_fxbucket.ranks.messages import Job, PoolRequest
 from pytest_fxbucket.ranks.output import Output
 from pytest_fxbucket.ranks.talk import Talk
@@ -28,6 +28,18 @@ LONGEST_S = 30.0 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A job to be run, as RankPool.run is asked; ``task`` names it in messages."""
+
+    job: str
+    payloads: Sequence[object]
+    timeout_s: float
+    paths: Sequence[str]
+    log_dir: Path | None
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """What became of one job: a state for each process's rank, their results as they came, and whether all was in time.
 
@@ -38,6 +50,15 @@ class Attempt:
     results: list[list[wire.Buffer]]
     outputs: list[str]
     in_time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one job on all ranks; ``values`` gives what they returned, and raises RankError where it cannot."""
+
+    states: list[RankState]
+    in_time: bool
+    values: Callable[[], list[object]]
 
 
 class Keeper(Protocol):
@@ -60,7 +81,7 @@ class RankPool:
         self.world, self.backend = request.world, request.backend
         self._pools, self._request = pools, request
         self._log_names = [[f"rank{rank}"] for rank in request.ranks]
-        self._crew: PoolProcesses | None = None
+        self._processes: PoolProcesses | None = None
         self._jobs = 0
         self._is_spent = False
         self._lease: Lease | None = None
@@ -78,12 +99,12 @@ class RankPool:
     @property
     def is_well(self) -> bool:
         """Whether there are ranks that live, and that no job has made useless to the next."""
-        return self._crew is not None and not self._is_spent and self._crew.is_whole()
+        return self._processes is not None and not self._is_spent and self._processes.is_whole()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the ranks, in rank order; empty before the first run and after a failure."""
-        return self._crew.pids if self._crew is not None else ()
+        return self._processes.pids if self._processes is not None else ()
 
     def run(
         self,
@@ -106,32 +127,34 @@ class RankPool:
         that the next run has fresh processes.
         """
         __tracebackhide__ = True  # the line that asked for the run is what helps
-        task = task_text(what, job)
-        attempt = self.attempt(job, payloads, timeout_s=timeout_s, paths=paths, log_dir=log_dir, task=task)
-        tell_output(attempt.states, on_output)
-        if not attempt.in_time or has_failed(attempt.states):
+        if len(payloads) != self.world:
+            raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
+        # A job of ours says nothing that ``what`` does not.
+        names = (what,) if what and job.startswith("pytest_fxbucket.") else (what, f"job {job}")
+        call = Call(job, payloads, timeout_s, paths, log_dir, ", ".join(filter(None, names)))
+        outcome = self._outcome(call)
+        for state in outcome.states:
+            if state.output and on_output is not None:
+                on_output(state.rank, state.output)
+        if not outcome.in_time or has_failed(outcome.states):
             self.close()
-            raise failure_of(attempt.states, task=task, timed_out_s=None if attempt.in_time else timeout_s)
-        return unpack_results(attempt.states, attempt.results, task)
+            raise self._failure(outcome, call)
+        return outcome.values()
 
-    def attempt(
-        self,
-        job: str,
-        payloads: Sequence[object],
-        *,
-        timeout_s: float,
-        paths: Sequence[str],
-        log_dir: Path | None,
-        task: str,
-        is_over: Callable[[], bool] | None = None,
-    ) -> Attempt:
-        """As run, but says what became of the job instead of judging it. ``is_over``: see Talk.run."""
-        if len(payloads) != len(self._request.ranks):
-            raise ValueError(f"{len(payloads)} payloads for {len(self._request.ranks)} ranks")
+    def _outcome(self, call: Call) -> Outcome:
+        attempt = self.attempt(call)
+        values = partial(unpack_results, attempt.states, attempt.results, call.task)
+        return Outcome(attempt.states, attempt.in_time, values)
+
+    def _failure(self, outcome: Outcome, call: Call) -> RankFailure:
+        return failure_of(outcome.states, task=call.task, timed_out_s=None if outcome.in_time else call.timeout_s)
+
+    def attempt(self, call: Call, is_over: Callable[[], bool] | None = None) -> Attempt:
+        """Have the processes run ``call``, whose payloads are theirs, and say what became of it. ``is_over``: see Talk.run."""
         try:
-            frames = self._frames(job, payloads, paths, task)
+            frames = self._frames(call)
             self.start(is_over)
-            return self._attempt(frames, timeout_s, log_dir, is_over)
+            return self._attempt(call, frames, is_over)
         except BaseException:
             # Whatever happened, Ctrl-C included, ranks in the middle of something are of no more use.
             self.close()
@@ -139,10 +162,10 @@ class RankPool:
 
     def close(self) -> None:
         """Kill the ranks; the next run starts new ones. Idempotent."""
-        crew, self._crew, self._is_spent = self._crew, None, False
+        processes, self._processes, self._is_spent = self._processes, None, False
         lease, self._lease = self._lease, None
-        if crew is not None:
-            crew.close()
+        if processes is not None:
+            processes.close()
         if lease is not None:
             lease.release()
 
@@ -151,11 +174,11 @@ class RankPool:
         if not self.is_well:
             self.close()
         self._pools.use(self)
-        if self._crew is not None:
+        if self._processes is not None:
             return
         try:
-            self._crew = self._pools.fork(self._on_its_gpus())
-            self._await_ready(self._crew, is_over)
+            self._processes = self._pools.fork(self._on_its_gpus())
+            self._await_ready(self._processes, is_over)
         except BaseException:
             self.close()
             raise
@@ -164,35 +187,32 @@ class RankPool:
         if not BACKENDS[self.backend].gpus:
             return self._request
         self._lease = self._pools.lease(self.world, self.backend)
-        count = len(self._request.ranks)
-        return replace(self._request, devices=("cuda:0",) * count, gpus=spread(self._lease.gpus, count))
+        return replace(self._request, gpus=spread(self._lease.gpus, len(self._request.ranks)))
 
-    def _frames(self, job: str, payloads: Sequence[object], paths: Sequence[str], task: str) -> list[list[wire.Buffer]]:
+    def _frames(self, call: Call) -> list[list[wire.Buffer]]:
         sys_path = tuple(import_path())
         self._jobs += 1
-        order = wire.pack(Job(self._jobs, job, tuple(paths), sys_path, os.getcwd(), dict(os.environ)))
+        order = wire.pack(Job(self._jobs, call.job, tuple(call.paths), sys_path, os.getcwd(), dict(os.environ)))
         packed: dict[int, list[wire.Buffer]] = {}
-        for rank, payload in zip(self._request.ranks, payloads, strict=True):
+        for rank, payload in zip(self._request.ranks, call.payloads, strict=True):
             if id(payload) not in packed:
-                packed[id(payload)] = packed_payload(wire.pack, payload, rank, task)
-        return [_frame(order) + _frame(packed[id(payload)]) for payload in payloads]
+                packed[id(payload)] = packed_payload(wire.pack, payload, rank, call.task)
+        return [_frame(order) + _frame(packed[id(payload)]) for payload in call.payloads]
 
-    def _attempt(
-        self, frames: list[list[wire.Buffer]], timeout_s: float, log_dir: Path | None, is_over: Callable[[], bool] | None
-    ) -> Attempt:
-        crew = self._crew
-        assert crew is not None
-        output = Output(log_dir, self._log_names)
+    def _attempt(self, call: Call, frames: list[list[wire.Buffer]], is_over: Callable[[], bool] | None) -> Attempt:
+        processes = self._processes
+        assert processes is not None
+        output = Output(call.log_dir, self._log_names)
         try:
             for rank in range(self.world):
-                crew.ledgers.clear(rank)
-            talk = Talk(crew, self._jobs, frames, output, is_over)
-            in_time = talk.run(time.monotonic() + min(timeout_s, LONGEST_S))
+                processes.records.clear(rank)
+            talk = Talk(processes, self._jobs, frames, output, is_over)
+            in_time = talk.run(time.monotonic() + min(call.timeout_s, LONGEST_S))
             for state in talk.states:
-                state.where = crew.ledgers.read(state.rank)
+                state.where = processes.records.read(state.rank)
             self._is_spent = any(state.lost for state in talk.states)
             if not in_time or has_failed(talk.states):
-                _look_at(crew, talk.states)
+                _look_at(processes, talk.states)
             outputs = output.tails()
             for state, text in zip(talk.states, outputs, strict=False):
                 state.output = text
@@ -200,28 +220,14 @@ class RankPool:
         finally:
             output.close()
 
-    def _await_ready(self, crew: PoolProcesses, is_over: Callable[[], bool] | None) -> None:
-        talk = Talk(crew, 0, [()] * len(crew.ranks), None, is_over)
+    def _await_ready(self, processes: PoolProcesses, is_over: Callable[[], bool] | None) -> None:
+        talk = Talk(processes, 0, [()] * len(processes.ranks), None, is_over)
         in_time = talk.run(time.monotonic() + START_LIMIT_S)
         if in_time and all(state.outcome == "ready" for state in talk.states):
             return
-        _look_at(crew, talk.states)
+        _look_at(processes, talk.states)
         limit_s = None if in_time else START_LIMIT_S
         raise failure_of(talk.states, task=f"starting {self.world} ranks over {self.backend}", timed_out_s=limit_s)
-
-
-def tell_output(states: Sequence[RankState], on_output: Callable[[int, str], None] | None) -> None:
-    """Hand on what each rank printed, if it did and somebody asks."""
-    for state in states:
-        if state.output and on_output is not None:
-            on_output(state.rank, state.output)
-
-
-def task_text(what: str, job: str) -> str:
-    """What runs, for messages; a job of ours says nothing that ``what`` does not."""
-    if what and job.startswith("pytest_fxbucket."):
-        return what
-    return ", ".join(part for part in (what, f"job {job}") if part)
 
 
 def packed_payload(pack: Callable[[object], Packed], payload: object, rank: int, task: str) -> Packed:
@@ -236,21 +242,21 @@ def _frame(buffers: list[wire.Buffer]) -> list[wire.Buffer]:
     return [wire.head(buffers), *buffers]
 
 
-def _look_at(crew: PoolProcesses, states: Sequence[RankState]) -> None:
+def _look_at(processes: PoolProcesses, states: Sequence[RankState]) -> None:
     """Add to ``states`` what can be seen from outside: exit statuses, the kernel's view, and stacks."""
     for index, state in enumerate(states):
-        state.process = watchdog.process_state(crew.pids[index])
-        state.where = crew.ledgers.read(state.rank)
+        state.process = stacks.process_state(processes.pids[index])
+        state.where = processes.records.read(state.rank)
     dead = [index for index, state in enumerate(states) if state.outcome == "died"]
-    for index, status in crew.exit_statuses(dead).items():
+    for index, status in processes.exit_statuses(dead).items():
         states[index].status = status
-        states[index].is_out_of_memory = status == -9 and oom_kills() > crew.oom_kills
+        states[index].is_out_of_memory = status == -9 and oom_kills() > processes.oom_kills
     for index in dead:
-        states[index].stack = watchdog.read_from(crew.stack_files[index])
+        states[index].stack = stacks.read_from(processes.stack_files[index])
     alive = [index for index, state in enumerate(states) if state.outcome != "died"]
-    found = watchdog.collect_stacks([(crew.pids[i], crew.pidfds[i], crew.stack_files[i]) for i in alive])
+    found = stacks.collect_stacks([(processes.pids[i], processes.pidfds[i], processes.stack_files[i]) for i in alive])
     for index, stack in zip(alive, found, strict=True):
-        states[index].stack = stack or NO_STACK
+        states[index].stack = stack or stacks.NO_STACK
 
 
 def unpack_results(states: Sequence[RankState], results: Sequence[Sequence[wire.Buffer]], task: str) -> list[object]:

@@ -6,11 +6,10 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 
-from pytest_fxbucket.backends import BACKENDS, NAMES, Backend, Machine
+from pytest_fxbucket.backends import BACKENDS, Backend, Machine, backend_named
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.gpu_lease import Lease, take
 from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
-from pytest_fxbucket.ranks.machine import gpus
+from pytest_fxbucket.ranks.machine import Lease, gpus, take
 from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 
@@ -45,9 +44,7 @@ class Pools:
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of ``world`` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
-        row = BACKENDS.get(backend)
-        if row is None:
-            raise RankError(f'no ranks for backend "{backend}"; expected one of {", ".join(NAMES)}')
+        row = backend_named(backend)
         if not 1 <= world <= row.most_ranks:
             over = f" over {backend}" if row.play else ""
             raise RankError(f"a pool of {world} ranks{over}; expected 1 to {row.most_ranks}")
@@ -62,7 +59,7 @@ class Pools:
 
             return SingleProcessPool(self, world, row)
         threads = threads_per_rank(world, os.environ)
-        return RankPool(self, PoolRequest(world, threads, tuple(range(world)), row.name, ("cpu",) * world))
+        return RankPool(self, PoolRequest(world, threads, tuple(range(world)), row.name))
 
     def use(self, pool: RankPool) -> None:
         """Note that ``pool`` is at work now: others make room before it does."""

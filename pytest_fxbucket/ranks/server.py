@@ -36,7 +36,7 @@ _WHEN_IDLE = (
 
 
 @dataclass(slots=True)
-class _Brood:
+class _ForkedPool:
     """The processes of one pool: their ids and pidfds, and the socket that tells the pool of their ends."""
 
     control: socket.socket
@@ -67,7 +67,7 @@ class Server:
 
     def __init__(self, connection: socket.socket, warm: list[str]) -> None:
         self._connection = connection
-        self._broods: list[_Brood] = []
+        self._pools: list[_ForkedPool] = []
         self._idle = [*warm, *_WHEN_IDLE]
 
     def serve(self) -> None:
@@ -76,28 +76,28 @@ class Server:
             while self._step():
                 pass
         finally:
-            for brood in self._broods:
-                brood.kill()
+            for pool in self._pools:
+                pool.kill()
 
     def _step(self) -> bool:
         ready = self._wait()
         if not ready and self._idle:
             with contextlib.suppress(ImportError):
                 importlib.import_module(self._idle.pop(0))
-        for brood in list(self._broods):
-            for pidfd in [fd for fd in brood.processes if fd in ready]:
-                brood.reap(pidfd)
-            if brood.control.fileno() in ready:
-                brood.kill()
-                self._broods.remove(brood)
+        for pool in list(self._pools):
+            for pidfd in [fd for fd in pool.processes if fd in ready]:
+                pool.reap(pidfd)
+            if pool.control.fileno() in ready:
+                pool.kill()
+                self._pools.remove(pool)
         return self._connection.fileno() not in ready or self._answer()
 
     def _wait(self) -> set[int]:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        for brood in self._broods:
-            poll.register(brood.control, select.POLLIN)
-            for pidfd in brood.processes:
+        for pool in self._pools:
+            poll.register(pool.control, select.POLLIN)
+            for pidfd in pool.processes:
                 poll.register(pidfd, select.POLLIN)
         return {fd for fd, _ in poll.poll(0 if self._idle else None)}
 
@@ -106,18 +106,18 @@ class Server:
         if not data:
             return False
         request = cast(PoolRequest, pickle.loads(data))
-        brood = _Brood(socket.socket(fileno=fds[0]))
-        self._broods.append(brood)
+        pool = _ForkedPool(socket.socket(fileno=fds[0]))
+        self._pools.append(pool)
         problem = _why_not_fork()
         if not problem:
-            self._fork_all(brood, request, fds[1], fds[2:])
+            self._fork_all(pool, request, fds[1], fds[2:])
         for fd in fds[1:]:
             os.close(fd)
-        message = Forked(tuple(brood.pids.values()), problem)
-        socket.send_fds(brood.control, [pickle.dumps(message)], list(brood.pids))
+        message = Forked(tuple(pool.pids.values()), problem)
+        socket.send_fds(pool.control, [pickle.dumps(message)], list(pool.pids))
         return True
 
-    def _fork_all(self, brood: _Brood, request: PoolRequest, ledgers_fd: int, fds: list[int]) -> None:
+    def _fork_all(self, pool: _ForkedPool, request: PoolRequest, records_fd: int, fds: list[int]) -> None:
         # Opened by name in each rank, so that it vanishes with the last of them.
         store_fd = os.memfd_create("fxbucket-store", os.MFD_CLOEXEC)
         gc.collect()
@@ -126,9 +126,9 @@ class Server:
         for index in range(len(request.ranks)):
             pid = os.fork()
             if pid == 0:
-                self._become(parent, index, request, [ledgers_fd, store_fd, fds[2 * index], fds[2 * index + 1]])
+                self._become(parent, index, request, [records_fd, store_fd, fds[2 * index], fds[2 * index + 1]])
             pidfd = os.pidfd_open(pid)
-            brood.processes[pidfd], brood.pids[pidfd] = index, pid
+            pool.processes[pidfd], pool.pids[pidfd] = index, pid
         os.close(store_fd)
 
     def _become(self, parent: int, index: int, request: PoolRequest, keep: list[int]) -> NoReturn:
@@ -137,8 +137,8 @@ class Server:
             _close_all_but([0, 1, 2, *keep])
             from pytest_fxbucket.ranks.worker import WorkerConfig, serve
 
-            ledgers_fd, store_fd, connection, stacks_fd = keep
-            serve(WorkerConfig(request, index, socket.socket(fileno=connection), ledgers_fd, store_fd, stacks_fd))
+            records_fd, store_fd, connection, stacks_fd = keep
+            serve(WorkerConfig(request, index, socket.socket(fileno=connection), records_fd, store_fd, stacks_fd))
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -29,10 +29,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.buffers: list[wire.Buffer] = []
-        self._count: int | None = None
-        self._sizes: tuple[int, ...] | None = None
-        self._part = bytearray(wire.HEAD.size)
-        self._filled = 0
+        self._parts = wire.frame()
+        self._part, self._filled = next(self._parts), 0
 
     def read(self, connection: socket.socket) -> bool:
         """Take what is there; True when the frame is complete.
@@ -48,46 +46,34 @@ class _Reader:
                 if not received:
                     raise ConnectionResetError
                 self._filled += received
-            if self._next():
+            try:
+                self._part, self._filled = next(self._parts), 0
+            except StopIteration as end:
+                self.buffers = end.value
                 return True
-
-    def _next(self) -> bool:
-        """Put the filled part where it belongs; True when it was the last."""
-        if self._count is None:
-            self._count = wire.count(self._part)
-            self._part, self._filled = bytearray(self._count * wire.LENGTH_BYTES), 0
-            return False
-        if self._sizes is None:
-            self._sizes = wire.lengths(self._part)
-        else:
-            self.buffers.append(self._part)
-        if len(self.buffers) == len(self._sizes):
-            return True
-        self._part, self._filled = bytearray(self._sizes[len(self.buffers)]), 0
-        return False
 
 
 class Talk:
-    """Sends each process its frames, then collects its reply to job number ``job``; ``index`` is its place in the crew.
+    """Sends each process its frames, then collects its reply to job number ``job``; ``index`` is its place in the processes.
 
     What a process has to say of another job, or another process on its connection, is dropped.
     """
 
     def __init__(
         self,
-        crew: PoolProcesses,
+        processes: PoolProcesses,
         job: int,
         frames: Sequence[Sequence[wire.Buffer]],
         output: Output | None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
-        self.states = [RankState(rank) for rank in crew.ranks]
-        self.results: list[list[wire.Buffer]] = [[] for _ in crew.ranks]
-        self._crew, self._job = crew, job
-        self._readers = [_Reader() for _ in crew.ranks]
+        self.states = [RankState(rank) for rank in processes.ranks]
+        self.results: list[list[wire.Buffer]] = [[] for _ in processes.ranks]
+        self._processes, self._job = processes, job
+        self._readers = [_Reader() for _ in processes.ranks]
         self._unsent = [deque(memoryview(part).cast("B") for part in parts if len(part)) for parts in frames]
         self._output = output
-        self._unsent_fds = [[*fds] for fds in output.targets] if output else [[] for _ in crew.ranks]
+        self._unsent_fds = [[*fds] for fds in output.targets] if output else [[] for _ in processes.ranks]
         self._is_over = is_over
         self._selector = selectors.DefaultSelector()
 
@@ -125,15 +111,15 @@ class Talk:
     def _watch(self) -> None:
         for index, source in enumerate(self._output.sources if self._output is not None else ()):
             self._selector.register(source, selectors.EVENT_READ, (0, cast("Output", self._output).take, index))
-        for index, connection in enumerate(self._crew.connections):
+        for index, connection in enumerate(self._processes.connections):
             connection.setblocking(False)
             # Deaths are looked at last: a reply that was sent before counts.
-            self._selector.register(self._crew.pidfds[index], selectors.EVENT_READ, (1, self._on_death, index))
+            self._selector.register(self._processes.pidfds[index], selectors.EVENT_READ, (1, self._on_death, index))
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent[index] else 0)
             self._selector.register(connection, events, (0, self._on_socket, index))
 
     def _on_socket(self, index: int) -> None:
-        connection = self._crew.connections[index]
+        connection = self._processes.connections[index]
         try:
             if self._unsent[index]:
                 self._send(index, connection)
@@ -175,14 +161,14 @@ class Talk:
             raise wire.Garbled from error
         if not isinstance(reply, Reply):
             raise wire.Garbled
-        if (reply.job, reply.pid) != (self._job, self._crew.pids[index]):
+        if (reply.job, reply.pid) != (self._job, self._processes.pids[index]):
             return False
         self.states[index] = reply.state
         self.results[index] = buffers[1:]
         return True
 
     def _on_death(self, index: int) -> None:
-        self._selector.unregister(self._crew.pidfds[index])
+        self._selector.unregister(self._processes.pidfds[index])
         state = self.states[index]
         if state.outcome == "running":
             state.outcome, state.at = "died", time.monotonic()

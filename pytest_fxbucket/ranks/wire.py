@@ -12,15 +12,15 @@ import io
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 HEAD = struct.Struct("<4sI")
-LENGTH_BYTES = 8
-_BEGIN = b"fxb1"
+_LENGTH_BYTES = 8
+BEGIN = b"fxb1"
 # More is no frame of ours, whatever it begins with.
 _MOST_BUFFERS, _MOST_BYTES = 1 << 24, 1 << 44
 
@@ -75,23 +75,29 @@ def pack_whole(value: object) -> bytes:
 
 def head(buffers: Sequence[Buffer]) -> bytes:
     """The beginning, the count and the lengths that go before ``buffers``."""
-    return HEAD.pack(_BEGIN, len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
+    return HEAD.pack(BEGIN, len(buffers)) + b"".join(struct.pack("<Q", memoryview(b).nbytes) for b in buffers)
 
 
-def count(data: Buffer) -> int:
-    """How many buffers a frame that begins with ``data`` (HEAD.size bytes) has, at least 1. Raises Garbled."""
-    begin, found = HEAD.unpack(data)
-    if begin != _BEGIN or not 0 < found <= _MOST_BUFFERS:
+def frame(most_bytes: int = _MOST_BYTES) -> Generator[bytearray, None, list[Buffer]]:
+    """The parts of a frame, each to be filled before the next is asked for; its buffers in the end.
+
+    Raises Garbled for what is no frame, or has more than ``most_bytes``.
+    """
+    first = bytearray(HEAD.size)
+    yield first
+    begin, count = HEAD.unpack(first)
+    if begin != BEGIN or not 0 < count <= min(_MOST_BUFFERS, most_bytes):
         raise Garbled
-    return int(found)
-
-
-def lengths(data: Buffer) -> tuple[int, ...]:
-    """The lengths in bytes that follow a frame's count. Raises Garbled."""
-    found = struct.unpack(f"<{len(data) // LENGTH_BYTES}Q", data)
-    if sum(found) > _MOST_BYTES:
+    second = bytearray(count * _LENGTH_BYTES)
+    yield second
+    lengths = struct.unpack(f"<{count}Q", second)
+    if sum(lengths) > most_bytes:
         raise Garbled
-    return found
+    buffers: list[Buffer] = []
+    for length in lengths:
+        buffers.append(buffer := bytearray(length))
+        yield buffer
+    return buffers
 
 
 def is_plain_tensor(value: Any) -> bool:

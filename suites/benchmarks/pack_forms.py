@@ -24,7 +24,7 @@ from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import decode
-from pytest_fxbucket.stepping import state_and_batches
+from pytest_fxbucket.step_runner import state_and_batches
 
 RANKS = 4
 DIMS = {64: ("4,000", 40), 256: ("65,000", 20), 1024: ("1,000,000", 6)}

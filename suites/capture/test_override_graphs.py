@@ -16,7 +16,7 @@ from pytest_fxbucket.plan.schema import Optimizer
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.portable import decode, digest, encode_module
 from pytest_fxbucket.step.roles import StepGraph
-from pytest_fxbucket.stepping import KEPT, Stepping, fields_of, update
+from pytest_fxbucket.step_runner import KEPT, StepTask, fields_of, update
 from suites.capture import override_subgraphs as subgraphs
 
 CALLS = ("fxbucket.call_forward.default", "fxbucket.call_backward.default")
@@ -110,7 +110,7 @@ def test_state_of_a_subgraph_does_not_stand_for_an_optimizer_where_ranks_step() 
     step = captured(plan)
     fields = fields_of(plan, mesh_of(plan), step, "joint")
     assert dict(fields["first_state"]) == dict(step.first_state)
-    stepping = Stepping(**fields)
+    stepping = StepTask(**fields)
     kept = [value for value in stepping.inputs if value.role in KEPT]
     state = [torch.zeros(value.shape, dtype=value.dtype) for value in kept]
     update(state, [torch.ones(value.shape, dtype=value.dtype) for value in stepping.outputs], stepping)

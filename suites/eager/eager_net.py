@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., Verdict]
+"""What the fixture of this name is."""
 TEXT = """
 [model]
 factory = "suites.eager.eager_net:build"

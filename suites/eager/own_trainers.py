@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,12 +63,6 @@ class OtherShapes(Right):
 class Raises(Right):
     def backward(self, batch: dict[str, Tensor]) -> Tensor:
         raise ValueError("no such batch")
-
-
-class Hangs(Right):
-    def backward(self, batch: dict[str, Tensor]) -> Tensor:
-        threading.Event().wait()
-        raise AssertionError
 
 
 class OtherClass(Right):

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
-from suites.eager.eager_net import plan_of
-
-ROOT = Path(__file__).parents[2]
+from pytest_fxbucket.plan.load import load_plans
+from suites.eager.eager_net import ROOT, Run
 
 
-def eager(pools: Pools, folder: Path, model: str, plan: str, tables: str, args: str = "") -> Verdict:
-    text = f"""
+def plan_of(model: str, plan: str, tables: str, args: str = "") -> str:
+    return f"""
 [model]
-factory = "suites.eager.partings:build"
+factory = "suites.eager.rounding_models:build"
 args = {{ name = "{model}"{args} }}
-batch = "suites.eager.partings:batch"
-loss = "suites.eager.partings:loss"
+batch = "suites.eager.rounding_models:batch"
+loss = "suites.eager.rounding_models:loss"
 [bucket]
 plan = {plan}
 {tables}
 """
-    return PlanRun(plan_of(text), RunSettings(ROOT, folder / "golden", folder), pools).check("eager")
 
 
 TWO = "[parallel]\ndp_shard = 2\n"
@@ -48,41 +40,31 @@ BY_DESIGN = {
 
 
 @pytest.mark.parametrize("reason", BY_DESIGN)
-def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_stated(
-    reason: str, pools: Pools, tmp_path: Path
-) -> None:
+def test_bits_that_part_by_design_are_red_with_the_reason_and_green_once_it_is_stated(reason: str, run: Run) -> None:
     model, plan, tables, args, words = BY_DESIGN[reason]
-    verdict = eager(pools, tmp_path, model, plan, tables, args)
+    verdict = run(plan_of(model, plan, tables, args))
     assert verdict.outcome == "failed"
     assert verdict.lines[-1].startswith("by design: ")
     assert words in verdict.lines[-1]
     key = f'[eager]\nrounds_otherwise = ["{reason}"]'
     assert verdict.lines[-1].endswith(f"; {key.replace(chr(10), ' ')} holds everything else")
-    stated = eager(pools, tmp_path, model, plan, f"{tables}{key}\n", args)
+    stated = run(plan_of(model, plan, f"{tables}{key}\n", args))
     assert stated, stated
     assert words in stated.summary
 
 
-@pytest.mark.parametrize("reason", BY_DESIGN)
-def test_a_reason_that_is_stated_and_not_there_is_red(reason: str, pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(
-        pools,
-        tmp_path,
-        "Twice",
-        '["first", "layer", "head"]',
-        f'{LATE}[eager]\nrounds_otherwise = ["{reason}"]\n',
-        ", times = 1",
-    )
-    assert verdict.lines == (f'[eager] rounds_otherwise states "{reason}", but the model has no such thing; take it out',)
+def test_a_reason_that_is_stated_and_not_there_is_red(run: Run) -> None:
+    verdict = run(plan_of("Twice", LAYERS, f'{LATE}[eager]\nrounds_otherwise = ["reused_unit"]\n', ", times = 1"))
+    assert verdict.lines == ('[eager] rounds_otherwise states "reused_unit", but the model has no such thing; take it out',)
 
 
-def test_a_unit_that_is_called_twice_is_reduced_once_where_there_are_no_microbatches(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "Twice", LAYERS, TWO, ", times = 2")
+def test_a_unit_that_is_called_twice_is_reduced_once_where_there_are_no_microbatches(run: Run) -> None:
+    verdict = run(plan_of("Twice", LAYERS, TWO, ", times = 2"))
     assert verdict, verdict
 
 
-def test_a_reduce_dtype_that_is_left_out_means_another_dtype_from_torch_2_15_on(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "Twice", LAYERS, TWO + 'param_dtype = "bfloat16"\n', ", times = 1")
+def test_a_reduce_dtype_that_is_left_out_means_another_dtype_from_torch_2_15_on(run: Run) -> None:
+    verdict = run(plan_of("Twice", LAYERS, TWO + 'param_dtype = "bfloat16"\n', ", times = 1"))
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
         assert verdict, verdict
     else:
@@ -90,29 +72,29 @@ def test_a_reduce_dtype_that_is_left_out_means_another_dtype_from_torch_2_15_on(
         assert verdict.lines[-1].startswith("reduce_dtype is left out: a plan reduces in the gradient's dtype then, FSDP2 from")
     for written in ("bfloat16", "float32"):
         tables = f'{TWO}param_dtype = "bfloat16"\nreduce_dtype = "{written}"\n'
-        assert eager(pools, tmp_path, "Twice", LAYERS, tables, ", times = 1")
+        assert run(plan_of("Twice", LAYERS, tables, ", times = 1"))
 
 
-def test_what_torch_cannot_step_is_skipped_with_what_torch_says(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "ReadByParent", '["a", "b"]', TWO)
+def test_what_torch_cannot_step_is_skipped_with_what_torch_says(run: Run) -> None:
+    verdict = run(plan_of("ReadByParent", '["a", "b"]', TWO))
     assert verdict.outcome == "skipped"
     assert verdict.summary.startswith("torch's FSDP2 cannot step this model: RuntimeError: ")
 
 
-def test_a_step_that_raises_once_it_has_stepped_is_no_skip(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "RaisesLater", '["a", "b"]', TWO)
+def test_a_step_that_raises_once_it_has_stepped_is_no_skip(run: Run) -> None:
+    verdict = run(plan_of("RaisesLater", '["a", "b"]', TWO))
     assert verdict.outcome == "failed"
     assert verdict.lines == ("torch's FSDP2 stepped, and then raised ValueError: tired",)
 
 
-def test_a_parameter_without_a_gradient_is_none_for_ddp_either(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "Unused", '["a", "b"]', '[parallel]\nmode = "replicate"\ndp_replicate = 2\n')
+def test_a_parameter_without_a_gradient_is_none_for_ddp_either(run: Run) -> None:
+    verdict = run(plan_of("Unused", '["a", "b"]', '[parallel]\nmode = "replicate"\ndp_replicate = 2\n'))
     assert verdict, verdict
     assert "torch's DistributedDataParallel" in verdict.summary
 
 
-def test_an_eager_step_that_does_not_end_says_which(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "Waits", '["a"]', f"{TWO}[run]\ntimeout_s = 5\n")
+def test_an_eager_step_that_does_not_end_says_which(run: Run) -> None:
+    verdict = run(plan_of("Waits", '["a", "b"]', f"{TWO}[run]\ntimeout_s = 5\n"))
     assert verdict.outcome == "failed"
     assert 'at "eager step 1 of 3"' in verdict.summary
 
@@ -131,11 +113,9 @@ LACKING = {
 
 
 @pytest.mark.parametrize("case", LACKING)
-def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, pools: Pools, tmp_path: Path) -> None:
-    from pytest_fxbucket.plan.load import load_plans
-
+def test_what_torch_has_no_step_for_is_skipped_by_name(case: str, run: Run) -> None:
     path, row, words = LACKING[case]
     (plan,) = [plan for plan in load_plans(ROOT / path) if plan.matrix_id == row]
-    verdict = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path), pools).check("eager")
+    verdict = run(plan)
     assert verdict.outcome == "skipped"
     assert words in verdict.summary

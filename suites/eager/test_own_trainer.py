@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
-from suites.eager.eager_net import plan_of
+from suites.eager.eager_net import Run
 
-ROOT = Path(__file__).parents[2]
 TEXT = """
 [model]
 factory = "suites.eager.eager_net:build"
@@ -28,25 +21,21 @@ args = {{ lr = 0.03125 }}
 [bucket]
 plan = ["embed", "layers.[0-1]", "head"]
 [run]
-timeout_s = 10
+timeout_s = 60
 [eager]
 factory = "suites.eager.own_trainers:{name}"
 """
 
 
-def eager(pools: Pools, folder: Path, name: str) -> Verdict:
-    return PlanRun(plan_of(TEXT.format(name=name)), RunSettings(ROOT, folder / "golden", folder), pools).check("eager")
-
-
 @pytest.mark.parametrize("name", ["Right", "OtherClass"])
-def test_a_trainer_whose_step_it_is_is_green(name: str, pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, name)
+def test_a_trainer_whose_step_it_is_is_green(name: str, run: Run) -> None:
+    verdict = run(TEXT.format(name=name))
     assert verdict, verdict
     assert f"are those of the trainer suites.eager.own_trainers:{name} bit for bit on 2 ranks in 3 steps" in verdict.summary
 
 
-def test_another_step_is_red_and_led_to_its_place(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "AnotherLoss")
+def test_another_step_is_red_and_led_to_its_place(run: Run) -> None:
+    verdict = run(TEXT.format(name="AnotherLoss"))
     assert verdict.summary == "the bucketed step is not shown to be that of the trainer suites.eager.own_trainers:AnotherLoss"
     assert verdict.lines[0].startswith("step 0, rank 0: loss: 1 of 1 elements differ")
     assert verdict.lines[-1].startswith("first module whose output differs: the loss (aten.mul.Tensor)")
@@ -61,14 +50,8 @@ NOT_ONE = {
 
 
 @pytest.mark.parametrize("name", NOT_ONE)
-def test_what_is_no_such_trainer_is_one_sentence(name: str, pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, name)
+def test_what_is_no_such_trainer_is_one_sentence(name: str, run: Run) -> None:
+    verdict = run(TEXT.format(name=name))
     assert verdict.outcome == "failed"
     (line,) = verdict.lines
     assert line.startswith(f"the trainer suites.eager.own_trainers:{name}: {NOT_ONE[name]}")
-
-
-def test_a_trainer_that_hangs_is_ended_and_named(pools: Pools, tmp_path: Path) -> None:
-    verdict = eager(pools, tmp_path, "Hangs")
-    assert verdict.outcome == "failed"
-    assert 'at "eager step 1 of 3"' in verdict.summary

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.checks.verdict import Verdict
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
-from suites.eager.eager_net import plan_of
+from suites.eager.eager_net import Run
 
-ROOT = Path(__file__).parents[2]
 TEXT = """
 [model]
 factory = "suites.eager.ringed:build"
@@ -38,28 +32,23 @@ COMMUTES = {"3": "dp_shard = 3", "2 copies": f"{DDP} 2"}
 PARTS = {"4 in fp32": "dp_shard = 4", "hybrid 2 x 3 in bf16": f"{HYBRID} 3\n{BF16}"}
 
 
-def verdict(
-    pools: Pools, folder: Path, parallel: str, layout: str, reduce: str, reason: str = "", check: str = "eager"
-) -> Verdict:
-    text = TEXT.format(parallel=parallel, layout=layout, reduce=reduce, reason=reason)
-    return PlanRun(plan_of(text), RunSettings(ROOT, folder / "golden", folder), pools).check(check)
+def plan(parallel: str, layout: str, reduce: str, reason: str = "") -> str:
+    return TEXT.format(parallel=parallel, layout=layout, reduce=reduce, reason=reason)
 
 
 @pytest.mark.parametrize("case", COMMUTES)
-def test_where_all_orders_are_one_any_layout_has_torchs_bits(pools: Pools, tmp_path: Path, case: str) -> None:
-    assert verdict(pools, tmp_path, COMMUTES[case], "execution", "ring").outcome == "passed"
+def test_where_all_orders_are_one_any_layout_has_torchs_bits(run: Run, case: str) -> None:
+    assert run(plan(COMMUTES[case], "execution", "ring")).outcome == "passed"
 
 
 @pytest.mark.parametrize("case", PARTS)
-def test_fsdp2s_order_of_bytes_keeps_its_bits_and_another_is_red_round_a_ring_alone(
-    pools: Pools, tmp_path: Path, case: str
-) -> None:
+def test_fsdp2s_order_of_bytes_keeps_its_bits_and_another_is_red_round_a_ring_alone(run: Run, case: str) -> None:
     parallel = PARTS[case]
-    right = verdict(pools, tmp_path, parallel, "registration", "ring")
+    right = run(plan(parallel, "registration", "ring"))
     assert right.outcome == "passed"
     assert "sums round a ring" in right.summary
-    assert verdict(pools, tmp_path, parallel, "execution", "rank_order").outcome == "passed"
-    found = verdict(pools, tmp_path, parallel, "execution", "ring")
+    assert run(plan(parallel, "execution", "rank_order")).outcome == "passed"
+    found = run(plan(parallel, "execution", "ring"))
     assert found.outcome == "failed"
     (line,) = [line for line in found.lines if "moved" in line]
     assert re.fullmatch(
@@ -69,18 +58,18 @@ def test_fsdp2s_order_of_bytes_keeps_its_bits_and_another_is_red_round_a_ring_al
     )
 
 
-def test_ddps_own_buckets_are_a_reason_that_then_holds_everything_else(pools: Pools, tmp_path: Path) -> None:
+def test_ddps_own_buckets_are_a_reason_that_then_holds_everything_else(run: Run) -> None:
     parallel, stated = f"{DDP} 3", '"ddp_buckets"'
-    own = verdict(pools, tmp_path, parallel, "registration", "ring")
+    own = run(plan(parallel, "registration", "ring"))
     assert (own.outcome, "by design: DistributedDataParallel fills buckets of its own" in own.lines[-1]) == ("failed", True)
-    assert verdict(pools, tmp_path, parallel, "registration", "ring", stated).outcome == "passed"
-    moved = verdict(pools, tmp_path, parallel, "execution", "ring", stated)
+    assert run(plan(parallel, "registration", "ring", stated)).outcome == "passed"
+    moved = run(plan(parallel, "execution", "ring", stated))
     assert (moved.outcome, sum("all_reduce of " in line for line in moved.lines)) == ("failed", 1)
-    there_is_no_ring = verdict(pools, tmp_path, parallel, "registration", "rank_order", stated)
+    there_is_no_ring = run(plan(parallel, "registration", "rank_order", stated))
     assert 'states "ddp_buckets", but the model has no such thing' in there_is_no_ring.lines[0]
 
 
-def test_bitwise_stays_in_rank_order_and_says_so(pools: Pools, tmp_path: Path) -> None:
-    found = verdict(pools, tmp_path, "dp_shard = 4", "execution", "ring", check="bitwise")
+def test_bitwise_stays_in_rank_order_and_says_so(run: Run) -> None:
+    found = run(plan("dp_shard = 4", "execution", "ring"), "bitwise")
     assert found.outcome == "passed"
     assert "sums in rank order, since round a ring both may rightly part" in found.summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,85 @@ from torch import fx
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.step.roles import StepGraph
-from suites.eager.editing import behind, gradient_of, in_front, input_of, insert, instead, launch_behind, outputs_of, waits_of
+
+# A captured graph is changed by hand: what a parameter is made into is found, and operators are put between.
+
+
+aten = torch.ops.aten
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    return list(graph.output_node().args[0])
+
+
+def gradient_of(step: StepGraph, graph: fx.Graph, fqn: str) -> fx.Node:
+    values = step.outputs["joint"]
+    return next(n for v, n in zip(values, outputs_of(graph), strict=True) if (v.role, v.fqn) == ("grad", fqn))
+
+
+def input_of(step: StepGraph, graph: fx.Graph, role: str, fqn: str) -> fx.Node:
+    places = graph.find_nodes(op="placeholder")
+    return next(n for v, n in zip(step.inputs["joint"], places, strict=True) if (v.role, v.fqn) == (role, fqn))
+
+
+def waits_of(step: StepGraph, graph: fx.Graph, fqn: str) -> list[fx.Node]:
+    """What the gathers of a parameter bring, in order."""
+    found, queue = [], [input_of(step, graph, "param", fqn)]
+    for node in queue:
+        for user in node.users:
+            if collectives.is_wait(user):
+                found.append(user)
+            elif user.target is aten._to_copy.default or collectives.is_all_gather(user):
+                queue.append(user)
+    return found
+
+
+def behind(node: fx.Node) -> list[fx.Node]:
+    """What ``node`` is made of, nearest first."""
+    return _reached(node, lambda one: one.all_input_nodes)
+
+
+def in_front(node: fx.Node) -> list[fx.Node]:
+    """What is made of ``node``, nearest first."""
+    return _reached(node, lambda one: one.users)
+
+
+def _reached(node: fx.Node, onward: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
+    queue = list(onward(node))
+    for one in queue:
+        queue += [other for other in onward(one) if other not in queue]
+        if len(queue) > 200:
+            break
+    return queue
+
+
+def launch_behind(node: fx.Node) -> fx.Node:
+    return next(one for one in behind(node) if collectives.launch_kind(one) == "reduce_scatter")
+
+
+def _like(graph: fx.Graph, model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta.update(model.meta)
+    return node
+
+
+def insert(behind: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    with behind.graph.inserting_after(behind):
+        node = _like(behind.graph, behind, target, *args, **kwargs)
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+    node.meta["val"] = target(*values, **kwargs)
+    return node
+
+
+def instead(node: fx.Node, target: Any, *more: Any, **kwargs: Any) -> fx.Node:
+    """Let readers of ``node`` read ``target(node, *more)``."""
+    made = insert(node, target, node, *more, **kwargs)
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+    return made
+
+
+# The faults.
+
 
 aten = torch.ops.aten
 Fault = Callable[[StepGraph, fx.Graph], None]
@@ -129,6 +207,10 @@ def residual_without_gradient(step: StepGraph, graph: fx.Graph) -> None:
     total.replace_all_uses_with(_last_cast(total, through))
 
 
+def _last_cast(total: fx.Node, through: fx.Node) -> fx.Node:
+    return next(source for source in total.all_input_nodes if source is through or through in behind(source))
+
+
 OUTSIDE = "they part outside of modules"
 FAULTS: dict[Fault, tuple[str, ...]] = {
     gradient_divided_twice: ("gradient layers.0.up.weight", OUTSIDE),
@@ -151,5 +233,120 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
 """With what the check must say of each."""
 
 
-def _last_cast(total: fx.Node, through: fx.Node) -> fx.Node:
-    return next(source for source in total.all_input_nodes if source is through or through in behind(source))
+# The same of fixtures/plans/chunked.toml, in what is made of the head's weight.
+
+
+def chunks_reduced_one_by_one(step: StepGraph, graph: fx.Graph) -> None:
+    """As where each read of the weight gathers it anew: first over ranks, then over chunks."""
+    launch = launch_behind(gradient_of(step, graph, "head.weight"))
+    (wait,) = launch.users
+    last, reduced = wait, []
+    for part in _added(_total(launch)):
+        whole = insert(last, aten.clone.default, part, memory_format=torch.contiguous_format)
+        sent = insert(whole, launch.target, whole, *launch.args[1:])
+        last = insert(sent, wait.target, sent)
+        reduced.append(last)
+    _sum_instead(wait, reduced)
+
+
+def chunks_added_from_first_to_last(step: StepGraph, graph: fx.Graph) -> None:
+    """Autograd adds the last chunk's first."""
+    total = _total(launch_behind(gradient_of(step, graph, "head.weight")))
+    _sum_instead(total, _added(total)[::-1])
+
+
+def last_chunk_lost(step: StepGraph, graph: fx.Graph) -> None:
+    total = _total(launch_behind(gradient_of(step, graph, "head.weight")))
+    total.replace_all_uses_with(total.args[0])
+
+
+def slices_of_the_vocabulary_swapped(step: StepGraph, graph: fx.Graph) -> None:
+    joined = next(one for one in behind(gradient_of(step, graph, "head.weight")) if one.target is aten.cat.default)
+    joined.update_arg(0, list(reversed(joined.args[0])))
+
+
+def chunks_of_hidden_states_swapped(step: StepGraph, graph: fx.Graph) -> None:
+    joined = next(node for node in graph.nodes if node.target is aten.cat.default)
+    joined.update_arg(0, list(reversed(joined.args[0])))
+
+
+def gradient_of_the_tied_head_dropped(step: StepGraph, graph: fx.Graph) -> None:
+    total = _total(launch_behind(gradient_of(step, graph, "embed.weight")))
+    (read,) = [one for one in total.args if one.target is aten.embedding_dense_backward.default]
+    total.replace_all_uses_with(read)
+
+
+def gradient_of_the_tied_embedding_dropped(step: StepGraph, graph: fx.Graph) -> None:
+    total = _total(launch_behind(gradient_of(step, graph, "embed.weight")))
+    (head,) = [one for one in total.args if one.target is not aten.embedding_dense_backward.default]
+    total.replace_all_uses_with(head)
+
+
+def microbatches_added_in_bfloat16(step: StepGraph, graph: fx.Graph) -> None:
+    """What was added before the last microbatch is rounded."""
+    _round_first(_total(launch_behind(gradient_of(step, graph, "embed.weight"))))
+
+
+def chunks_added_in_bfloat16(step: StepGraph, graph: fx.Graph) -> None:
+    """What was added before the last chunk is rounded, as where autograd adds them, and not FSDP2."""
+    _round_first(_total(launch_behind(gradient_of(step, graph, "head.weight"))))
+
+
+def loss_in_bfloat16(step: StepGraph, graph: fx.Graph) -> None:
+    softmax = next(node for node in graph.nodes if node.target is aten._log_softmax.default)
+    low = instead(softmax, aten._to_copy.default, dtype=torch.bfloat16)
+    instead(low, aten._to_copy.default, dtype=torch.float32)
+
+
+def logits_in_float32(step: StepGraph, graph: fx.Graph) -> None:
+    """The cast in front of the product instead of behind it."""
+    transposed = next(user for user in waits_of(step, graph, "head.weight")[0].users if user.target is aten.t.default)
+    product = next(user for user in transposed.users if user.target is aten.mm.default)
+    for place in (0, 1):
+        product.update_arg(place, insert(product.args[place], aten._to_copy.default, product.args[place], dtype=torch.float32))
+
+
+def _total(launch: fx.Node) -> fx.Node:
+    return next(one for one in behind(launch) if one.target is aten.add.Tensor)
+
+
+def _round_first(total: fx.Node) -> None:
+    low = insert(total.args[0], aten._to_copy.default, total.args[0], dtype=torch.bfloat16)
+    total.update_arg(0, insert(low, aten._to_copy.default, low, dtype=torch.float32))
+
+
+def _added(total: fx.Node) -> list[fx.Node]:
+    """What the chain of sums ``total`` adds, in order."""
+    parts = [total]
+    while parts[0].target is aten.add.Tensor:
+        parts[:1] = parts[0].args
+    return parts
+
+
+def _sum_instead(node: fx.Node, parts: list[fx.Node]) -> None:
+    """Let readers of ``node`` read the sum of ``parts``, which is made behind the last of them and ``node``."""
+    users = list(node.users)
+    place = {one: i for i, one in enumerate(node.graph.nodes)}
+    last, total = max((node, *parts), key=place.__getitem__), parts[0]
+    for part in parts[1:]:
+        last = total = insert(last, aten.add.Tensor, total, part)
+    for user in users:
+        if user not in behind(total):
+            user.replace_input_with(node, total)
+
+
+UNTIED, TIED = "gradient head.weight", "gradient embed.weight"
+LOSSES: dict[Fault, tuple[str | None, tuple[str, ...]]] = {
+    chunks_reduced_one_by_one: ("fp32", (UNTIED, OUTSIDE)),
+    chunks_added_from_first_to_last: ("fp32", (UNTIED, OUTSIDE)),
+    last_chunk_lost: (None, (UNTIED, OUTSIDE)),
+    slices_of_the_vocabulary_swapped: ("vocabulary", ("first module whose gradient differs: head (aten.cat.default)",)),
+    chunks_of_hidden_states_swapped: (None, ("first module whose gradient differs: head (aten.cat.default)",)),
+    gradient_of_the_tied_head_dropped: ("tied", (TIED, OUTSIDE)),
+    gradient_of_the_tied_embedding_dropped: ("tied", (TIED, OUTSIDE)),
+    microbatches_added_in_bfloat16: ("tied_accumulated", (TIED, OUTSIDE)),
+    chunks_added_in_bfloat16: ("backward", (UNTIED, OUTSIDE)),
+    loss_in_bfloat16: (None, ("first module whose output differs: head (aten.nll_loss_forward.default)",)),
+    logits_in_float32: (None, ("first module whose output differs: head (aten.mm.default)",)),
+}
+"""Row of the plan, and what the check must say."""

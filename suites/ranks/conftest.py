@@ -1,4 +1,4 @@
-"""One set of warm pools for all rank tests."""
+"""Ranks of the warm pools that all tests have, and who watches processes end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import os
 import select
 
 import pytest
-
-from pytest_fxbucket.ranks.pools import Pools
-
-
-@pytest.fixture(scope="session")
-def pools():
-    pools = Pools()
-    pools.start()
-    yield pools
-    pools.close()
 
 
 @pytest.fixture

@@ -63,11 +63,68 @@ def begin(rank):
     mark(f"step 1 of {rank}")
 
 
-def raise_before(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        raise ValueError("before it")
-    dist.all_reduce(torch.ones(3))
+def strikes(strike):
+    """The job in which the culprit does `strike` where the others launch an all-reduce."""
+
+    def job(rank, world, culprit):
+        begin(rank)
+        if rank == culprit:
+            strike()
+        dist.all_reduce(torch.ones(3))
+
+    return job
+
+
+@strikes
+def raise_before():
+    raise ValueError("before it")
+
+
+@strikes
+def exit_at_once():
+    os._exit(3)
+
+
+@strikes
+def exit_well():
+    os._exit(0)
+
+
+@strikes
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@strikes
+def crash():
+    ctypes.string_at(0)
+
+
+@strikes
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@strikes
+def loop():
+    while True:
+        pass
+
+
+@strikes
+def hold_the_lock():
+    """A call in C that never returns, signals or not, and that holds the interpreter lock."""
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.PyDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+
+
+@strikes
+def memory_limit():
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+    torch.zeros(256 << 20)
 
 
 def raise_within(rank, world, culprit):
@@ -99,59 +156,6 @@ def raise_differently(rank, world, culprits):
         raise KeyError("one cause")
     if rank == culprits[1]:
         raise ZeroDivisionError("another")
-    dist.all_reduce(torch.ones(3))
-
-
-def exit_at_once(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        os._exit(3)
-    dist.all_reduce(torch.ones(3))
-
-
-def exit_well(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        os._exit(0)
-    dist.all_reduce(torch.ones(3))
-
-
-def kill(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.ones(3))
-
-
-def crash(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        ctypes.string_at(0)
-    dist.all_reduce(torch.ones(3))
-
-
-def stop(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    dist.all_reduce(torch.ones(3))
-
-
-def loop(rank, world, culprit):
-    begin(rank)
-    while rank == culprit:
-        pass
-    dist.all_reduce(torch.ones(3))
-
-
-def hold_the_lock(rank, world, culprit):
-    """A call in C that never returns, signals or not, and that holds the interpreter lock."""
-    begin(rank)
-    if rank == culprit:
-        mutex = ctypes.create_string_buffer(64)
-        lock = ctypes.PyDLL(None).pthread_mutex_lock
-        lock(mutex)
-        lock(mutex)
     dist.all_reduce(torch.ones(3))
 
 
@@ -194,15 +198,6 @@ def unpicklable(rank, world, culprit):
 def too_much_memory(rank, world, culprit):
     begin(rank)
     dist.all_reduce(torch.ones(1 << 48 if rank == culprit else 3))
-
-
-def memory_limit(rank, world, culprit):
-    begin(rank)
-    if rank == culprit:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
-        torch.zeros(256 << 20)
-    dist.all_reduce(torch.ones(3))
 
 
 def raise_on_all(rank, world, payload):

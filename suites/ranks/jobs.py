@@ -12,9 +12,10 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
-from pytest_fxbucket.ranks import mark
+from pytest_fxbucket.ranks import device, flight_recorder, mark
 
 
 def echo(rank, world, payload):
@@ -69,14 +70,9 @@ def shout(rank, world, payload):
     os.write(1, b"raw\n")
 
 
-def flood(rank, world, lines):
-    for line in range(lines):
-        print(f"line {line} " + "x" * 90)
-    raise ValueError("flooded")
-
-
 def raise_on(rank, world, culprit):
     mark(f"step {rank}")
+    print(f"printed by {rank}")
     if rank == culprit:
         raise ValueError(f"no good on rank {rank}")
     dist.all_reduce(torch.ones(3))
@@ -113,42 +109,9 @@ def late_cause(rank, world, culprit):
     raise KeyError("the cause")
 
 
-def stop_on(rank, world, culprit):
-    mark(f"mark of {rank}")
-    if rank == culprit:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    dist.all_reduce(torch.ones(3))
-
-
-def loop_on(rank, world, culprit):
-    while rank == culprit:
-        pass
-    dist.all_reduce(torch.ones(3))
-
-
-def never_joins(rank, world, culprit):
-    if rank != culprit:
-        dist.all_reduce(torch.ones(3))
-
-
 def sigint_is_ignored(rank, world, payload):
     os.kill(os.getpid(), signal.SIGINT)
     return "still here"
-
-
-def unpicklable(rank, world, culprit):
-    return (lambda: None) if rank == culprit else 1
-
-
-def leave(rank, world, culprit):
-    if rank == culprit:
-        sys.exit(5)
-    return 1
-
-
-def only_some_reduce(rank, world, payload):
-    if rank == 0:
-        dist.all_reduce(torch.ones(3), async_op=True)
 
 
 def sum_of_ones(rank, world, payload):
@@ -177,12 +140,6 @@ def sockets(rank, world, payload):
     return {link for link in links if link.startswith("socket:")}
 
 
-def mark_at_length(rank, world, text):
-    mark("short")
-    mark(text)
-    raise ValueError("marked")
-
-
 def sized(rank, world, megabytes):
     return torch.full((megabytes << 18,), float(rank))
 
@@ -208,3 +165,86 @@ def summed_by_dtensor(rank: int, world: int, groups_before: int) -> float:
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("first", "second"))["second"]
     parts = DTensor.from_local(torch.full((3,), float(rank)), mesh, [Partial()])
     return float((parts * 2.0).redistribute(placements=[Replicate()]).to_local()[0])
+
+
+GATHER = torch.ops._c10d_functional
+
+
+def gathers_in_flight(rank, world, count):
+    """Of `count` all-gathers that are in flight together what came, and the operators that were called."""
+    name = dist.group.WORLD.group_name
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        flying = [
+            GATHER.all_gather_into_tensor(torch.full((3,), float(10 * rank + number)), world, name) for number in range(count)
+        ]
+        arrived = [GATHER.wait_tensor(one).tolist() for one in flying]
+    return arrived, sorted({event.name for event in seen.events() if event.name.startswith("c10d::")})
+
+
+def gather_of_several(rank, world, payload):
+    name = dist.group.WORLD.group_name
+    GATHER.all_gather_into_tensor_coalesced([torch.ones(2), torch.ones(3)], world, name)
+
+
+def on_gpu(rank: int, world: int, payload: None) -> tuple[str, str, str, int]:
+    """Device, GPU, the workspace of cuBLAS, and how deterministic torch is."""
+    return (
+        device(),
+        os.environ["CUDA_VISIBLE_DEVICES"],
+        os.environ["CUBLAS_WORKSPACE_CONFIG"],
+        torch.get_deterministic_debug_mode(),
+    )
+
+
+# They launch collectives, and tell what their flight record says of them.
+
+
+def entered():
+    """What this rank's own flight record holds."""
+    return [launch.what for launch in flight_recorder._position(flight_recorder._own).launches]
+
+
+def every_kind(rank, world, payload):
+    dist.all_reduce(torch.ones(3))
+    dist.reduce(torch.ones(2, dtype=torch.float64), 1, op=dist.ReduceOp.MAX)
+    dist.reduce_scatter_tensor(torch.empty(2), torch.ones(8), op=dist.ReduceOp.AVG)
+    functional.reduce_scatter_tensor(torch.ones(8), "sum", 0, dist.group.WORLD).wait()
+    dist.all_gather_into_tensor(torch.empty(8), torch.ones(2))
+    functional.all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).wait()
+    dist.all_gather([torch.empty(2) for _ in range(4)], torch.ones(2))
+    dist.all_to_all_single(torch.empty(4), torch.ones(4))
+    dist.broadcast(torch.ones(5, dtype=torch.int64), 0)
+    dist.barrier()
+    return entered()
+
+
+def ring(rank, world, payload):
+    sent = dist.isend(torch.full((3,), float(rank)), (rank + 1) % world)
+    got = torch.empty(3)
+    dist.recv(got, (rank - 1) % world)
+    sent.wait()
+    assert got.tolist() == [float((rank - 1) % world)] * 3
+    return entered()
+
+
+def other_kind(rank, world, culprit):
+    dist.barrier()
+    if rank == culprit:
+        return dist.all_gather_into_tensor(torch.empty(8), torch.ones(2), async_op=True) and None
+    return dist.all_reduce(torch.ones(2), async_op=True) and None
+
+
+def other_order_on_two_groups(rank, world, culprit):
+    """Two groups of all ranks; the culprit launches on them the other way round."""
+    first, second = dist.new_group(), dist.new_group()
+    groups = [second, first] if rank == culprit else [first, second]
+    for group in groups:
+        dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    dist.all_reduce(torch.ones(2), group=first)
+
+
+def on_half_the_ranks(rank, world, payload):
+    low, high = dist.new_group([0, 1]), dist.new_group([2, 3])
+    for _ in range(1 + rank // 2):
+        dist.all_reduce(torch.ones(2), group=low if rank < 2 else high)
+    return entered()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pytest_fxbucket.ranks.gpu_lease import take
+from pytest_fxbucket.ranks.machine import take
 
 
 def main(folder: str, count: str, mode: str, *gpus: str) -> None:

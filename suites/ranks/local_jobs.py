@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-import signal
 import sys
 from datetime import timedelta
 
@@ -225,27 +223,6 @@ def another_slice(rank, world, culprit):
 def never_waited(rank, world, culprit):
     if rank == culprit:
         dist.all_reduce(torch.ones(3), async_op=True)
-
-
-def end_on(rank, world, payload):
-    culprit, how = payload
-    mark(f"mark of {rank}")
-    dist.barrier()
-    if rank == culprit and how == "exit":
-        os._exit(3)
-    if rank == culprit and how == "SIGSEGV":
-        ctypes.string_at(0)
-    if rank == culprit:
-        signal.raise_signal(getattr(signal, how))
-    dist.all_reduce(torch.ones(3))
-
-
-def loop_on(rank, world, culprit):
-    mark(f"mark of {rank}")
-    dist.barrier()
-    while rank == culprit:
-        pass
-    dist.all_reduce(torch.ones(3))
 
 
 def alone(rank, world, payload):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.backends import BACKENDS, NAMES, BackendChoice, Machine, choose
-from pytest_fxbucket.ranks import device
+from pytest_fxbucket.ranks import device, machine
 from pytest_fxbucket.ranks.machine import gpus, nvidia_smi, spread, this_machine, use_device
 
 TWO_AND_A_SLICE = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
@@ -22,7 +22,7 @@ SECOND = "GPU-91f1b8a5-02a5-3f4c-8a9f-6d1c6e2d9f10"
 SLICE = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
 
 
-def machine(count: int, *, has_cuda: bool = True, has_nccl: bool = True) -> Machine:
+def machine_with(count: int, *, has_cuda: bool = True, has_nccl: bool = True) -> Machine:
     return Machine(tuple(f"GPU-{index}" for index in range(count)), has_cuda, has_nccl)
 
 
@@ -30,19 +30,19 @@ class TestChoose:
     @pytest.mark.parametrize(
         ("asked", "world", "here", "choice"),
         [
-            ("auto", 4, machine(4), BackendChoice("nccl")),
-            ("auto", 4, machine(3), BackendChoice("gloo", "nccl needs 4 GPUs, this machine has 3")),
-            ("auto", 2, machine(0, has_cuda=False), BackendChoice("gloo", "nccl needs 2 GPUs, this machine has 0")),
-            ("auto", 2, machine(2, has_cuda=False), BackendChoice("gloo", "nccl needs a torch that was built with CUDA")),
-            ("nccl", 1, machine(1), BackendChoice("nccl")),
-            ("nccl", 4, machine(0), BackendChoice(None, "nccl needs 4 GPUs, this machine has 0")),
-            ("nccl", 1, machine(0), BackendChoice(None, "nccl needs 1 GPU, this machine has 0")),
-            ("nccl", 2, machine(2, has_nccl=False), BackendChoice(None, "nccl needs a torch that was built with NCCL")),
-            ("gloo:cuda", 4, machine(1), BackendChoice("gloo:cuda")),
-            ("gloo:cuda", 4, machine(1, has_nccl=False), BackendChoice("gloo:cuda")),
-            ("gloo:cuda", 4, machine(0), BackendChoice(None, "gloo:cuda needs 1 GPU, this machine has 0")),
-            ("gloo", 4, machine(8), BackendChoice("gloo")),
-            ("local", 4, machine(0), BackendChoice("local")),
+            ("auto", 4, machine_with(4), BackendChoice("nccl")),
+            ("auto", 4, machine_with(3), BackendChoice("gloo", "nccl needs 4 GPUs, this machine has 3")),
+            ("auto", 2, machine_with(0, has_cuda=False), BackendChoice("gloo", "nccl needs 2 GPUs, this machine has 0")),
+            ("auto", 2, machine_with(2, has_cuda=False), BackendChoice("gloo", "nccl needs a torch that was built with CUDA")),
+            ("nccl", 1, machine_with(1), BackendChoice("nccl")),
+            ("nccl", 4, machine_with(0), BackendChoice(None, "nccl needs 4 GPUs, this machine has 0")),
+            ("nccl", 1, machine_with(0), BackendChoice(None, "nccl needs 1 GPU, this machine has 0")),
+            ("nccl", 2, machine_with(2, has_nccl=False), BackendChoice(None, "nccl needs a torch that was built with NCCL")),
+            ("gloo:cuda", 4, machine_with(1), BackendChoice("gloo:cuda")),
+            ("gloo:cuda", 4, machine_with(1, has_nccl=False), BackendChoice("gloo:cuda")),
+            ("gloo:cuda", 4, machine_with(0), BackendChoice(None, "gloo:cuda needs 1 GPU, this machine has 0")),
+            ("gloo", 4, machine_with(8), BackendChoice("gloo")),
+            ("local", 4, machine_with(0), BackendChoice("local")),
         ],
     )
     def test_what_is_asked_for_meets_what_is_there(self, asked: str, world: int, here: Machine, choice: BackendChoice) -> None:
@@ -81,9 +81,12 @@ class TestGpus:
             ("0,0", ()),
         ],
     )
-    def test_cuda_visible_devices_is_read_as_cuda_reads_it(self, visible: str | None, found: tuple[str, ...]) -> None:
+    def test_cuda_visible_devices_is_read_as_cuda_reads_it(
+        self, visible: str | None, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(machine, "nvidia_smi", lambda: TWO_AND_A_SLICE)
         environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        assert gpus(environ, lambda: TWO_AND_A_SLICE) == found
+        assert machine.gpus(environ) == found
 
     def test_a_machine_without_nvidia_smi_has_none(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -15,7 +15,7 @@ import pytest
 from pytest_fxbucket.ranks.pool import RankFailure
 from suites.ranks.fault_jobs import FAULTS
 
-JOBS = "suites.ranks.fault_jobs:"
+JOBS, OTHERS = "suites.ranks.fault_jobs:", "suites.ranks.jobs:"
 WORLD = 4
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 # Where what is left behind would lie, and what may be read from there: this repository and what is installed.
@@ -24,7 +24,7 @@ INSTALLED = (str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_pref
 
 
 def run(ranks, job, payload=None, timeout_s=60.0, **more):
-    return ranks.run(JOBS + job, [payload] * WORLD, timeout_s=timeout_s, **more)
+    return ranks.run(job if ":" in job else JOBS + job, [payload] * WORLD, timeout_s=timeout_s, **more)
 
 
 def fail(ranks, job, payload=None, **more):
@@ -59,23 +59,88 @@ def test_it_is_one_failure_that_says_who_and_where_and_the_next_job_is_well(rank
         assert " on ranks 0-3" in row
     assert any(line.startswith("try: ") for line in failure.lines())
     if fault.is_late:
+        late = "3 of 4 ranks" if fault.job == "skip_one" else "4 of 4 ranks"
+        assert str(failure).startswith(f"{late} did not answer within 2 s; rank {culprit}: ")
         every_rank_shows_where_it_stands(fault, culprit, failure)
+    if fault.job == "crash":
+        assert "in crash\n" in failure.stacks[culprit] + "\n"
     assert gone() == []
     assert is_well(ranks)
 
 
 def every_rank_shows_where_it_stands(fault, culprit, failure):
+    is_struck = fault.job in ("stop", "loop", "hold_the_lock")
     expected = {"skip_one": "has no job"}.get(fault.job, f"in {fault.job}\n")
     assert expected in failure.stacks[culprit] + "\n"
     call, kind = ("wait", "all_gather") if fault.job == "swap_two" else ("all_reduce", "all_reduce")
     for rank in {*range(WORLD)} - {culprit}:
-        assert f"in {fault.job}\n" in failure.stacks[rank] + "\n"
+        assert f"in {'job' if is_struck else fault.job}\n" in failure.stacks[rank] + "\n"
         assert f"in {call}\n" in failure.stacks[rank]
     assert all(f"  waits for {kind}" in row for row in failure.table[1:])
 
 
-def test_a_crash_shows_where_python_was(ranks):
-    assert "in crash\n" in fail(ranks, "crash", 1).stacks[1] + "\n"
+def test_a_rank_that_raises_is_named_with_its_traceback_first(ranks, tmp_path):
+    failure = fail(ranks, OTHERS + "raise_on", 2, what="bitwise of a plan", log_dir=tmp_path)
+    assert (failure.kind, failure.rank, failure.error_type) == ("raised", 2, "ValueError")
+    assert str(failure) == (
+        'rank 2 of 4 raised ValueError: no good on rank 2, at "step 2" (bitwise of a plan, job suites.ranks.jobs:raise_on)'
+    )
+    assert failure.traceback.startswith("Traceback")
+    assert "in raise_on" in failure.traceback
+    assert "worker.py" not in failure.traceback
+    assert [line.split("  ")[0] for line in failure.table] == ["rank 2", "rank 0", "rank 1", "rank 3"]
+    assert failure.table[1] == (
+        'rank 0  is still waiting                      "step 0"  waits for all_reduce(sum) of 3 float32, number 1 on ranks 0-3'
+    )
+    lines = list(failure.lines())
+    assert lines[:2] == [str(failure), "--- rank 2, traceback"]
+    assert lines.index("ValueError: no good on rank 2") < lines.index("--- the ranks")
+    assert failure.output[2] == (tmp_path / "rank2.log").read_text() == "printed by 2\n"
+    assert lines[-2:] == ["--- rank 2, end of its output", "printed by 2"]
+    assert is_well(ranks)
+
+
+def test_ranks_that_raise_at_different_places_show_each_place_once(ranks):
+    failure = fail(ranks, OTHERS + "raise_here_and_there")
+    shown = [line for line in failure.lines() if line.startswith("--- rank ") and line.endswith("traceback")]
+    assert len(shown) == 2
+    assert {"KeyError: 'even'", "ValueError: odd"} <= set(failure.lines())
+
+
+@pytest.mark.parametrize("job", ["raise_after_peer_left", "late_cause"])
+def test_connection_errors_of_the_others_do_not_hide_the_cause(ranks, job):
+    failure = fail(ranks, OTHERS + job, 3)
+    assert failure.rank == 3
+    assert "the cause" in failure.traceback
+    assert all("lost the connection to a peer" in line for line in failure.table[1:])
+
+
+def test_a_payload_that_cannot_be_pickled_is_named_before_anything_runs(ranks):
+    failure = fail(ranks, OTHERS + "echo", lambda: None)
+    assert failure.kind == "unpicklable"
+    assert "the payload for rank 0 cannot be pickled" in str(failure)
+
+
+@pytest.mark.parametrize("job", ["no_such_function", "no.such.module:f"])
+def test_a_job_that_does_not_exist_fails_with_its_name(ranks, job):
+    with pytest.raises(RankFailure, match=r"no_such_function|No module named 'no'"):
+        run(ranks, job)
+
+
+def test_a_rank_killed_between_two_jobs_is_replaced(ranks, watched):
+    ranks.start()
+    gone = watched(ranks.pids[1:2])
+    os.kill(ranks.pids[1], 9)
+    assert gone() == []
+    assert is_well(ranks)
+
+
+def test_a_killed_server_is_replaced(ranks, watched):
+    (server, *_) = run(ranks, OTHERS + "parent_of")
+    gone = watched([server, *ranks.pids])
+    os.kill(server, 9)
+    assert gone() == []
+    assert is_well(ranks)
 
 
 def test_of_different_exceptions_the_first_is_the_failure_and_the_others_are_in_the_table(ranks):

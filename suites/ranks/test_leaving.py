@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fxbucket.ranks.pool import RankFailure
 
-JOBS = "suites.ranks.leaving_jobs:"
+JOBS = "suites.ranks.odd_jobs:"
 WORLD = 2
 TAKEN = ("group", "another group", "output", "input", "standard", "reopened", "stdout", "detached", "limit")
 

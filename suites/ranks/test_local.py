@@ -7,8 +7,10 @@ import os
 import pytest
 import torch
 
+from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.pool import RankFailure
 from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
+from suites.ranks.fault_jobs import FAULTS
 
 JOBS = "suites.ranks.local_jobs:"
 ORDERED = "suites.ranks.ordered_jobs:"
@@ -121,9 +123,8 @@ def test_output_goes_to_each_ranks_log(local, tmp_path):
     assert {(tmp_path / f"rank{rank}.log").stat().st_mode & 0o777 for rank in range(4)} == {0o600}
 
 
-@pytest.mark.parametrize("where", ["memory", "files"])
-def test_a_failure_has_the_output_of_the_rank(local, tmp_path, where):
-    failure = fail(local, "say", 2, log_dir=tmp_path if where == "files" else None)
+def test_a_failure_has_the_output_of_the_rank(local, tmp_path):
+    failure = fail(local, "say", 2, log_dir=tmp_path)
     assert (failure.kind, failure.rank, failure.error) == ("raised", 2, "said enough")
     assert failure.output[2] == "out of 2\nerr of 2\nagain 2\n"
     assert "in say" in failure.traceback
@@ -177,17 +178,14 @@ def test_a_rank_that_raises_comes_before_those_that_wait(local):
     assert any(line.startswith("rank 0  is still waiting") for line in failure.table)
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [("exit", "exited with status 3"), ("SIGKILL", "was killed by SIGKILL"), ("SIGSEGV", "was killed by SIGSEGV")],
-)
-def test_a_process_that_dies_names_the_rank_whose_turn_it_was(local, how, said):
-    failure = fail(local, "end_on", (2, how))
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.kind == "died"], ids=lambda fault: fault.job)
+def test_a_process_that_dies_names_the_rank_whose_turn_it_was(local, fault):
+    failure = fail(local, f"suites.ranks.fault_jobs:{fault.job}", 2)
     assert (failure.kind, failure.rank) == ("died", 2)
-    assert str(failure).startswith(f'rank 2 of 4 {said}, at "mark of 2"')
+    assert str(failure).startswith(f'rank 2 of 4 {fault.said}, at "step 1 of 2"')
     assert [state.outcome for state in failure.states] == ["running", "running", "died", "running"]
-    if how == "SIGSEGV":
-        assert "in end_on" in failure.stacks[2]
+    if fault.job == "crash":
+        assert "in crash" in failure.stacks[2]
         assert "in wait_until" in failure.stacks[3]
 
 
@@ -197,26 +195,81 @@ def test_ranks_that_had_returned_before_a_death_are_said_to_have(local):
 
 
 def test_a_rank_that_goes_on_for_ever_is_named_with_all_stacks(local):
-    failure = fail(local, "loop_on", 1, timeout_s=2)
+    failure = fail(local, "suites.ranks.fault_jobs:loop", 1, timeout_s=2)
     assert (failure.kind, failure.rank) == ("timeout", 1)
-    assert 'rank 1: is still running, at "mark of 1"' in str(failure)
-    assert "in loop_on" in failure.stacks[1]
+    assert 'rank 1: is still running, at "step 1 of 1"' in str(failure)
+    assert "in loop" in failure.stacks[1]
     assert "in wait_until" in failure.stacks[0]
 
 
 def test_a_result_that_cannot_be_pickled_is_its_ranks(local):
-    failure = fail(local, "suites.ranks.jobs:unpicklable", 1)
+    failure = fail(local, "suites.ranks.fault_jobs:unpicklable", 1)
     assert (failure.kind, failure.rank) == ("unpicklable", 1)
 
 
 def test_a_rank_may_not_wait_when_it_is_not_its_turn():
-    baton, errors = TurnScheduler(2, lambda old, new: None), []
+    scheduler, errors = TurnScheduler(2, lambda old, new: None), []
 
     def second():
         try:
-            baton.wait_until(0, lambda: False)  # as a thread of rank 0's would
+            scheduler.wait_until(0, lambda: False)  # as a thread of rank 0's would
         except RuntimeError as error:
             errors.append(str(error))
 
-    baton.play([lambda: None, second])
+    scheduler.play([lambda: None, second])
     assert errors == ["rank 0 waits in several threads; with all ranks in one process each may wait in one"]
+
+
+# Ranks without communication, one after the other, are as many as one likes.
+
+
+@pytest.fixture(scope="module")
+def fake(pools):
+    return pools.get(6, "fake")
+
+
+def fail_alone(pool, payload, timeout_s=60):
+    with pytest.raises(RankFailure) as caught:
+        pool.run(JOBS + "alone", [payload] * pool.world, timeout_s=timeout_s)
+    assert len(pool.run(JOBS + "alone", [None] * pool.world, timeout_s=60)) == pool.world
+    return caught.value
+
+
+def test_each_rank_is_itself_and_begins_fresh(fake):
+    results = fake.run(JOBS + "alone", [None] * 6, timeout_s=60)
+    assert [result[:4] for result in results] == [(rank, 6, rank, 6) for rank in range(6)]
+    assert len({fresh for *_, fresh in results}) == 1
+
+
+def test_a_thousand_ranks(pools):
+    pool = pools.get(1024, "fake")
+    results = pool.run(JOBS + "alone", [None] * 1024, timeout_s=120)
+    pool.close()
+    assert [result[:4] for result in results] == [(rank, 1024, rank, 1024) for rank in range(1024)]
+
+
+def test_without_communication_the_first_rank_that_raises_ends_the_job(fake):
+    failure = fail_alone(fake, (3, "raise"))
+    assert (failure.kind, failure.rank, failure.error) == ("raised", 3, "no good")
+    assert str(failure).startswith('rank 3 of 6 raised ValueError: no good, at "mark of 3"')
+    assert [state.outcome for state in failure.states] == ["returned"] * 3 + ["raised"] + ["was not begun"] * 2
+
+
+def test_without_communication_a_death_is_of_the_rank_whose_turn_it_was(fake):
+    failure = fail_alone(fake, (3, "exit"))
+    assert (failure.kind, failure.rank) == ("died", 3)
+    assert str(failure).startswith('rank 3 of 6 exited with status 3, at "mark of 3"')
+    assert [state.outcome for state in failure.states] == ["returned"] * 3 + ["died"] + ["running"] * 2
+
+
+def test_without_communication_a_rank_that_goes_on_for_ever_is_named_with_its_stack(fake):
+    failure = fail_alone(fake, (3, "loop"), timeout_s=2)
+    assert (failure.kind, failure.rank) == ("timeout", 3)
+    assert 'rank 3: is still running, at "mark of 3"' in str(failure)
+    assert "in alone" in failure.stacks[3]
+
+
+@pytest.mark.parametrize(("world", "backend", "most"), [(65, "local", 64), (0, "local", 64), ((1 << 16) + 1, "fake", 1 << 16)])
+def test_too_many_ranks_are_refused(pools, world, backend, most):
+    with pytest.raises(RankError, match=f"a pool of {world} ranks over {backend}; expected 1 to {most}"):
+        pools.get(world, backend)

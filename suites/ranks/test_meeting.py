@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from pytest_fxbucket.errors import RankError, UsageError
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.torchrun.member import Member, member_of
-from pytest_fxbucket.ranks.torchrun.progress import DIFFERENCES, END, HELLO, ITEMS, LEFT, Agenda
+from pytest_fxbucket.ranks.torchrun.member import DIFFERENCES, END, HELLO, ITEMS, LEFT, ItemProgress, Member, member_of
 from pytest_fxbucket.ranks.torchrun.rendezvous import Lost, Rendezvous, Round
-from pytest_fxbucket.ranks.torchrun.store import Board
+from pytest_fxbucket.ranks.torchrun.store import Store
 
 WORLD = 3
 LONG_S = 100.0
@@ -29,13 +29,19 @@ def member(rank: int, port: int, run: str) -> Member:
     return Member(rank, WORLD, rank // 2, 2, rank % 2, 2, "127.0.0.1", port, False, run)
 
 
-@pytest.fixture(scope="module")
-def port():
+def serve() -> tuple[dist.TCPStore, int]:
+    """A store as torchrun has one, and its port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(64)
-    number = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    port = listener.getsockname()[1]
+    fd = listener.detach()
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd), port
+
+
+@pytest.fixture(scope="module")
+def port():
+    store, number = serve()
     yield number
     del store
 
@@ -55,13 +61,10 @@ def meetings(port: int, together: Callable[..., list[Rendezvous]], request: pyte
         one.close()
 
 
-def test_all_read_the_same(meetings: list[Rendezvous], together: Callable[..., list[Round]]) -> None:
+def test_all_read_the_same_and_know_each_others_nodes(meetings: list[Rendezvous], together: Callable[..., list[Round]]) -> None:
     said = together(lambda rank: meetings[rank].exchange("1", {"rank": rank}, limit_s=LONG_S))
     assert said[0] == Round({rank: {"rank": rank} for rank in range(WORLD)}, {})
     assert said[1:] == said[:1] * 2
-
-
-def test_who_is_named_with_its_node(meetings: list[Rendezvous]) -> None:
     assert [meetings[0].who(rank) for rank in range(WORLD)] == ["rank 0 (node 0)", "rank 1 (node 0)", "rank 2 (node 1)"]
 
 
@@ -139,49 +142,41 @@ def test_old_words_are_forgotten(port: int, meetings: list[Rendezvous], together
     assert store.num_keys() - before < 50
 
 
-def test_a_killed_process_is_gone_for_all(port: int) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("meeting_rank.py"))]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "3", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        for rank in range(3)
-    ]
-    try:
-        assert [process.stdout.readline() for process in processes] == ["here\n"] * 3
-        for process in processes[:2]:
-            process.stdin.write("1\n")
-        processes[2].kill()
-        processes[2].wait()
-        told = [process.stdout.readline() for process in processes[:2]]
-        assert told == ['[[0, 1], {"2": "is gone: its process has ended"}]\n'] * 2
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+def test_a_killed_process_is_gone_for_all(port: int, together: Callable[..., list[Any]]) -> None:
+    """Rank 2 is a process; the others are threads here."""
+    command = [sys.executable, str(Path(__file__).with_name("meeting_rank.py")), "2", str(WORLD), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+
+        def met(rank: int) -> Rendezvous | None:
+            place = Member(rank, WORLD, 0, 1, rank, WORLD, "127.0.0.1", port, False, "suite/0")
+            return Rendezvous(place) if rank < 2 else None
+
+        here = together(met)
+        process.kill()
+        process.wait()
+        told = together(lambda rank: here[rank].exchange("1", rank, limit_s=60) if rank < 2 else None)
+        assert told[:2] == [Round({0: 0, 1: 1}, {2: "is gone: its process has ended"})] * 2
+        for one in here[:2]:
+            one.close()
 
 
 def test_a_store_that_is_gone_is_an_error_in_one_sentence() -> None:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(4)
-    port = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    board = Board(member(0, port, "gone/0"))
+    store, port = serve()
+    ours = Store(member(0, port, "gone/0"))
     del store
     with pytest.raises(RankError, match=rf"torchrun's store at 127.0.0.1:{port} does not answer \(.*\): the node") as caught:
         # The first may still leave through a socket that is closing.
-        any(board.has("at/0") for _ in range(100))
+        any(ours.has("at/0") for _ in range(100))
     assert "\n" not in str(caught.value)
 
 
 def test_moments_grow() -> None:
-    agenda, moments = Agenda(), [HELLO, ITEMS, DIFFERENCES]
+    progress, moments = ItemProgress(), [HELLO, ITEMS, DIFFERENCES]
     for _ in range(12):
-        agenda.next_item()
+        progress.next_item()
         for phase in (0, 1, 1, 2, 0, 1, 2):  # a plugin that runs an item again
-            agenda.enter(phase)
-            moments += [agenda.run(), f"{agenda.run()}.done", agenda.report(), agenda.run(), agenda.report()]
+            progress.enter(phase)
+            moments += [progress.run(), f"{progress.run()}.done", progress.report(), progress.run(), progress.report()]
     moments += [END, LEFT]
     assert moments == sorted(set(moments))
 
@@ -207,13 +202,13 @@ def test_code_in_the_store_is_refused_and_does_not_run(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    board = Board(member(0, port, request.node.name))
-    store = dist.PrefixStore(board.prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
+    ours = Store(member(0, port, request.node.name))
+    store = dist.PrefixStore(ours.prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
     pickled = wire.pack(Harm())
     for data in (pickled[0], b"fxb1\0\0\0\0" + pickled[0], b"fxb1\0\0\0\0" + wire.head(pickled) + pickled[0]):
         store.set("word", data)
         with pytest.raises(RankError, match="is no plain data of ours, and was refused"):
-            board.get("word")
+            ours.get("word")
     assert not Path("harmed").exists()
 
 
@@ -221,9 +216,9 @@ def test_a_store_of_ours_listens_where_it_is_looked_for_alone() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    board = Board(member(0, port, "own/0"), is_server=True)
-    board.note("word", "heard")
-    assert Board(member(1, port, "own/0")).notes(["word"]) == ["heard"]
+    ours = Store(member(0, port, "own/0"), is_server=True)
+    ours.note("word", "heard")
+    assert Store(member(1, port, "own/0")).notes(["word"]) == ["heard"]
     tables = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
     ]
@@ -243,20 +238,20 @@ def test_a_store_that_stands_still_is_an_error_after_a_while(monkeypatch: pytest
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        board = Board(member(0, port, "still/0"))
-        board.note("word", "heard")
+        ours = Store(member(0, port, "still/0"))
+        ours.note("word", "heard")
         server.send_signal(signal.SIGSTOP)
         monkeypatch.setattr("pytest_fxbucket.ranks.torchrun.store.LIMIT_S", 0.5)
         calls = (
-            lambda: board.has("word"),
-            lambda: board.note("a", "b"),
-            lambda: board.count("c", 1),
-            lambda: board.get("word"),
+            lambda: ours.has("word"),
+            lambda: ours.note("a", "b"),
+            lambda: ours.count("c", 1),
+            lambda: ours.get("word"),
         )
         for call in calls:
             with pytest.raises(RankError, match=rf"torchrun's store at 127.0.0.1:{port} does not answer \(not within 0.5 s\)"):
                 call()
         server.send_signal(signal.SIGCONT)
         monkeypatch.undo()
-        assert Board(member(1, port, "still/0")).notes(["word"]) == ["heard"]
+        assert Store(member(1, port, "still/0")).notes(["word"]) == ["heard"]
         server.kill()

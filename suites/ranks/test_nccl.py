@@ -1,4 +1,4 @@
-"""What ranks on GPUs set, what is entered of collectives that keep no ledger, and copies by way of the CPU; no GPU needed."""
+"""What ranks on GPUs set, what is recorded of collectives, and copies by way of the CPU; no GPU needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.ranks import flight_recorder
 from pytest_fxbucket.ranks.process_groups import nccl, ordered
-from pytest_fxbucket.ranks.process_groups.entered import Entered
 
 PINNED = {
     "NCCL_ALGO": "Ring",
@@ -80,27 +79,28 @@ class TestSettings:
 
 
 @pytest.fixture
-def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[flight_recorder.Ledgers]:
+def book(monkeypatch: pytest.MonkeyPatch) -> Iterator[flight_recorder.FlightRecords]:
     """Rank 1's of 4, on a fake group, written by this process while the test runs."""
-    ledgers = flight_recorder.Ledgers(4)
+    records = flight_recorder.FlightRecords(4)
+    monkeypatch.setattr(flight_recorder, "_all", ())
     monkeypatch.setattr(flight_recorder, "_own", None)
-    flight_recorder.adopt(ledgers.fd, 4)
+    flight_recorder.adopt(records.fd, 4)
     flight_recorder.act_as(1)
     with fake_world(1, 4):
-        yield ledgers
-    ledgers.close()
+        yield records
+    records.close()
 
 
-def said(book: flight_recorder.Ledgers) -> list[str]:
+def said(book: flight_recorder.FlightRecords) -> list[str]:
     launches = book.read(1).launches
     members = book.groups(1)
     return [f"{one.what} on {flight_recorder.ranks_text(members[one.group].members)}" for one in launches]
 
 
 class TestEntered:
-    def test_functional_collectives(self, book: flight_recorder.Ledgers) -> None:
+    def test_functional_collectives(self, book: flight_recorder.FlightRecords) -> None:
         ops, tensor = torch.ops._c10d_functional, torch.ones(8)
-        with Entered(1):
+        with nccl.WatchedLaunches(1):
             ops.wait_tensor(ops.all_gather_into_tensor(tensor, 4, "0"))
             ops.wait_tensor(ops.reduce_scatter_tensor(tensor.bfloat16(), "avg", 4, "0"))
             for one in ops.all_gather_into_tensor_coalesced([tensor, tensor], 4, "0"):
@@ -114,10 +114,10 @@ class TestEntered:
         ]
         assert book.read(1).text == "launched all_reduce(sum) of 8 float32, number 4 on ranks 0-3"
 
-    def test_those_of_torch_distributed_on_groups_of_their_own(self, book: flight_recorder.Ledgers) -> None:
+    def test_those_of_torch_distributed_on_groups_of_their_own(self, book: flight_recorder.FlightRecords) -> None:
         tensor = torch.ones(4)
         pair = dist.new_group([1, 3])
-        with Entered(1):
+        with nccl.WatchedLaunches(1):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=pair)
             dist.broadcast(tensor, 0)
             dist.reduce_scatter(torch.empty(1), list(tensor.split(1)))
@@ -139,13 +139,13 @@ class TestEntered:
         free = {one.kind for one in book.read(1).launches if not one.is_compared}
         assert free == {"all_gather", "gather", "all_to_all"}  # of which members may lawfully give different sizes
 
-    def test_what_is_only_traced_is_no_launch(self, book: flight_recorder.Ledgers) -> None:
+    def test_what_is_only_traced_is_no_launch(self, book: flight_recorder.FlightRecords) -> None:
         ops = torch.ops._c10d_functional
-        with Entered(1), FakeTensorMode():
+        with nccl.WatchedLaunches(1), FakeTensorMode():
             ops.wait_tensor(ops.all_reduce(torch.ones(4), "sum", "0"))
         assert said(book) == []
 
-    def test_it_leaves_results_and_torch_compile_alone(self, book: flight_recorder.Ledgers) -> None:
+    def test_it_leaves_results_and_torch_compile_alone(self, book: flight_recorder.FlightRecords) -> None:
         seen: list[str] = []
 
         def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
@@ -153,7 +153,7 @@ class TestEntered:
             return graph
 
         compiled = torch.compile(lambda x: x.relu() + 1, backend=look)
-        with Entered(1):
+        with nccl.WatchedLaunches(1):
             assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
         assert "call_method" in seen
 

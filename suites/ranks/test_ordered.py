@@ -88,3 +88,17 @@ def test_ddp_works_over_the_ordered_group(pools):
 
 def test_collectives_in_quick_succession_never_lock_each_other_out(pools):
     assert run(pools, 4, "every_collective_many_times", 150) == ["through"] * 4
+
+
+# Gloo as it is, for timing: it goes around the launch of torch's that corrupts memory.
+
+
+def test_all_gathers_go_to_plain_gloo_one_by_one_and_bring_what_they_should(pools):
+    for arrived, called in pools.get(2, "gloo:plain").run("suites.ranks.jobs:gathers_in_flight", [5, 5], timeout_s=60):
+        assert arrived == [[float(number)] * 3 + [10.0 + number] * 3 for number in range(5)]
+        assert "c10d::_allgather_base_" in called
+
+
+def test_one_of_several_tensors_over_plain_gloo_is_refused(pools):
+    with pytest.raises(RankFailure, match="an all-gather of several tensors at once cannot be timed over gloo; use nccl"):
+        pools.get(2, "gloo:plain").run("suites.ranks.jobs:gather_of_several", [None] * 2, timeout_s=60)

@@ -14,19 +14,15 @@ from pytest_fxbucket.ranks import mark
 JOBS = "suites.ranks.jobs:"
 
 
-def test_results_come_in_rank_order_from_one_group_named_0(ranks):
+def test_results_come_in_rank_order_from_one_group_named_0_whose_processes_stay_warm(ranks):
     results = ranks.run(JOBS + "place", [None] * 4, timeout_s=30)
     assert [r[:5] for r in results] == [(rank, 4, rank, 4, "0") for rank in range(4)]
     assert len({r[5] for r in results}) == 4
+    assert ranks.run(JOBS + "place", [None] * 4, timeout_s=30) == results
 
 
 def test_each_rank_gets_its_own_payload(ranks):
     assert ranks.run(JOBS + "echo", ["a", "b", {"c": 1}, None], timeout_s=30) == ["a", "b", {"c": 1}, None]
-
-
-def test_processes_stay_warm_from_job_to_job(ranks):
-    first = ranks.run(JOBS + "place", [None] * 4, timeout_s=30)
-    assert ranks.run(JOBS + "place", [None] * 4, timeout_s=30) == first
 
 
 def test_the_same_pool_for_the_same_size(pools):

@@ -10,13 +10,14 @@ from pytest_fxbucket.ranks.process_groups.sums import RingOrder
 JOBS = "suites.ranks.ring_jobs:"
 
 
-@pytest.mark.parametrize("backend", ["gloo", "local"])
+RINGS = [(2, 2, 64, 1), (3, 1, 2**21, 1), (3, 4, 48, 1), (4, 3, 256, 2), (8, 4, 2**21, 2), (8, 5, 80, 1)]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize(
-    ("world", "channels", "chunk_bytes", "nodes"),
-    [(2, 2, 64, 1), (3, 1, 2**21, 1), (3, 4, 48, 1), (4, 3, 256, 2), (8, 4, 2**21, 2), (8, 5, 80, 1)],
+    ("backend", "world", "channels", "chunk_bytes", "nodes"), [*(("local", *ring) for ring in RINGS), ("gloo", *RINGS[3])]
 )
-def test_bits_are_those_of_a_ring_played_step_by_step(pools, world, channels, chunk_bytes, nodes, dtype, backend):
+def test_bits_are_those_of_a_ring_played_step_by_step(pools, backend, world, channels, chunk_bytes, nodes, dtype):
     payload = (dtype, channels, chunk_bytes, nodes)
     for found in pools.get(world, backend).run(JOBS + "as_played", [payload] * world, timeout_s=30):
         assert found == {**dict.fromkeys(found, True), "other than in rank order": world > 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.ranks.failure import folded, readable
+from pytest_fxbucket.ranks.stacks import folded, readable
 
 RAW = """Thread 0x00007f01 (most recent call first):
   File "/lib/threading.py", line 5 in wait

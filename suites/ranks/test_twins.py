@@ -8,12 +8,12 @@ import pytest
 
 from pytest_fxbucket.ranks.pool import RankFailure
 
-JOBS = "suites.ranks.twin_jobs:"
+JOBS = "suites.ranks.odd_jobs:"
 ECHO = "suites.ranks.jobs:echo"
 WORLD = 2
 
 
-@pytest.fixture(params=["gloo", "local", "fake"])
+@pytest.fixture(params=["gloo", "local"])
 def pool(pools, request):
     return pools.get(WORLD, request.param)
 

@@ -1,4 +1,4 @@
-"""The three parts of the soak. Each prints lines as it goes and gives its problems, a sentence each; none if all is well."""
+"""The parts of the soak that run on ranks. Each prints lines as it goes, and gives its problems: a sentence each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from suites.ranks.fault_jobs import FAULTS
-from suites.soak.holdings import Holding
+from suites.fuzz.hunt import hunt
+from suites.ranks.fault_jobs import FAULTS, Fault
+from suites.soak.probe import Holding
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 4
@@ -42,18 +44,7 @@ def items(count: int, say: Say) -> Iterator[str]:
     warm = max(6, count // 5)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "suites.soak.probe",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "-q",
-            "--tb=short",
-        ]
+        command = [sys.executable, "-m", "pytest", "-p", "suites.soak.probe", "-p", "no:cacheprovider", "-qq", "--tb=short"]
         command += ["suites/soak/soak_items.py", f"--soak-items={count // 2}", f"--soak-warm={warm}", f"--soak-report={report}"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         looks = json.loads(report.read_text()) if report.exists() else []
@@ -73,12 +64,12 @@ def items(count: int, say: Say) -> Iterator[str]:
 
 
 def verdicts(count: int, say: Say) -> Iterator[str]:
-    """One plan, traced, passed and run on 4 ranks `count` times, with a new server after each tenth; one verdict."""
+    """One plan, traced, passed and run on 4 ranks `count` times, with a new server every now and then; one verdict."""
     found: Counter[str] = Counter()
     pools = Pools()
     try:
         for turn in range(count):
-            if turn % 10 == 9:
+            if turn and turn % max(2, count // 20) == 0:
                 pools.close()
                 pools = Pools()
             found[verdict(pools)] += 1
@@ -123,10 +114,13 @@ class Strike:
         return _LATE_S if self.is_late else 120.0
 
 
-def faults(times: int, seed: int, say: Say) -> Iterator[str]:
-    """Each fault `times` times in an order, on ranks and at moments that `seed` gives; the next job is well each time."""
+def faults(times: int, seed: int, say: Say, kinds: Sequence[Fault] = FAULTS) -> Iterator[str]:
+    """Each of `kinds`, and each signal, `times` times, in an order, on ranks and at moments that `seed` gives.
+
+    The next job is well each time.
+    """
     chance = random.Random(seed)
-    strikes = [Strike(f.job, chance.randrange(WORLD), 0.0, f.is_late) for f in FAULTS for _ in range(times)]
+    strikes = [Strike(f.job, chance.randrange(WORLD), 0.0, f.is_late) for f in kinds for _ in range(times)]
     for number in _SIGNALS:
         late = number == signal.SIGSTOP
         strikes += [Strike(number.name, chance.randrange(WORLD), chance.uniform(0, 0.2), late, number) for _ in range(times)]
@@ -151,7 +145,7 @@ def faults(times: int, seed: int, say: Say) -> Iterator[str]:
             if failure.rank != strike.culprit:
                 say(f"faults: {strike} was said to be of rank {failure.rank}: {failure}")
             try:
-                results = ranks.run("suites.soak.soak_jobs:healthy", [None] * WORLD, timeout_s=120)
+                results = ranks.run("suites.ranks.fault_jobs:healthy", [None] * WORLD, timeout_s=120)
                 if results != [[float(WORLD)] * 3] * WORLD:
                     yield f"{strike}: the next job gave {results}"
             except RankFailure as error:
@@ -188,3 +182,17 @@ def _failure(ranks: RankPool, job: str, strike: Strike) -> RankFailure:
     except RankFailure as failure:
         return failure
     raise AssertionError("the job went through")
+
+
+def graphs(count: int, seed: int, say: Say) -> Iterator[str]:
+    """`count` graphs at 3 ranks, a tenth as many at 4 with groups within the world; the first that is not equal, cut short."""
+    pools = Pools(warm=("suites.passes.rank_jobs_of_passes",))
+    try:
+        for world, part in ((3, count), (4, count // 10)):
+            found = hunt(pools, world, part, seed)
+            say(f"graphs: {found.equal} of {part} equal at {world} ranks, {found.merged} of them merged; seed {seed}")
+            if found.trouble is not None:
+                text = "".join(traceback.format_exception(found.trouble))
+                yield f"graph {found.equal + 1} of {part} at {world} ranks, seed {seed}:\n{text}"
+    finally:
+        pools.close()

@@ -16,16 +16,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from suites.soak.garbage import garbage
-from suites.soak.graphs import graphs
 from suites.soak.kills import kills
-from suites.soak.parts import faults, items, verdicts
+from suites.soak.parts import faults, graphs, items, verdicts
 from suites.soak.speeds import speeds
 
 ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE = 1000, 200, 20, 2000, 50, 2000
 EQUAL, SLOWED = 50, 20
 """runs of fxbucket compare"""
-OF_RANKS = ("items", "verdicts", "faults")
-PARTS = (*OF_RANKS, "graphs", "kills", "garbage", "speeds")
+PARTS = ("items", "verdicts", "faults", "graphs", "kills", "garbage", "speeds")
 
 
 def main() -> int:
@@ -44,7 +42,7 @@ def main() -> int:
     return min(1, len(problems))
 
 
-def soak(part: float, seed: int, names: Sequence[str] = OF_RANKS) -> list[str]:
+def soak(part: float, seed: int, names: Sequence[str]) -> list[str]:
     """What was not as it should be in `part` of everything that `names` says."""
     begin = time.monotonic()
 

@@ -50,9 +50,3 @@ def work_on(rank, world, payload):
             mark(f"turn {launch}")
             dist.all_reduce(torch.ones(1000))
             dist.all_gather_into_tensor(torch.empty(100 * world), torch.ones(100))
-
-
-def healthy(rank, world, payload):
-    ones = torch.ones(3)
-    dist.all_reduce(ones)
-    return ones.tolist()

@@ -11,7 +11,6 @@ import pytest
 from pytest_fxbucket.checks.verdict import passed
 from pytest_fxbucket.golden.store import GoldenStore
 from suites.soak import garbage as part
-from suites.soak import judges
 from suites.soak.garbage import garbage
 
 SEED = 1
@@ -46,8 +45,8 @@ def answers(text: str, status: int) -> Any:
     ids=["plan", "run", "status", "traceback"],
 )
 def test_garbage_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: Any, says: str) -> None:
-    monkeypatch.setattr(judges, name, value)
-    monkeypatch.setattr(judges, "COMMANDS", [words for words in judges.COMMANDS if words[0] != "pytest"])
+    monkeypatch.setattr(part, name, value)
+    monkeypatch.setattr(part, "COMMANDS", [words for words in part.COMMANDS if words[0] != "pytest"])
     told, lines = faults(kind)
     assert any(says in one and f"seed {SEED}" in one for one in told), told
     assert "20 of 20" not in lines[0]
@@ -62,10 +61,10 @@ def test_an_error_that_nobody_foresaw_and_one_of_two_lines_are_told(monkeypatch:
     def breaks(path: Path) -> Iterator[None]:
         raise KeyError("lost")
 
-    monkeypatch.setattr(judges, "load_rows", breaks)
+    monkeypatch.setattr(part, "load_rows", breaks)
     assert any("KeyError: 'lost'" in one for one in faults("plans")[0])
-    with pytest.raises(judges.Fault, match="no one sentence"):
-        judges._one_sentence(ValueError("two\nlines"))
+    with pytest.raises(part.Fault, match="no one sentence"):
+        part._one_sentence(ValueError("two\nlines"))
 
 
 def test_what_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

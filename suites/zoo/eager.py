@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.stepping import LEARNING_RATE
+from pytest_fxbucket.step_runner import LEARNING_RATE
 from suites.zoo.shelf import ZooModel
 
 

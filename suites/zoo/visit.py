@@ -21,7 +21,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.roles import Parameter
-from pytest_fxbucket.stepping import Stepping, fields_of, state_and_batches, update
+from pytest_fxbucket.step_runner import StepTask, fields_of, state_and_batches, update
 from suites.zoo.eager import eager_steps
 from suites.zoo.lockstep import run_together
 from suites.zoo.shelf import ZooModel
@@ -148,7 +148,7 @@ def captured_steps(run: PlanRun, plan: Plan) -> list[list[dict[str, Any]]]:
     """By step and rank the loss, and this rank's part of each gradient, of the captured, unbucketed step."""
     world = run.world
     step = world.reference(0)
-    stepping = Stepping(**fields_of(plan, world.mesh, step, "joint"))
+    stepping = StepTask(**fields_of(plan, world.mesh, step, "joint"))
     graph = step.graphs["joint"]
     states, batches = zip(*(state_and_batches(rank, stepping) for rank in range(RANKS)), strict=True)
     steps = []

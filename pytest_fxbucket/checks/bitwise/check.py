@@ -15,7 +15,7 @@ from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.plan.selectors import resolve
 from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.step.portable import digest
-from pytest_fxbucket.stepping import fields_of
+from pytest_fxbucket.step_runner import fields_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context

@@ -9,7 +9,7 @@ from pytest_fxbucket.checks.promises.iterations import Phased, hidden_by_nothing
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter, resolve
 from pytest_fxbucket.step.iterations import CROSSING
-from pytest_fxbucket.stepping import PhaseGraph
+from pytest_fxbucket.step_runner import PhaseGraph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,13 +19,13 @@ from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.process_groups.nccl import record
 from pytest_fxbucket.step.mesh import make_groups
 from pytest_fxbucket.step.portable import PortableGraph, decode, digest, encode_module
-from pytest_fxbucket.stepping import (
+from pytest_fxbucket.step_runner import (
     KEPT,
     Key,
     OneGraph,
     PhaseGraph,
-    Stepping,
     StepRun,
+    StepTask,
     ThreeGraphs,
     Took,
     decay,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BitwiseTask(Stepping):
+class BitwiseTask(StepTask):
     """What one rank is to run."""
 
     unbucketed: PortableGraph
@@ -246,7 +246,7 @@ def _still(task: BitwiseTask, start: Sequence[torch.Tensor], state: Sequence[tor
     ]
 
 
-def _compare_step(step: int, rank: int, took: Sequence[tuple[Stepping, Took]]) -> Iterator[Difference]:
+def _compare_step(step: int, rank: int, took: Sequence[tuple[StepTask, Took]]) -> Iterator[Difference]:
     """Every output that both steps have, and every input as the step left it: a graph may write to any of them."""
     results, given = (
         [_by_key(task.outputs, one.results) for task, one in took],

@@ -12,10 +12,10 @@ from torch import fx
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.step.portable import raw_bytes
-from pytest_fxbucket.stepping import Seen, ThreeGraphs, decay
+from pytest_fxbucket.step_runner import Seen, ThreeGraphs, decay
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.stepping import Stepping, StepRun
+    from pytest_fxbucket.step_runner import StepRun, StepTask
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIGNED = {**_INTEGERS, 1: torch.int8}
@@ -69,7 +69,7 @@ First = tuple[tuple[int, str, str] | None, str]
 """(position, name, operator) of a node, if any, and the name of its graph."""
 
 
-def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], task: Stepping, step: int, count: int) -> First:
+def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], task: StepTask, step: int, count: int) -> First:
     """Take ``step`` (from 0) of ``count`` with both ``runs``, node by node. All ranks do this together.
 
     ``batches`` are those of the step and of the next one, which does what moved there once more. Gives the first node of the

@@ -1,4 +1,4 @@
-"""Ranks on GPUs: an environment and torch flags under which the same step gives the same bits again, and a group over NCCL.
+"""Ranks on GPUs: an environment and torch flags under which the same step gives the same bits again; groups over NCCL.
 
 By default NCCL chooses algorithm, protocol and channels by message size, so a bucketed sum adds in another order than separate
 ones. A ring on one channel adds each rank's share in one order, wherever an element lies.
@@ -7,13 +7,19 @@ ones. A ring on one channel adds each rank's share in one order, wherever an ele
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.compat import c10d
+from pytest_fxbucket.compat.c10d import group_ranks
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, TorchDispatchMode
+from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.process_groups.base import dtype_of, numel_of
 
 _REPEATABLE = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -93,3 +99,101 @@ def join(store: c10d.Store, rank: int, world: int, timeout: timedelta) -> None:
     gpu = torch.device("cuda", 0)
     torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timeout, device_id=gpu)
+
+
+# NCCL's groups enter nothing in a rank's flight record: their collectives are noticed by the operators that launch them.
+
+
+_NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
+# The beginning of an operator's name without its underscores, longer ones first.
+_KINDS = {
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "reducescatter": "reduce_scatter",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "receive",
+}
+# Members may give these different sizes.
+_MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})
+
+
+class WatchedLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
+    """While it is on, each launch of this process is entered in the flight record of global rank ``rank``.
+
+    Waits are not: on GPUs they do not hold up the process.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rank = rank
+        self._handles: dict[tuple[int, ...], int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Nothing to see while torch.compile compiles: without this it would not compile at all."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Enter ``func`` if it launches a collective, and call it."""
+        kwargs = kwargs or {}
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace in _NAMESPACES:
+            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+            self._enter(name, given)
+        return func(*args, **kwargs)
+
+    def _enter(self, name: str, given: dict[str, Any]) -> None:
+        word = name.replace("_", "")
+        kind = next((kind for beginning, kind in _KINDS.items() if word.startswith(beginning)), None)
+        members = _members(given)
+        sent = [] if kind == "barrier" else _sent(given)
+        if kind is None or not members or any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in sent):
+            return
+        compared = kind not in _MAY_DIFFER and word != "allgather"  # the one with a list of outputs
+        if kind in ("send", "receive"):
+            peer = members[given["dst" if kind == "send" else "src"]]
+            # Two members do not do the same here, so each keeps these in a group of its own.
+            kind, members = f"{kind} {'to' if kind == 'send' else 'from'} rank {peer}", (self._rank,)
+        if members not in self._handles:
+            self._handles[members] = flight_recorder.group(members)
+        named = f"{kind}{_reduction(given.get('reduce_op'))}"
+        flight_recorder.launch(self._handles[members], named, dtype_of(sent), numel_of(sent), compared=compared)
+
+
+def _members(given: dict[str, Any]) -> tuple[int, ...]:
+    """Global ranks of the group, by the name that functional collectives have, or the object that the others have."""
+    name = given.get("group_name")
+    if name is None and "process_group" in given:
+        group = given["process_group"]
+        name = (group if isinstance(group, c10d.ProcessGroup) else c10d.ProcessGroup.unbox(group)).group_name
+    try:
+        return group_ranks(name) if name is not None else ()
+    except KeyError:
+        return ()
+
+
+def _reduction(op: Any) -> str:
+    if op is None:
+        return ""
+    name = op if isinstance(op, str) else c10d.ReduceOp.RedOpType(op.op()).name
+    return f"({name.lower()})"
+
+
+def _sent(given: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that this rank gives, where there are others for what it gets."""
+    name = next((name for name in given if name.startswith("input")), None) or next(iter(given), None)
+    return list(_tensors(given[name])) if name is not None else []
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

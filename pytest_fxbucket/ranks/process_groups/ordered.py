@@ -10,7 +10,6 @@ does not reduce goes to gloo as it is. Tensors on a GPU are copied to the CPU fi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -22,44 +21,23 @@ import torch.distributed as dist
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.ranks import device, flight_recorder
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.sums import even_chunks, listed, operation_of, options, require_same_size
+from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, listed
+from pytest_fxbucket.ranks.process_groups.sums import Operation
 
 BACKEND = "ordered_gloo"
 
 
-class OrderedWork(c10d.Work):
-    """Exchanges in flight; the first wait (from any thread) runs ``finish``, which adds and fills the outputs.
+class OrderedWork(ReducingWork):
+    """Exchanges in flight; ``finish`` adds what they bring."""
 
-    ``token`` is the launch's in the rank's ledger.
-    """
-
-    def __init__(self, token: int, exchanges: Sequence[Any], finish: Callable[[], None], result: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._token = token
+    def __init__(self, token: int, exchanges: Sequence[Any], finish: Callable[[], None], result: Tensors) -> None:
+        super().__init__(token, finish, result)
         self._exchanges = exchanges
-        self._finish = finish
-        self._result = result
-        self._lock = threading.Lock()
-        self._finished = False
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """True when the outputs are filled; raises RuntimeError as gloo does when a peer is gone."""
-        flight_recorder.waits(self._token)
+    def _arrive(self, timeout: timedelta | None) -> None:
+        """Raises RuntimeError as gloo does when a peer is gone."""
         for exchange in self._exchanges:
             exchange.wait() if timeout is None else exchange.wait(timeout)
-        self._finish_once()
-        flight_recorder.waited(self._token)
-        return True
-
-    def _finish_once(self) -> None:
-        with self._lock, torch.no_grad(), c10d.without_dispatch_modes():
-            if not self._finished:
-                self._finish()
-                self._finished = True
-
-    def synchronize(self) -> None:
-        """The same as wait, as on other CPU works."""
-        self.wait()
 
     def is_completed(self) -> bool:
         """Whether the exchange is over (then wait returns at once)."""
@@ -68,10 +46,6 @@ class OrderedWork(c10d.Work):
     def is_success(self) -> bool:
         """Whether the exchange ended without an error."""
         return self._finished or all(exchange.is_success() for exchange in self._exchanges)
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
-        return self._result
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the outputs, done once the additions are."""
@@ -86,87 +60,37 @@ class OrderedWork(c10d.Work):
         return parts.then(complete)
 
 
-class OrderedGloo(c10d.ProcessGroup):
-    """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms.
-
-    ``ranks`` are the members' global ranks. Each launch and wait is entered in the rank's ledger.
-    """
+class OrderedGloo(ReducingGroup):
+    """Gloo with reductions in rank order: reduce_scatter, all_reduce, reduce, and their tensor and coalesced forms."""
 
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # only this one can be subclassed
-        self._ranks = tuple(ranks) or tuple(range(size))
-        self._handle = flight_recorder.group(self._ranks)
-        # Two members do not do the same when they talk to one another, so each keeps that in a group of its own.
-        self._peers = flight_recorder.group((self._ranks[rank],))
+        super().__init__(rank, ranks or range(size))
+        # Now: the default group, which lives from job to job, must have it before groups of a job.
+        self._recorded_alone = flight_recorder.group((self._ranks[rank],))
         self._gloo: Any = c10d.ProcessGroupGloo(store, rank, size, timeout)
         self._gloo._set_sequence_number_for_group()
         for kind in {"cpu", torch.device(device()).type}:
             self._register_backend(torch.device(kind), c10d.ProcessGroup.BackendType.GLOO, self._gloo)
         self._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
 
-    def allreduce(  # type: ignore[override]  # one signature for torch's overloads, here and below
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
-    ) -> c10d.Work:
-        """Reduce each of ``tensors`` in place over all ranks; ``opts`` are AllreduceOptions or an operation."""
-        return self._all_reduce(listed(tensors), options(c10d.AllreduceOptions, opts or op))
-
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> c10d.Work:
-        """Reduce each of ``tensors`` in place over all ranks."""
-        return self._all_reduce(list(tensors), options(c10d.AllreduceCoalescedOptions, opts))
-
-    def reduce(  # type: ignore[override]
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
-    ) -> c10d.Work:
-        """Reduce each of ``tensors`` over all ranks into the root's; ``opts`` are ReduceOptions or the root."""
-        if opts is None or isinstance(opts, int):
-            root = opts if root is None else root
-            opts = options(c10d.ReduceOptions, op)
-            opts.rootRank = root or 0
-        return self._all_reduce(listed(tensors), opts, opts.rootRank, "reduce")
-
-    def reduce_scatter(  # type: ignore[override]
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
-    ) -> c10d.Work:
-        """Reduce ``inputs[i][r]`` (any sizes) over all ranks into rank r's ``outputs[i]``."""
-        rows = [inputs] if isinstance(outputs, torch.Tensor) else inputs
-        return self._reduce_scatter(listed(outputs), [list(row) for row in rows], opts or op)
-
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Reduce the r-th of equal chunks of ``source`` over all ranks into rank r's ``output``."""
-        return self._reduce_scatter([output], [even_chunks(source, self.size())], opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> c10d.Work:
-        """As reduce_scatter_single for each pair."""
-        return self._reduce_scatter(list(outputs), [even_chunks(source, self.size()) for source in inputs], opts)
-
-    # The names before torch 2.13.
-    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
-
     # Below, what goes to gloo as it is. A method of torch's that a Python subclass may override but does not, launches with the
     # interpreter lock held (torch/csrc/distributed/c10d/PyProcessGroup.hpp); gloo's thread may want that lock with its queue
-    # locked, to let go of a tensor, and both stand still for ever. So each such method is here.
+    # locked, to let go of a tensor, and both stand still for ever. So each such method is here, or in base.py.
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> c10d.Work:
         """Gather each of ``inputs`` of all ranks, one after the other, into the output beside it."""
         opts = opts or c10d.AllgatherOptions()
-        token = self._launch("all_gather", inputs)
+        token = self._record("all_gather", inputs)
         ours = room_for(outputs)
         pairs = [pair for pair in zip(ours, on_cpu(inputs), strict=True) if pair[0].numel()]
         work = [self._gloo._allgather_base(*pair, opts) for pair in pairs]
         return OrderedWork(token, work, partial(bring_back, outputs, ours), outputs)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Gather ``source`` of all ranks, one after the other, into ``output``."""
-        return self.all_gather_single_coalesced([output], [source], opts)
-
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Gather into a list of tensors."""
-        token = self._launch("all_gather", listed(inputs), compared=False)
+        token = self._record("all_gather", listed(inputs), compared=False)
         ours = room_for(outputs)
         return self._passed(token, self._gloo.allgather(ours, on_cpu(inputs), *args, **named), back=(outputs, ours))
 
@@ -174,54 +98,38 @@ class OrderedGloo(c10d.ProcessGroup):
         self, output: torch.Tensor, source: torch.Tensor, *args: Any, **named: Any
     ) -> c10d.Work:
         """Exchange slices of one tensor."""
-        token = self._launch("all_to_all", [source], compared=False)
+        token = self._record("all_to_all", [source], compared=False)
         ours = room_for(output)
         work = self._gloo.alltoall_base(ours, on_cpu(source), *args, **named)
         return self._passed(token, work, [output], (output, ours))
 
     def barrier(self, *args: Any, **named: Any) -> c10d.Work:
         """Wait for all ranks."""
-        return self._passed(self._launch("barrier", ()), self._gloo.barrier(*args, **named))
+        return self._passed(self._record("barrier", ()), self._gloo.barrier(*args, **named))
 
     def broadcast(self, tensors: Any, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Copy the root's tensors to all ranks."""
-        token = self._launch("broadcast", listed(tensors))
+        token = self._record("broadcast", listed(tensors))
         ours = on_cpu(tensors)
         return self._passed(token, self._gloo.broadcast(ours, *args, **named), listed(tensors), (tensors, ours))
 
     def send(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Send tensors to the rank that is number ``peer`` of the group."""
-        token = self._launch_to_peer(f"send to rank {self._ranks[peer]}", tensors)
+        token = self._record_alone(f"send to rank {self._ranks[peer]}", tensors)
         return self._passed(token, self._gloo.send(on_cpu(tensors), peer, *args, **named))
 
     def recv(self, tensors: Any, peer: int, *args: Any, **named: Any) -> c10d.Work:  # type: ignore[override]
         """Receive tensors from the rank that is number ``peer`` of the group."""
-        token = self._launch_to_peer(f"receive from rank {self._ranks[peer]}", tensors)
+        token = self._record_alone(f"receive from rank {self._ranks[peer]}", tensors)
         ours = room_for(tensors)
         return self._passed(token, self._gloo.recv(ours, peer, *args, **named), listed(tensors), (tensors, ours))
-
-    # The names before torch 2.13.
-    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
-    _allgather_base = all_gather_single  # type: ignore[assignment]
-    alltoall_base = all_to_all_single  # type: ignore[assignment]
-
-    def _launch(self, kind: str, tensors: Sequence[torch.Tensor], *, compared: bool = True) -> int:
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        return flight_recorder.launch(self._handle, kind, dtype, sum(tensor.numel() for tensor in tensors), compared=compared)
-
-    def _launch_to_peer(self, kind: str, tensors: Sequence[torch.Tensor]) -> int:
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
-        return flight_recorder.launch(self._peers, kind, dtype, sum(tensor.numel() for tensor in tensors))
 
     @staticmethod
     def _passed(token: int, work: Any, result: Sequence[torch.Tensor] = (), back: tuple[Any, Any] = ((), ())) -> c10d.Work:
         return OrderedWork(token, [work], partial(bring_back, *back), list(result))
 
-    def _all_reduce(
-        self, tensors: list[torch.Tensor], opts: Any, owner: int | None = None, kind: str = "all_reduce"
-    ) -> c10d.Work:
-        operation, add = operation_of(opts, tensors), sums.current()
-        token = self._launch(f"{kind}({operation.label})", tensors)
+    def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
+        add, token = sums.current(), self._record(kind, tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
 
@@ -237,12 +145,9 @@ class OrderedGloo(c10d.ProcessGroup):
         received = torch.empty(self.size() * source.numel(), dtype=torch.uint8, device=source.device)
         return received, self._gloo._allgather_base(received, source, c10d.AllgatherOptions())
 
-    def _reduce_scatter(self, outputs: list[torch.Tensor], rows: list[list[torch.Tensor]], opts: Any) -> c10d.Work:
-        operation, add = operation_of(options(c10d.ReduceScatterOptions, opts), outputs), sums.current()
+    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
+        add, token = sums.current(), self._record(kind, [piece for row in rows for piece in row])
         with torch.no_grad(), c10d.without_dispatch_modes():
-            for output, row in zip(outputs, rows, strict=True):
-                require_same_size(output, row[self.rank()])
-            token = self._launch(f"reduce_scatter({operation.label})", [piece for row in rows for piece in row])
             sent = [(output, *self._scatter(row)) for output, row in zip(outputs, rows, strict=True)]
 
         def finish() -> None:

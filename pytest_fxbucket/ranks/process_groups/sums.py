@@ -91,21 +91,6 @@ def operation_of(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
     return Operation(name, opts.reduceOp.__getstate__()[1] if name == "PREMUL_SUM" else None)
 
 
-def options(kind: Callable[[], Any], given: Any) -> Any:
-    """``given`` as options: they may be options already, a bare operation, or None."""
-    if hasattr(given, "reduceOp"):
-        return given
-    opts = kind()
-    if given is not None:
-        opts.reduceOp = given
-    return opts
-
-
-def listed(tensors: Any) -> list[torch.Tensor]:
-    """One tensor or several, as a list."""
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
 def even_chunks(source: torch.Tensor, world: int) -> list[torch.Tensor]:
     """``world`` equal chunks of ``source``, flat; ValueError if they are not equal."""
     if source.numel() % world:

@@ -4,61 +4,223 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from pytest_fxbucket.compat import c10d
-from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.flight_recorder import ranks_text
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.process_groups.sums import listed, operation_of, options
-from pytest_fxbucket.ranks.single_process.exchange import (
-    Exchange,
-    ExchangeTable,
-    Said,
-    by_input,
-    copies_of,
-    copies_of_all,
-    fill,
-    in_a_row,
-    reduction,
-    require_whole,
-    slices,
-    spoil,
-)
+from pytest_fxbucket.ranks.process_groups.base import ReducingGroup, ReducingWork, Tensors, dtype_of, listed, numel_of, rows_of
+from pytest_fxbucket.ranks.process_groups.sums import Operation
 from pytest_fxbucket.ranks.single_process.scheduler import TurnScheduler
 
-_Tensors = list[torch.Tensor]
+# Where the ranks of one process meet for a collective.
 
 
-class LocalWork(c10d.Work):
+class CollectiveMismatch(RuntimeError):
+    """A rank launched another collective than the first member of its group did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a member says of a collective: ``text`` for people, ``agreed`` what all members must say alike."""
+
+    text: str
+    agreed: Hashable
+
+
+class Exchange:
+    """One collective of the group of ``ranks``; ``index`` counts on it from 0, and is -1 where two ranks talk to each other."""
+
+    def __init__(self, ranks: Sequence[int], index: int) -> None:
+        self._ranks, self._index = tuple(ranks), index
+        self._brought: dict[int, Any] = {}
+        self._first: tuple[int, Said] | None = None
+        self._result: Any = None
+        self._is_done = False
+
+    def join(self, member: int, said: Said, brought: object) -> None:
+        """Come as number ``member`` of the group with what it sends. Raises CollectiveMismatch."""
+        rank = self._ranks[member]
+        if self._first is None:
+            self._first = rank, said
+        first, expected = self._first
+        if expected.agreed != said.agreed:
+            where = f"as collective {self._index + 1} on" if self._index >= 0 else "between"
+            raise CollectiveMismatch(
+                f"rank {rank} launched {said.text} {where} {ranks_text(tuple(sorted(self._ranks)))}, "
+                f"where rank {first} launched {expected.text}"
+            )
+        self._brought[member] = brought
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all members have come."""
+        return len(self._brought) == len(self._ranks)
+
+    def result(self, compute: Callable[[list[Any]], Any]) -> Any:
+        """``compute`` of what the members sent, in the group's order: made once, for all.
+
+        It is made at the first wait that finds all members here, and not before. A collective reads its inputs until its wait:
+        a step that writes to one in between is wrong, and the later they are read, the more of such writes show in the values.
+        By then the waiting rank has done all that it does before its wait: at least its write shows, and always the same way.
+        """
+        if not self._is_done:
+            members = range(len(self._ranks))
+            self._result = compute([self._brought[member] for member in members])
+            self._brought = dict.fromkeys(members)
+            self._is_done = True
+        return self._result
+
+
+@dataclass(slots=True)
+class ExchangeTable:
+    """The exchanges under way of one group of ``ranks``, by number; between two ranks by who talks to whom."""
+
+    ranks: tuple[int, ...]
+    under_way: dict[Hashable, Exchange] = field(default_factory=dict)
+
+    def join(self, key: Hashable, members: tuple[int, ...], member: int, said: Said, brought: object) -> Exchange:
+        """Come to the exchange ``key`` of ``members`` (numbers in the group) as ``member``. Raises CollectiveMismatch."""
+        index = key if isinstance(key, int) else -1
+        if key not in self.under_way:
+            self.under_way[key] = Exchange([self.ranks[one] for one in members], index)
+        exchange = self.under_way[key]
+        exchange.join(members.index(member), said, brought)
+        if exchange.is_whole:
+            del self.under_way[key]
+        return exchange
+
+
+class Tables:
+    """A table for each group of the process, found by its members under the group's name and ranks."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Hashable, ExchangeTable] = {}
+        self._made: Counter[Hashable] = Counter()
+
+    def table_of(self, name: str, ranks: tuple[int, ...], member: int) -> ExchangeTable:
+        """The table of the group ``name`` for its number ``member``; a group that is made again gets another."""
+        made = (name, ranks, member)
+        self._made[made] += 1
+        return self._tables.setdefault((name, ranks, self._made[made]), ExchangeTable(ranks))
+
+
+# What each kind of collective makes of the tensors that members sent: ``sent[m]`` are member m's; results are flat copies.
+
+
+def reduction(
+    operation: Operation, ranks: Sequence[int], owner: Callable[[int], int | None]
+) -> Callable[[list[Tensors]], Tensors]:
+    """A function that combines the i-th tensors of all members, the ``ranks``, for all i.
+
+    The member ``owner``(i) gets the result; None: all do.
+    """
+    add = sums.current()
+
+    def reduce(sent: list[Tensors]) -> Tensors:
+        return [
+            add([_copy(part) for part in parts], operation, ranks, owner(index))
+            for index, parts in enumerate(zip(*sent, strict=True))
+        ]
+
+    return reduce
+
+
+def by_input(sent: list[Tensors]) -> Tensors:
+    """Copies of the first tensors of all members, then of the second, and so on."""
+    return [_copy(part) for parts in zip(*sent, strict=True) for part in parts]
+
+
+def in_a_row(into: Tensors, parts: Sequence[torch.Tensor]) -> None:
+    """Copy the parts that ``by_input`` gives into tensors that each take those of all members, one after the other."""
+    for index, tensor in enumerate(into):
+        members = len(parts) // len(into)
+        mine = parts[index * members : (index + 1) * members]
+        if tensor.is_contiguous():
+            torch.cat(list(mine), out=tensor.detach().view(-1))
+        else:
+            fill([tensor], [torch.cat(list(mine))])
+
+
+def copies_of_all(sent: list[Tensors]) -> list[Tensors]:
+    """Copies of what each member sent."""
+    return [[_copy(tensor) for tensor in tensors] for tensors in sent]
+
+
+def copies_of(root: int) -> Callable[[list[Tensors]], Tensors]:
+    """A function that copies what member ``root`` sent."""
+    return lambda sent: [_copy(tensor) for tensor in sent[root]]
+
+
+def slices(tensor: torch.Tensor, sizes: Sequence[int], world: int) -> Tensors:
+    """``world`` slices of the first dimension, of ``sizes`` rows or of equal ones. Raises ValueError."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes and rows % world:
+        raise ValueError(f"all_to_all of {rows} rows, which {world} ranks cannot share evenly")
+    if sizes and sum(sizes) != rows:
+        raise ValueError(f"all_to_all with slices of {', '.join(map(str, sizes))} rows of a tensor that has {rows}")
+    return list(torch.split(tensor.detach(), list(sizes) or [rows // world] * world))
+
+
+def fill(into: Tensors, parts: Sequence[torch.Tensor]) -> None:
+    """Copy each part into its tensor, of any shape; no tensors: nothing. Raises CollectiveMismatch when one does not fit."""
+    for tensor, part in zip(into, parts, strict=True) if into else ():
+        if tensor.numel() != part.numel() or tensor.dtype != part.dtype:
+            have, want = f"{tensor.numel():,} {dtype_of([tensor])}", f"{part.numel():,} {dtype_of([part])}"
+            raise CollectiveMismatch(f"{want} arrived where {have} were expected")
+        # Detached, or autograd would take the collective for an operation of its own.
+        tensor.detach().copy_(part.view(tensor.shape))
+
+
+def spoil(outputs: Tensors, inputs: Tensors) -> None:
+    """Overwrite outputs that a collective has not filled yet with all-ones bits (NaN, -1), so that reading them early shows.
+
+    Other back ends leave there what was there, sometimes even the right values. Outputs that overlap inputs stay.
+    """
+    used = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    with torch.no_grad(), c10d.without_dispatch_modes():
+        for tensor in outputs:
+            if tensor.untyped_storage().data_ptr() in used or not tensor.is_contiguous() or tensor.dtype == torch.bool:
+                continue
+            if tensor.numel():
+                tensor.detach().view(-1).view(torch.uint8).fill_(0xFF)
+
+
+def require_whole(output: torch.Tensor, source: torch.Tensor, world: int) -> None:
+    """ValueError if ``output`` cannot take ``source`` of ``world`` members."""
+    if output.numel() != source.numel() * world or output.dtype != source.dtype:
+        have, want = f"{output.numel():,} {dtype_of([output])}", f"{source.numel() * world:,} {dtype_of([source])}"
+        raise ValueError(f"all_gather into an output of {have}, where {want} are due")
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).clone()
+
+
+# The group, as torch knows it.
+
+
+class LocalWork(ReducingWork):
     """A collective under way. Its outputs are filled by this rank's own wait, and hold no numbers before."""
 
     def __init__(
-        self, baton: TurnScheduler, rank: int, token: int, exchange: Exchange, finish: Callable[[], None], result: _Tensors
+        self, scheduler: TurnScheduler, rank: int, token: int, exchange: Exchange, finish: Callable[[], None], result: Tensors
     ) -> None:
-        super().__init__()
-        self._baton, self._rank, self._token = baton, rank, token
-        self._exchange, self._finish, self._result = exchange, finish, result
-        self._finished = False
+        super().__init__(token, finish, result)
+        self._scheduler, self._rank, self._exchange = scheduler, rank, exchange
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """True when the outputs are filled; raises Deadlock when they never can be. There is no time to run out."""
-        flight_recorder.waits(self._token)
-        self._baton.wait_until(self._rank, lambda: self._exchange.is_whole)
-        self._finish_once()
-        flight_recorder.waited(self._token)
-        return True
-
-    def synchronize(self) -> None:
-        """The same as wait, as on other CPU works."""
-        self.wait()
+    def _arrive(self, timeout: timedelta | None) -> None:
+        """Raises Deadlock when that can never be. There is no time to run out."""
+        self._scheduler.wait_until(self._rank, lambda: self._exchange.is_whole)
 
     def is_completed(self) -> bool:
         """Whether all members have come; then the outputs are filled. The others go on meanwhile."""
         if not self._exchange.is_whole:
-            self._baton.pause(self._rank)
+            self._scheduler.pause(self._rank)
         if self._exchange.is_whole:
             self._finish_once()
         return self._finished
@@ -67,33 +229,20 @@ class LocalWork(c10d.Work):
         """Whether the outputs are filled."""
         return self._finished
 
-    def result(self) -> _Tensors:
-        """The output tensors."""
-        return self._result
-
-    def get_future(self) -> torch.futures.Future[_Tensors]:
+    def get_future(self) -> torch.futures.Future[Tensors]:
         """A future of the outputs, which waits here and now: who waits for it may do so where no other rank could go on."""
         self.wait()
-        future: torch.futures.Future[_Tensors] = torch.futures.Future()
+        future: torch.futures.Future[Tensors] = torch.futures.Future()
         future.set_result(self._result)
         return future
 
-    def _finish_once(self) -> None:
-        if not self._finished:
-            with torch.no_grad(), c10d.without_dispatch_modes():
-                self._finish()
-            self._finished = True
 
+class LocalGroup(ReducingGroup):
+    """One rank's end of a group of ``table``, as its number ``member``. Launches and waits are recorded."""
 
-class LocalGroup(c10d.ProcessGroup):
-    """One rank's end of a group of ``table``, as its number ``member``. Launches and waits are entered in the rank's ledger."""
-
-    def __init__(self, name: str, table: ExchangeTable, member: int, baton: TurnScheduler) -> None:
-        super().__init__(member, len(table.ranks))  # type: ignore[call-arg]  # only this one can be subclassed
-        self._name, self._table, self._baton = name, table, baton
-        self._global_rank = table.ranks[member]
-        self._handle = flight_recorder.group(table.ranks)
-        self._peers: int | None = None
+    def __init__(self, name: str, table: ExchangeTable, member: int, scheduler: TurnScheduler) -> None:
+        super().__init__(member, table.ranks)
+        self._name, self._table, self._scheduler = name, table, scheduler
         self._launched = 0
         self._talks: Counter[Hashable] = Counter()
 
@@ -113,57 +262,19 @@ class LocalGroup(c10d.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
-    # Every method that torch lets a Python group override is here: see process_groups/ordered.py on those that are not.
+    # With base.py, every method that torch lets a Python group override: ordered.py says what becomes of others.
 
-    def allreduce(  # type: ignore[override]  # one signature for torch's overloads, here and below
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
-    ) -> c10d.Work:
-        """Reduce each of ``tensors`` in place over all members; ``opts`` are AllreduceOptions or an operation."""
-        return self._all_reduce(listed(tensors), options(c10d.AllreduceOptions, opts or op))
-
-    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> c10d.Work:
-        """Reduce each of ``tensors`` in place over all members."""
-        return self._all_reduce(list(tensors), options(c10d.AllreduceCoalescedOptions, opts))
-
-    def reduce(  # type: ignore[override]
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
-    ) -> c10d.Work:
-        """Reduce each of ``tensors`` over all members into the root's; ``opts`` are ReduceOptions or the root."""
-        if opts is None or isinstance(opts, int):
-            root = opts if root is None else root
-            opts = options(c10d.ReduceOptions, op)
-            opts.rootRank = root or 0
-        return self._all_reduce(listed(tensors), opts, opts.rootRank, f"reduce to {opts.rootRank}")
-
-    def reduce_scatter(  # type: ignore[override]
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
-    ) -> c10d.Work:
-        """Reduce ``inputs[i][m]`` (any sizes) over all members into member m's ``outputs[i]``."""
-        return self._reduce_scatter(listed(outputs), _rows(inputs), opts or op)
-
-    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> c10d.Work:
-        """Reduce the m-th of equal chunks of each input over all members into member m's output beside it."""
-        return self._reduce_scatter(outputs, [sums.even_chunks(source, self.size()) for source in inputs], opts, inputs)
-
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Reduce the m-th of equal chunks of ``source`` over all members into member m's ``output``."""
-        return self.reduce_scatter_single_coalesced([output], [source], opts)
-
-    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> c10d.Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> c10d.Work:
         """Gather each of ``inputs`` of all members, one after the other, into the output beside it."""
         for output, source in zip(outputs, inputs, strict=True):
             require_whole(output, source, self.size())
         return self._launch("all_gather", inputs, inputs, outputs, by_input, in_a_row)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> c10d.Work:
-        """Gather ``source`` of all members, one after the other, into ``output``."""
-        return self.all_gather_single_coalesced([output], [source], opts)
-
     def allgather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, *args: Any, **named: Any
     ) -> c10d.Work:
         """Gather ``inputs[i]`` of member m into ``outputs[i][m]``, for all m."""
-        into = [tensor for row in _rows(outputs) for tensor in row]
+        into = [tensor for row in rows_of(outputs) for tensor in row]
         return self._launch("all_gather", listed(inputs), listed(inputs), into, by_input, fill, compared=False)
 
     def all_to_all_single(  # type: ignore[override]
@@ -180,7 +291,7 @@ class LocalGroup(c10d.ProcessGroup):
         return self._to_all(slices(output, output_sizes, self.size()), sent, [output])
 
     def alltoall(  # type: ignore[override]
-        self, outputs: _Tensors, inputs: _Tensors, *args: Any, **named: Any
+        self, outputs: Tensors, inputs: Tensors, *args: Any, **named: Any
     ) -> c10d.Work:
         """Send ``inputs[m]`` to member m, whose piece for this one goes into ``outputs[m]``."""
         return self._to_all(list(outputs), list(inputs), outputs)
@@ -189,37 +300,31 @@ class LocalGroup(c10d.ProcessGroup):
         self, tensors: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
         """Copy the root's tensors to all members."""
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
+        root = _root(opts, root)
         both = listed(tensors)
-        is_root = root == self.rank()
-        sent, into = (both, []) if is_root else ([], both)
-        compute = copies_of(root)
-        return self._launch(f"broadcast of {root}", both, sent, into, compute, fill)
+        sent, into = (both, []) if root == self.rank() else ([], both)
+        return self._launch(f"broadcast of {root}", both, sent, into, copies_of(root), fill)
 
     def gather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
         """Gather the one input of member m into the root's ``outputs[0][m]``, for all m."""
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
-        into = [tensor for row in _rows(outputs) for tensor in row] if root == self.rank() else []
+        root = _root(opts, root)
+        into = [tensor for row in rows_of(outputs) for tensor in row] if root == self.rank() else []
         return self._launch(f"gather to {root}", listed(inputs), listed(inputs), into, by_input, fill)
 
     def scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, *args: Any, root: int = 0, **named: Any
     ) -> c10d.Work:
         """Send the root's ``inputs[0][m]`` to member m's one output."""
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", root)
-        sent = [tensor for row in _rows(inputs) for tensor in row] if root == self.rank() else []
-        compute = copies_of(root)
-        own = self.rank()
-        return self._launch(
-            f"scatter of {root}",
-            listed(outputs),
-            sent,
-            listed(outputs),
-            compute,
-            lambda into, copies: fill(into, [copies[own]]),
-        )
+        root = _root(opts, root)
+        sent = [tensor for row in rows_of(inputs) for tensor in row] if root == self.rank() else []
+        into = listed(outputs)
+
+        def deliver(into: Tensors, copies: Tensors) -> None:
+            fill(into, [copies[self.rank()]])
+
+        return self._launch(f"scatter of {root}", into, sent, into, copies_of(root), deliver)
 
     def barrier(self, *args: Any, **named: Any) -> c10d.Work:
         """Wait for all members."""
@@ -229,117 +334,78 @@ class LocalGroup(c10d.ProcessGroup):
         self, tensors: Any, peer: int, tag: int = 0, *args: Any, **named: Any
     ) -> c10d.Work:
         """Send tensors to the group's number ``peer``; over once it has received them."""
-        return self._talk(f"send to rank {self._table.ranks[peer]}", listed(tensors), (self.rank(), peer), tag, [])
+        return self._talk(f"send to rank {self._ranks[peer]}", listed(tensors), (self.rank(), peer), tag, [])
 
     def recv(  # type: ignore[override]
         self, tensors: Any, peer: int, tag: int = 0, *args: Any, **named: Any
     ) -> c10d.Work:
         """Receive tensors from the group's number ``peer``."""
         into = listed(tensors)
-        return self._talk(f"receive from rank {self._table.ranks[peer]}", into, (peer, self.rank()), tag, into)
+        return self._talk(f"receive from rank {self._ranks[peer]}", into, (peer, self.rank()), tag, into)
 
     def recv_anysource(self, *args: Any, **named: Any) -> c10d.Work:
         """Not to be had: raises NotImplementedError."""
         raise NotImplementedError("back end local cannot receive from any rank; name the rank (src=...)")
 
-    # The names before torch 2.13.
-    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
-    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
-    _allgather_base = all_gather_single  # type: ignore[assignment]
-    alltoall_base = all_to_all_single  # type: ignore[assignment]
-
-    def _all_reduce(self, tensors: _Tensors, opts: Any, owner: int | None = None, kind: str = "all_reduce") -> c10d.Work:
-        operation = operation_of(opts, tensors)
+    def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
+        if owner is not None:
+            kind = kind.replace("reduce", f"reduce to {owner}", 1)
         into = tensors if owner in (None, self.rank()) else []
-        compute = reduction(operation, self._table.ranks, lambda index: owner)
-        return self._launch(f"{kind}({operation.label})", tensors, tensors, into, compute, fill)
+        compute = reduction(operation, self._ranks, lambda index: owner)
+        return self._launch(kind, tensors, tensors, into, compute, fill)
 
-    def _reduce_scatter(self, outputs: _Tensors, rows: list[_Tensors], opts: Any, sources: _Tensors | None = None) -> c10d.Work:
-        operation = operation_of(options(c10d.ReduceScatterOptions, opts), outputs)
-        for output, row in zip(outputs, rows, strict=True):
-            sums.require_same_size(output, row[self.rank()])
+    def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
         sent = [piece for row in rows for piece in row]
         own = slice(self.rank(), None, self.size())
-        return self._launch(
-            f"reduce_scatter({operation.label})",
-            sources or sent,
-            sent,
-            outputs,
-            reduction(operation, self._table.ranks, lambda index: index % self.size()),
-            lambda into, totals: fill(into, totals[own]),
-        )
+        compute = reduction(operation, self._ranks, lambda index: index % self.size())
+        return self._launch(kind, sent, sent, outputs, compute, lambda into, totals: fill(into, totals[own]))
 
-    def _to_all(self, parts: _Tensors, sent: _Tensors, outputs: _Tensors) -> c10d.Work:
-        compute = copies_of_all
-        own = self.rank()
+    def _to_all(self, parts: Tensors, sent: Tensors, outputs: Tensors) -> c10d.Work:
+        def deliver(into: Tensors, rows: list[Tensors]) -> None:
+            fill(parts, [row[self.rank()] for row in rows])
 
-        def deliver(into: _Tensors, rows: list[_Tensors]) -> None:
-            fill(parts, [row[own] for row in rows])
-
-        return self._launch("all_to_all", sent, sent, outputs, compute, deliver, compared=False)
+        return self._launch("all_to_all", sent, sent, outputs, copies_of_all, deliver, compared=False)
 
     def _launch(
         self,
         kind: str,
-        tensors: _Tensors,
-        sent: _Tensors,
-        into: _Tensors,
-        compute: Callable[[list[_Tensors]], Any],
-        deliver: Callable[[_Tensors, Any], None],
+        tensors: Tensors,
+        sent: Tensors,
+        into: Tensors,
+        compute: Callable[[list[Tensors]], Any],
+        deliver: Callable[[Tensors, Any], None],
         *,
         compared: bool = True,
     ) -> c10d.Work:
         """A collective of all: ``sent`` goes out, ``compute`` makes one result of all sent, ``deliver`` puts that ``into``."""
-        said = _said(kind, tensors, compared)
-        token = flight_recorder.launch(self._handle, kind, _dtype(tensors), _numel(tensors), compared=compared)
+        said = Said(f"{kind} {_what(tensors)}".rstrip(), (kind, _sizes(tensors) if compared else ()))
+        token = self._record(kind, tensors, compared=compared)
         members = tuple(range(self.size()))
         exchange = self._table.join(self._launched, members, self.rank(), said, sent)
         self._launched += 1
-        _spoil(into, sent)
+        spoil(into, sent)
         return self._work(token, exchange, lambda: deliver(into, exchange.result(compute)), into or tensors)
 
-    def _talk(self, kind: str, tensors: _Tensors, pair: tuple[int, int], tag: int, into: _Tensors) -> c10d.Work:
-        # Two members do not do the same here, so each keeps these in a group of its own.
-        if self._peers is None:
-            self._peers = flight_recorder.group((self._global_rank,))
+    def _talk(self, kind: str, tensors: Tensors, pair: tuple[int, int], tag: int, into: Tensors) -> c10d.Work:
         said = Said(f"{kind} {_what(tensors)}", _sizes(tensors))
-        token = flight_recorder.launch(self._peers, kind, _dtype(tensors), _numel(tensors))
+        token = self._record_alone(kind, tensors)
         self._talks[pair, tag] += 1
         key = (*pair, tag, self._talks[pair, tag])
         exchange = self._table.join(key, pair, self.rank(), said, [] if into else tensors)
-        _spoil(into, [])
+        spoil(into, [])
         return self._work(token, exchange, lambda: fill(into, exchange.result(copies_of(0))), tensors)
 
-    def _work(self, token: int, exchange: Exchange, finish: Callable[[], None], result: _Tensors) -> c10d.Work:
-        return LocalWork(self._baton, self._global_rank, token, exchange, finish, result)
+    def _work(self, token: int, exchange: Exchange, finish: Callable[[], None], result: Tensors) -> c10d.Work:
+        return LocalWork(self._scheduler, self._ranks[self.rank()], token, exchange, finish, result)
 
 
-def _rows(tensors: Any) -> list[_Tensors]:
-    """Lists of tensors; one list may be given without its list."""
-    return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(row) for row in tensors]
+def _root(opts: Any, root: int) -> int:
+    return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", root))
 
 
-def _said(kind: str, tensors: _Tensors, compared: bool) -> Said:
-    return Said(f"{kind} {_what(tensors)}".rstrip(), (kind, _sizes(tensors) if compared else ()))
+def _what(tensors: Tensors) -> str:
+    return f"of {numel_of(tensors):,} {dtype_of(tensors)}" if tensors else ""
 
 
-def _spoil(into: _Tensors, sent: _Tensors) -> None:
-    with torch.no_grad(), c10d.without_dispatch_modes():
-        spoil(into, sent)
-
-
-def _what(tensors: _Tensors) -> str:
-    return f"of {_numel(tensors):,} {_dtype(tensors)}" if tensors else ""
-
-
-def _sizes(tensors: _Tensors) -> tuple[tuple[str, int], ...]:
+def _sizes(tensors: Tensors) -> tuple[tuple[str, int], ...]:
     return tuple((str(tensor.dtype), tensor.numel()) for tensor in tensors)
-
-
-def _dtype(tensors: _Tensors) -> str:
-    return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-
-
-def _numel(tensors: _Tensors) -> int:
-    return sum(tensor.numel() for tensor in tensors)

@@ -29,8 +29,7 @@ from pytest_fxbucket.ranks import call_job, flight_recorder, wire
 from pytest_fxbucket.ranks.failure import RankState
 from pytest_fxbucket.ranks.output import Outlets
 from pytest_fxbucket.ranks.process_groups import sums
-from pytest_fxbucket.ranks.single_process.exchange import Tables
-from pytest_fxbucket.ranks.single_process.group import LocalGroup
+from pytest_fxbucket.ranks.single_process.group import LocalGroup, Tables
 from pytest_fxbucket.ranks.single_process.scheduler import LocalStore, TurnScheduler
 
 
@@ -118,7 +117,7 @@ class _Stage:
 
     def group(self, name: str, ranks: tuple[int, ...], member: int) -> LocalGroup:
         """This rank's end of a new group; no ``ranks``: the default group, of all."""
-        table = self.tables.sit_down(name, ranks or tuple(range(self.world)), member)
+        table = self.tables.table_of(name, ranks or tuple(range(self.world)), member)
         return LocalGroup(name, table, member, self.scheduler)
 
     def _switch(self, old: int, new: int) -> None:

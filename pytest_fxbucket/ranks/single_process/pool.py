@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import cast
 
 from pytest_fxbucket.backends import Backend
 from pytest_fxbucket.ranks import wire
-from pytest_fxbucket.ranks.desync import partings
-from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
+from pytest_fxbucket.ranks.desync import desyncs
+from pytest_fxbucket.ranks.failure import RankFailure, RankState
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 from pytest_fxbucket.ranks.launch import threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest
-from pytest_fxbucket.ranks.pool import Keeper, RankPool, packed_payload, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pool import Call, Keeper, Outcome, RankPool, packed_payload, unpack_results
 from pytest_fxbucket.ranks.single_process.play import Answer, JobOrder
-from pytest_fxbucket.ranks.watchdog import process_state
+from pytest_fxbucket.ranks.stacks import process_state
 
 # The name of a rank's thread in a dump, and the frames from which on they are all alike.
 _RANK = re.compile(r'scheduler\.py", line \d+ in rank_(\d+)$', re.M)
@@ -29,77 +29,50 @@ _NEXT_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.M)
 
 
 class SingleProcessPool(RankPool):
-    """A pool of ``world`` ranks in one process that stays warm."""
+    """A pool of ``world`` ranks in one process that stays warm.
+
+    Ranks that wait for each other for ever are a RankFailure of kind "deadlock", at once. Under ``fake`` the ranks run one
+    after the other, up to the first that fails, and all output is rank 0's.
+    """
 
     def __init__(self, pools: Keeper, world: int, row: Backend) -> None:
         # One rank runs at a time, and may have all cores.
-        super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), row.name, ("cpu",)))
+        super().__init__(pools, PoolRequest(world, threads_per_rank(1, os.environ), (0,), row.name))
         self._play = row.play
         self._takes_turns = row.has_values  # else each rank runs by itself, from its beginning to its end
         self._log_names = [[f"rank{rank}" for rank in range(world if self._takes_turns else 1)]]
 
-    def run(
-        self,
-        job: str,
-        payloads: Sequence[object],
-        *,
-        timeout_s: float,
-        paths: Sequence[str] = (),
-        log_dir: Path | None = None,
-        what: str = "",
-        on_output: Callable[[int, str], None] | None = None,
-    ) -> list[object]:
-        """As RankPool.run. Ranks that wait for each other for ever are a RankFailure of kind "deadlock", at once.
-
-        Under ``fake`` the ranks run one after the other, up to the first that fails, and all output is rank 0's.
-        """
-        __tracebackhide__ = True  # the line that asked for the run is what helps
-        if len(payloads) != self.world:
-            raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
-        task = task_text(what, job)
-        packed = [packed_payload(wire.pack_whole, payload, rank, task) for rank, payload in enumerate(payloads)]
-        attempt = self.attempt(
-            self._play,
-            [JobOrder(job, tuple(packed))],
-            timeout_s=timeout_s,
-            paths=paths,
-            log_dir=log_dir,
-            task=task,
-        )
+    def _outcome(self, call: Call) -> Outcome:
+        packed = [packed_payload(wire.pack_whole, payload, rank, call.task) for rank, payload in enumerate(call.payloads)]
+        attempt = self.attempt(replace(call, job=self._play, payloads=[JobOrder(call.job, tuple(packed))]))
         (process,) = attempt.states
         if process.outcome != "returned":
-            states = self._states_of_process(process, attempt.outputs)
-            tell_output(states, on_output)
-            raise self._failed(failure_of(states, task=task, timed_out_s=None if attempt.in_time else timeout_s))
-        (answers,) = cast("list[list[Answer]]", unpack_results(attempt.states, attempt.results, task))
+            return Outcome(self._states_of_process(process, attempt.outputs), attempt.in_time, list)
+        (answers,) = cast("list[list[Answer]]", unpack_results(attempt.states, attempt.results, call.task))
         states = [state for state, _ in answers]
+        assert self._processes is not None
         for state in states:
-            state.where = self._where(state.rank)
+            state.where = self._processes.records.read(state.rank)
             state.stack = _JOB_BEGINS.split(state.stack)[0]
         for state, output in zip(states, attempt.outputs, strict=False):  # under fake there is one for all
             state.output = output
-        tell_output(states, on_output)
-        if has_failed(states):
-            raise self._failed(_failure(states, task))
-        return unpack_results(states, [result for _, result in answers], task)
+        return Outcome(states, True, partial(unpack_results, states, [result for _, result in answers], call.task))
 
-    def _failed(self, failure: RankFailure) -> RankFailure:
-        self.close()
+    def _failure(self, outcome: Outcome, call: Call) -> RankFailure:
+        found = (_mismatch(outcome.states, call.task) or _deadlock(outcome.states, call.task)) if outcome.in_time else None
+        failure = found or super()._failure(outcome, call)
         failure.has_processes = False
         return failure
 
-    def _where(self, rank: int) -> RankPosition:
-        return self._crew.ledgers.read(rank) if self._crew is not None else RankPosition()
-
     def _states_of_process(self, process: RankState, outputs: Sequence[str]) -> list[RankState]:
         """What became of each rank when their process died, or went on for too long: it is the doing of the rank it played."""
-        assert self._crew is not None
-        acting = self._crew.ledgers.acting() or 0
+        assert self._processes is not None
+        acting = self._processes.records.acting() or 0
         stacks = _by_rank(process.stack)
         letter, stack = _letter(self.pids[0], process.process), stacks.get(acting, process.stack)
         states = []
         for rank in range(self.world):
-            where = self._crew.ledgers.read(rank)
+            where = self._processes.records.read(rank)
             printed = outputs[rank] if self._takes_turns else outputs[0] * (rank == acting)
             if rank == acting:
                 states.append(replace(process, rank=rank, where=where, process=letter, stack=stack, output=printed))
@@ -126,26 +99,21 @@ def _letter(pid: int, letter: str) -> str:
     return "R" if any(process_state(int(task)) == "R" for task in tasks) else letter
 
 
-def _failure(states: list[RankState], task: str) -> RankFailure:
+def _mismatch(states: list[RankState], task: str) -> RankFailure | None:
     wrong = next((state for state in states if state.error_type == "CollectiveMismatch"), None)
-    if wrong is not None:
-        return _mismatch(states, wrong, task)
-    stuck = [state for state in states if state.outcome == "running"]
-    if stuck and all(state.outcome in ("running", "returned") for state in states):
-        return _deadlock(states, stuck, task)
-    return failure_of(states, task=task, timed_out_s=None)
-
-
-def _mismatch(states: list[RankState], wrong: RankState, task: str) -> RankFailure:
-    # As other back ends say it, where the ledgers show it: they have no sizes that may differ.
-    parted = [one for one in partings({state.rank: state.where for state in states}) if not one.is_missing]
+    if wrong is None:
+        return None
+    # As other back ends say it, where the flight records show it: they have no sizes that may differ.
+    parted = [one for one in desyncs({state.rank: state.where for state in states}) if not one.is_missing]
     rank, sentence = (parted[0].rank, parted[0].sentence) if parted else (wrong.rank, wrong.error)
-    sentence = f"{sentence}{states[rank].place()} ({task})"
-    return RankFailure(sentence, "mismatch", rank, tuple(states))
+    return RankFailure(f"{sentence}{states[rank].place()} ({task})", "mismatch", rank, tuple(states))
 
 
-def _deadlock(states: list[RankState], stuck: list[RankState], task: str) -> RankFailure:
-    parted = partings({state.rank: state.where for state in states})
+def _deadlock(states: list[RankState], task: str) -> RankFailure | None:
+    stuck = [state for state in states if state.outcome == "running"]
+    if not stuck or any(state.outcome not in ("running", "returned") for state in states):
+        return None
+    parted = desyncs({state.rank: state.where for state in states})
     first, why = stuck[0].rank, _who_waits(stuck)
     if parted and states[parted[0].rank].outcome == "returned":
         first, why = parted[0].rank, parted[0].sentence

@@ -1,6 +1,6 @@
 """Whose turn it is: several ranks in one process, one at a time, in rank order; and the store that makes them wait.
 
-So a run is the same each time, and a deadlock is plain at once: nobody is left who could take the baton.
+So a run is the same each time, and a deadlock is plain at once: nobody is left who could take the scheduler.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def _stack() -> str:
 class LocalStore(c10d.Store):
     """Keys and values in this process's memory; waiting raises Deadlock when no rank can go on. There is no time to run out."""
 
-    def __init__(self, baton: TurnScheduler) -> None:
+    def __init__(self, scheduler: TurnScheduler) -> None:
         super().__init__()
-        self._baton = baton
+        self._scheduler = scheduler
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -131,12 +131,12 @@ class LocalStore(c10d.Store):
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all ``keys`` are there; who asks in a loop lets the others go on."""
         if not self._has(keys):
-            self._baton.pause(self._baton.holder)
+            self._scheduler.pause(self._scheduler.holder)
         return self._has(keys)
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         """Return once all ``keys`` are there."""
-        self._baton.wait_until(self._baton.holder, lambda: self._has(keys))
+        self._scheduler.wait_until(self._scheduler.holder, lambda: self._has(keys))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Set ``key`` if its value is the expected one, or if there is none and none is expected; its value then."""

@@ -6,20 +6,19 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 from pytest_fxbucket.backends import BACKENDS
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.failure import RankFailure, RankState, failure_of, has_failed
+from pytest_fxbucket.ranks.failure import RankFailure, RankState, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
-from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, RankPool, task_text, tell_output, unpack_results
+from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, Call, Outcome, RankPool, unpack_results
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.torchrun import store
-from pytest_fxbucket.ranks.torchrun.progress import Agenda
+from pytest_fxbucket.ranks.torchrun.member import ItemProgress
 from pytest_fxbucket.ranks.torchrun.rendezvous import GONE, Rendezvous, Round
 from pytest_fxbucket.ranks.wire import line_of
 
@@ -56,10 +55,10 @@ class TorchrunPools(Pools):
 
     has_gpus = False
 
-    def __init__(self, meeting: Rendezvous, agenda: Agenda, warm: Sequence[str] = ()) -> None:
+    def __init__(self, meeting: Rendezvous, progress: ItemProgress, warm: Sequence[str] = ()) -> None:
         super().__init__(warm=warm)
-        self.meeting, self.agenda = meeting, agenda
-        self._seats: dict[tuple[int, str], TorchrunPool] = {}
+        self.meeting, self.progress = meeting, progress
+        self._rank_pools: dict[tuple[int, str], TorchrunPool] = {}
 
     def get(self, world: int, backend: str = "gloo") -> RankPool:
         """The pool of the first ``world`` of torchrun's ranks. Raises RankError for more than these, or another back end."""
@@ -77,81 +76,61 @@ class TorchrunPools(Pools):
                 "--nproc-per-node, or let fewer run (run.world in a plan)"
             )
         self.start()
-        return self._seats.setdefault((world, backend), TorchrunPool(self, world, backend))
+        return self._rank_pools.setdefault((world, backend), TorchrunPool(self, world, backend))
 
 
 class TorchrunPool(RankPool):
-    """One rank of a world whose other ranks are other processes' (``rank >= world``: none, and this one listens only)."""
+    """One rank of a world whose other ranks are other processes' (``rank >= world``: none, and this one listens only).
+
+    Every process of the meeting must run the same job at the same time: who has not come within ``timeout_s`` seconds fails it
+    for all. Results and output are those of all ranks.
+    """
 
     def __init__(self, pools: TorchrunPools, world: int, backend: str) -> None:
-        self._seat_pools, self._meeting = pools, pools.meeting
+        self._torchrun_pools, self._meeting = pools, pools.meeting
         member = pools.meeting.member
         threads = threads_per_rank(min(world, member.local_world), os.environ)
-        super().__init__(pools, PoolRequest(world, threads, (member.rank,), backend, ("cpu",)))
+        super().__init__(pools, PoolRequest(world, threads, (member.rank,), backend))
         self._log_names = [[member.name]]
         self._is_player = member.rank < world
         self._group = ""
 
-    def run(
-        self,
-        job: str,
-        payloads: Sequence[object],
-        *,
-        timeout_s: float,
-        paths: Sequence[str] = (),
-        log_dir: Path | None = None,
-        what: str = "",
-        on_output: Callable[[int, str], None] | None = None,
-    ) -> list[object]:
-        """As RankPool.run; every process of the meeting must call it with the same job at the same time.
-
-        Who has not come within ``timeout_s`` seconds fails the job for all. Results and output are those of all ranks.
-        """
+    def _outcome(self, call: Call) -> Outcome:
         __tracebackhide__ = True
-        if len(payloads) != self.world:
-            raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
-        task, topic = task_text(what, job), self._seat_pools.agenda.run()
-        self._come_together(f"{topic}.come", job, timeout_s, task)
-        latest = (
-            time.monotonic() + min(timeout_s, LONGEST_S) + _LOOK_S + (START_LIMIT_S if self._group == f"{topic}.come" else 0)
-        )
-        done = self._play(topic, job, payloads, timeout_s, paths, log_dir, task) if self._is_player else None
-        told = self._meeting.exchange(f"{topic}.done", done, limit_s=latest - time.monotonic())
+        topic = self._torchrun_pools.progress.run()
+        self._come_together(f"{topic}.come", call)
+        limit_s = min(call.timeout_s, LONGEST_S) + _LOOK_S + (START_LIMIT_S if self._group == f"{topic}.come" else 0)
+        latest = time.monotonic() + limit_s
+        done = self._play(topic, call) if self._is_player else None
+        said = self._meeting.exchange(f"{topic}.done", done, limit_s=latest - time.monotonic())
         try:
-            return self._judge(told, timeout_s, task, on_output)
+            return self._judge(said)
         except BaseException:
             self.close()
             raise
 
-    def _come_together(self, topic: str, job: str, timeout_s: float, task: str) -> None:
+    def _come_together(self, topic: str, call: Call) -> None:
         """Have all processes at the same job, with ranks of one process group or all without."""
         __tracebackhide__ = True
         group = self._group if self.is_well else ""
-        came = self._meeting.exchange(topic, _Coming(job, self.world, self.backend, group), limit_s=timeout_s)
+        came = self._meeting.exchange(topic, _Coming(call.job, self.world, self.backend, group), limit_s=call.timeout_s)
         if came.missing:
             self._meeting.was_left = True
             absent = "; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in sorted(came.missing.items()))
-            raise RankError(f"the ranks could not begin: {absent} ({task})")
+            raise RankError(f"the ranks could not begin: {absent} ({call.task})")
         said = cast("dict[int, _Coming]", came.entries)
         for rank, one in said.items():
             if _wants(one) != _wants(said[0]):
                 who = self._meeting.who(rank)
-                raise RankError(f"the processes do not run the same: {who} {_wants(one)}, rank 0 {_wants(said[0])} ({task})")
+                raise RankError(
+                    f"the processes do not run the same: {who} {_wants(one)}, rank 0 {_wants(said[0])} ({call.task})"
+                )
         groups = {said[rank].group for rank in range(self.world)}
         if len(groups) > 1 or "" in groups:
             self.close()
             self._group = topic
 
-    def _play(
-        self,
-        topic: str,
-        job: str,
-        payloads: Sequence[object],
-        timeout_s: float,
-        paths: Sequence[str],
-        log_dir: Path | None,
-        task: str,
-    ) -> _Done:
+    def _play(self, topic: str, call: Call) -> _Done:
         """Run the job on this process's rank; whatever comes of it, the others learn that it failed at once."""
         __tracebackhide__ = True
         meeting, alarm = self._meeting, f"{topic}.done"
@@ -161,15 +140,7 @@ class TorchrunPool(RankPool):
         self._request = replace(self._request, store=meet_at)
         start, is_effect = time.monotonic(), False
         try:
-            attempt = self.attempt(
-                job,
-                [payloads[meeting.rank]],
-                timeout_s=timeout_s,
-                paths=paths,
-                log_dir=log_dir,
-                task=task,
-                is_over=lambda: meeting.is_alarmed(alarm),
-            )
+            attempt = self.attempt(replace(call, payloads=[call.payloads[meeting.rank]]), lambda: meeting.is_alarmed(alarm))
         except RankError as error:
             is_effect = meeting.is_alarmed(alarm)
             meeting.alarm(alarm)
@@ -189,27 +160,28 @@ class TorchrunPool(RankPool):
         state.at = max(0.0, state.at - start)
         return _Done(state, result, attempt.in_time)
 
-    def _judge(self, told: Round, timeout_s: float, task: str, on_output: Callable[[int, str], None] | None) -> list[object]:
+    def _judge(self, said: Round) -> Outcome:
         """What every process makes of the same words."""
         __tracebackhide__ = True
-        done = {rank: one for rank, one in told.entries.items() if isinstance(one, _Done)}
+        done = {rank: one for rank, one in said.entries.items() if isinstance(one, _Done)}
         problems = [(one.is_effect, rank, one.problem) for rank, one in done.items() if one.problem]
         if problems:
             _, rank, problem = min(problems)
             raise RankError(f"{self._meeting.who(rank)}: {problem}")
-        states = [self._state(rank, done, told) for rank in range(self.world)]
-        in_time = all(one.in_time for one in done.values())
-        tell_output(states, on_output)
-        if not in_time or has_failed(states):
-            raise failure_of(states, task=task, timed_out_s=None if in_time else timeout_s)
-        if told.missing:
-            raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in told.missing.items()))
-        return [done[rank].result for rank in range(self.world)]
 
-    def _state(self, rank: int, done: dict[int, _Done], told: Round) -> RankState:
+        def values() -> list[object]:
+            if said.missing:
+                self.close()
+                raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in said.missing.items()))
+            return [done[rank].result for rank in range(self.world)]
+
+        states = [self._state(rank, done, said) for rank in range(self.world)]
+        return Outcome(states, all(one.in_time for one in done.values()), values)
+
+    def _state(self, rank: int, done: dict[int, _Done], said: Round) -> RankState:
         if rank in done and (state := done[rank].state) is not None:
             return state
-        why = told.missing.get(rank) or told.missing.get(0, "did not say what became of it")
+        why = said.missing.get(rank) or said.missing.get(0, "did not say what became of it")
         # Who left did so because of another, or is late; who is gone comes before all.
         return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pytest_fxbucket.errors import RankError
-from pytest_fxbucket.ranks.torchrun.member import Member, machine
-from pytest_fxbucket.ranks.torchrun.progress import END, HELLO, LEFT
-from pytest_fxbucket.ranks.torchrun.store import Board, StoreLost
+from pytest_fxbucket.ranks.launch import is_ready
+from pytest_fxbucket.ranks.torchrun.member import END, HELLO, LEFT, Member, machine
+from pytest_fxbucket.ranks.torchrun.store import Store, StoreLost
 
 PATIENCE_S = 600.0
 """How long the slowest process may be behind where nothing else sets a limit."""
@@ -86,10 +85,10 @@ class Rendezvous:
         self._beats = _Beats()
         self._said: list[str] = []
         self._stopped = threading.Event()
-        self._board = Board(member, is_server=member.serves_store)
-        self._board.note(f"at/{self.rank}", "")
-        threading.Thread(target=self._beat, args=(Board(member),), daemon=True).start()
-        self.is_on_one_machine = self._sit_down()
+        self._store = Store(member, is_server=member.serves_store)
+        self._store.note(f"at/{self.rank}", "")
+        threading.Thread(target=self._beat, args=(Store(member),), daemon=True).start()
+        self.is_on_one_machine = self._meet()
 
     def who(self, rank: int) -> str:
         """``rank 3``, with its node where there are several."""
@@ -98,7 +97,7 @@ class Rendezvous:
     @property
     def store_prefix(self) -> str:
         """Where keys of this run begin in torchrun's store."""
-        return self._board.prefix
+        return self._store.prefix
 
     def exchange(self, topic: str, value: object, *, limit_s: float, note: str = "") -> Round:
         """What each process says at ``topic``; the same for all. Waits up to ``limit_s`` seconds for those that are late.
@@ -107,41 +106,41 @@ class Rendezvous:
         those who wait at a smaller one why. Raises Lost.
         """
         self._go_on(topic, note)
-        self._board.put(f"{topic}/{self.rank}", value)
+        self._store.put(f"{topic}/{self.rank}", value)
         if self.rank == 0:
             return self._preside(topic, limit_s)
-        self._board.count(f"{topic}/said", 1)
+        self._store.count(f"{topic}/said", 1)
         return self._follow(topic, limit_s)
 
     def alarm(self, topic: str) -> None:
         """Let those who are at work for ``topic`` know that this process has failed at it."""
         if not self.over:
-            self._board.count(f"{topic}/failed", 1)
+            self._store.count(f"{topic}/failed", 1)
 
     def is_alarmed(self, topic: str) -> bool:
         """Whether somebody has failed at ``topic``, or is gone."""
         if self.over:
             return True
         self.look()
-        return bool(self.gone) or self._board.count(f"{topic}/failed") > 0
+        return bool(self.gone) or self._store.count(f"{topic}/failed") > 0
 
     def look(self) -> None:
         """Learn who is gone, and tell."""
-        for rank in [rank for rank, pidfd in self._neighbours.items() if _has_ended(pidfd)]:
+        for rank in [rank for rank, pidfd in self._neighbours.items() if is_ready(pidfd)]:
             os.close(self._neighbours.pop(rank))
             if not self._position(rank).startswith(END):
                 self._tell_gone(rank, _ENDED)
-        leavers = self._board.count("leavers")
-        while self._leavers < leavers and self._board.has(f"leaver/{self._leavers + 1}"):
+        leavers = self._store.count("leavers")
+        while self._leavers < leavers and self._store.has(f"leaver/{self._leavers + 1}"):
             self._leavers += 1
-            number, _, why = self._board.notes([f"leaver/{self._leavers}"])[0].partition(" ")
+            number, _, why = self._store.notes([f"leaver/{self._leavers}"])[0].partition(" ")
             self.gone.setdefault(int(number), why)
         if self._beats.is_due():
             self._listen()
 
     def gone_text(self) -> str:
         """A sentence that names who is gone; "" if nobody is. Asks the kernel only, so a signal handler may call it."""
-        self.gone |= {rank: _ENDED for rank, pidfd in self._neighbours.items() if _has_ended(pidfd)}
+        self.gone |= {rank: _ENDED for rank, pidfd in self._neighbours.items() if is_ready(pidfd)}
         return "; ".join(f"{self.who(rank)} {GONE}{why}" for rank, why in sorted(self.gone.items()))
 
     def end(self, why: str) -> None:
@@ -155,18 +154,18 @@ class Rendezvous:
         """
         with contextlib.suppress(StoreLost):
             self.look()
-            self._board.note(f"at/{self.rank}", f"{LEFT}\n{note}")
+            self._store.note(f"at/{self.rank}", f"{LEFT}\n{note}")
 
     def say_done(self) -> None:
         """Rank 0: the report is written, so all may go."""
         with contextlib.suppress(StoreLost):
-            self._board.note("done", "")
+            self._store.note("done", "")
 
     def await_done(self, limit_s: float) -> None:
         """Wait for rank 0's report: torchrun ends all processes as soon as the first has failed."""
         with contextlib.suppress(StoreLost):
             for is_time_to_look in _ticks(limit_s):
-                if self._board.has("done"):
+                if self._store.has("done"):
                     return
                 if is_time_to_look:
                     self.look()
@@ -179,7 +178,7 @@ class Rendezvous:
         while self._neighbours:
             os.close(self._neighbours.popitem()[1])
 
-    def _sit_down(self) -> bool:
+    def _meet(self) -> bool:
         here = machine()
         try:
             hello = self.exchange(HELLO, (self.member.node, os.getpid(), here), limit_s=_START_LIMIT_S)
@@ -203,7 +202,7 @@ class Rendezvous:
     def _go_on(self, topic: str, note: str) -> None:
         if self.over:
             raise Lost(self.over)
-        self._board.note(f"at/{self.rank}", f"{topic}\n{note}")
+        self._store.note(f"at/{self.rank}", f"{topic}\n{note}")
         self._clean(topic)
 
     def _clean(self, topic: str) -> None:
@@ -211,10 +210,10 @@ class Rendezvous:
         self._said.append(topic)
         while len(self._said) > 3:
             old = self._said.pop(0)
-            self._board.forget(f"{old}/{self.rank}")
+            self._store.forget(f"{old}/{self.rank}")
             if self.rank == 0:
-                self._board.forget(f"{old}/all")
-                self._board.drop(f"{old}/said", f"{old}/failed")
+                self._store.forget(f"{old}/all")
+                self._store.drop(f"{old}/said", f"{old}/failed")
 
     def _preside(self, topic: str, limit_s: float) -> Round:
         excused: dict[int, str] = {}
@@ -229,17 +228,17 @@ class Rendezvous:
                 break
         silent = self._silent(topic)
         missing = {rank: excused.get(rank, f"did not come within {limit_s:g} s") for rank in silent}
-        entries = {rank: self._board.get(f"{topic}/{rank}") for rank in range(self.world) if rank not in missing}
-        told = Round(entries, missing)
-        self._board.put(f"{topic}/all", told)
-        return told
+        entries = {rank: self._store.get(f"{topic}/{rank}") for rank in range(self.world) if rank not in missing}
+        round_ = Round(entries, missing)
+        self._store.put(f"{topic}/all", round_)
+        return round_
 
     def _silent(self, topic: str, *, in_detail: bool = True) -> list[int]:
         """Who has said nothing at ``topic`` yet; not in detail it is all if it is any."""
         others = range(1, self.world)
-        if self._board.count(f"{topic}/said") == self.world - 1:
+        if self._store.count(f"{topic}/said") == self.world - 1:
             return []
-        return [rank for rank in others if not in_detail or not self._board.has(f"{topic}/{rank}")]
+        return [rank for rank in others if not in_detail or not self._store.has(f"{topic}/{rank}")]
 
     def _excused(self, topic: str, silent: list[int]) -> dict[int, str]:
         """Those of the silent that will not come, and why."""
@@ -252,18 +251,18 @@ class Rendezvous:
         return found
 
     def _follow(self, topic: str, limit_s: float) -> Round:
-        mine = {self.rank: self._board.get(f"{topic}/{self.rank}")}
+        mine = {self.rank: self._store.get(f"{topic}/{self.rank}")}
         for is_time_to_look in _ticks(limit_s + _ANSWER_S):
             if self.over:
                 raise Lost(self.over)
-            if self._board.has(f"{topic}/all"):
-                return cast(Round, self._board.get(f"{topic}/all"))
+            if self._store.has(f"{topic}/all"):
+                return cast(Round, self._store.get(f"{topic}/all"))
             if not is_time_to_look:
                 continue
             self.look()
             if 0 in self.gone:
                 raise Lost(f"{self.who(0)} {GONE}{self.gone[0]}")
-            if (why := self._passed(0, topic)) and not self._board.has(f"{topic}/all"):
+            if (why := self._passed(0, topic)) and not self._store.has(f"{topic}/all"):
                 return Round(mine, {0: why})
         return Round(mine, {0: f"did not answer within {limit_s:g} s"})
 
@@ -276,28 +275,28 @@ class Rendezvous:
 
     def _position(self, rank: int) -> str:
         key = f"at/{rank}"
-        return self._board.notes([key])[0] if self._board.has(key) else ""
+        return self._store.notes([key])[0] if self._store.has(key) else ""
 
     def _tell_gone(self, rank: int, why: str) -> None:
         self.gone.setdefault(rank, why)
-        number = self._board.count("leavers", 1)
-        self._board.note(f"leaver/{number}", f"{rank} {why}")
+        number = self._store.count("leavers", 1)
+        self._store.note(f"leaver/{number}", f"{rank} {why}")
 
     def _listen(self) -> None:
         """Rank 0 listens to all, the others to rank 0."""
         others = range(1, self.world) if self.rank == 0 else (0,)
         ranks = [rank for rank in others if rank not in self._neighbours and rank not in self.gone]
-        ranks = [rank for rank in ranks if self._board.has(f"beat/{rank}")]
-        for rank, beat in zip(ranks, self._board.notes([f"beat/{rank}" for rank in ranks]), strict=True):
+        ranks = [rank for rank in ranks if self._store.has(f"beat/{rank}")]
+        for rank, beat in zip(ranks, self._store.notes([f"beat/{rank}" for rank in ranks]), strict=True):
             if self._beats.silent_s(rank, beat) > _SILENCE_S and not self._position(rank).startswith(END):
                 self._tell_gone(rank, f"no sign of life for {_SILENCE_S:g} s")
 
-    def _beat(self, board: Board) -> None:
+    def _beat(self, store: Store) -> None:
         number = 0
         with contextlib.suppress(StoreLost):
             while not self._stopped.wait(_BEAT_S if number else 0):
                 number += 1
-                board.note(f"beat/{self.rank}", str(number))
+                store.note(f"beat/{self.rank}", str(number))
 
 
 def _ticks(limit_s: float) -> Iterator[bool]:
@@ -310,9 +309,3 @@ def _ticks(limit_s: float) -> Iterator[bool]:
         yield is_time_to_look
         time.sleep(pause)
         pause = min(_LONGEST_S, 1.5 * pause)
-
-
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))

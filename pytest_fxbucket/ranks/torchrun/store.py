@@ -133,8 +133,6 @@ def _no(what: str) -> NoReturn:
 
 
 _PART_BYTES = 4 << 20
-_HEAD = struct.Struct("<4sI")
-_BEGIN = b"fxb1"
 # A key that was seen is there at once; the time is for a server that is slow or gone.
 _ANSWER_S = 60
 LIMIT_S = 90.0
@@ -150,7 +148,7 @@ class StoreLost(RankError):
     """The store does not answer any more."""
 
 
-class Board:
+class Store:
     """A store that all members see; its keys are this run's own. Every method raises StoreLost when the store is gone."""
 
     def __init__(self, member: Member, *, is_server: bool = False) -> None:
@@ -170,12 +168,12 @@ class Board:
         starts = range(_PART_BYTES, len(data), _PART_BYTES)
         for index, start in enumerate(starts):
             self._set(f"{key}/part{index}", data[start : start + _PART_BYTES])
-        self._set(key, _HEAD.pack(_BEGIN, len(starts)) + data[:_PART_BYTES])
+        self._set(key, wire.HEAD.pack(wire.BEGIN, len(starts)) + data[:_PART_BYTES])
 
     def get(self, key: str) -> object:
         """The value that somebody has put at ``key``. Raises Refused for what is no plain data."""
         first = self._get(key)
-        data = bytearray(first[_HEAD.size :])
+        data = bytearray(first[wire.HEAD.size :])
         for index in range(_parts(first)):
             data += self._get(f"{key}/part{index}")
         return unpack(_split(data))
@@ -235,7 +233,7 @@ def _answer(asked: _Asked) -> None:
             future.set_result(call())
         except BaseException as error:
             future.set_exception(error)
-        del one, future, call  # which keep the board
+        del one, future, call  # which keep the store
 
 
 def _connected(member: Member, prefix: str, is_server: bool) -> c10d.Store:
@@ -266,22 +264,20 @@ def _listen(member: Member) -> int | None:
 
 def _parts(first: bytes) -> int:
     """How many values belong to one that begins with ``first``."""
-    begin, parts = _HEAD.unpack_from(first) if len(first) >= _HEAD.size else (b"", 0)
-    return int(parts) if begin == _BEGIN else 0
+    begin, parts = wire.HEAD.unpack_from(first) if len(first) >= wire.HEAD.size else (b"", 0)
+    return int(parts) if begin == wire.BEGIN else 0
 
 
 def _split(data: bytearray) -> list[wire.Buffer]:
-    """The buffers of a frame; of what is no frame, itself."""
-    view = memoryview(data)
-    try:
-        count = wire.count(view[: wire.HEAD.size])
-        start = wire.HEAD.size + count * wire.LENGTH_BYTES
-        sizes = wire.lengths(view[wire.HEAD.size : start])
-    except (struct.error, wire.Garbled):
-        return [data]
-    found: list[wire.Buffer] = []
-    for length in sizes:
-        # Of its own, and writable: tensors take it for their memory.
-        found.append(bytearray(view[start : start + length]))
-        start += length
-    return found
+    """The buffers of a frame, which own their memory; of what is no frame, itself."""
+    start, parts = 0, wire.frame(len(data))
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration as end:
+            buffers: list[wire.Buffer] = end.value
+            return buffers
+        except (wire.Garbled, struct.error):
+            return [data]
+        part[:] = data[start : start + len(part)]
+        start += len(part)

@@ -37,7 +37,7 @@ _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "pytest_fxbucket.ranks.
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """What was called first that the graph has not computed; all empty if there is nothing."""
 
     module: str = ""
@@ -46,12 +46,12 @@ class Parting:
     direction: Direction = "forward"
 
 
-def first_parting(model: nn.Module, known: Collection[str], take: Callable[[], object]) -> Parting:
+def first_divergence(model: nn.Module, known: Collection[str], take: Callable[[], object]) -> Divergence:
     """Follow ``take()``, a step of ``model``; ``known`` are digests of all that the graph computed."""
     follower = _Follower(known)
     with _bodies(model, follower), follower:
         take()
-    return follower.first or Parting()
+    return follower.first or Divergence()
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_subclass__
@@ -60,7 +60,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
     def __init__(self, known: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.inside: list[str] = []
-        self.first: Parting | None = None
+        self.first: Divergence | None = None
         self._known = known
         self._module_of: dict[int, str] = {}
         self._is_backward = False
@@ -74,7 +74,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_s
         self._is_backward = self._is_backward or node is not None
         module = self._module(node)
         if module is not None and self.first is None and not self._has(made):
-            self.first = Parting(module, str(func), "backward" if node is not None else "forward")
+            self.first = Divergence(module, str(func), "backward" if node is not None else "forward")
         return made
 
     def _module(self, node: int | None) -> str | None:

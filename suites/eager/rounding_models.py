@@ -46,24 +46,24 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(x)[0])
 
 
-class ReadByParent(nn.Module):
-    """Reads a parameter of a unit, and never calls the unit, which FSDP2 gathers when it is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.addmm(self.a.bias, x.flatten(0, 1), self.a.weight)).view_as(x)
-
-
-class RaisesLater(nn.Module):
-    """Raises in the second step that it takes in a rank; where it is traced, it is called with no real tensor."""
+class Two(nn.Module):
+    """Two linears."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
         self.register_buffer("steps", torch.zeros(()))
+
+
+class ReadByParent(Two):
+    """Reads a parameter of a unit, and never calls the unit, which FSDP2 gathers when it is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.addmm(self.a.bias, x.flatten(0, 1), self.a.weight)).view_as(x)
+
+
+class RaisesLater(Two):
+    """Raises in the second step that it takes in a rank; where it is traced, it is called with no real tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += 1
@@ -72,28 +72,20 @@ class RaisesLater(nn.Module):
         return self.b(self.a(x))
 
 
-class Unused(nn.Module):
+class Unused(Two):
     """A parameter that no forward reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a(x)
 
 
-class Waits(nn.Module):
+class Waits(Two):
     """Waits for ever where it runs in a rank, and not where it is traced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is Tensor and torch.distributed.is_initialized() and torch.distributed.get_backend() != "fake":
             threading.Event().wait()
-        return self.a(x)
+        return self.b(self.a(x))
 
 
 def build(name: str, **args: int) -> nn.Module:

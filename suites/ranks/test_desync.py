@@ -1,4 +1,4 @@
-"""Where ranks part is found from their ledgers alone."""
+"""Where ranks part is found from their records alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from pytest_fxbucket.ranks.desync import agree, partings
+from pytest_fxbucket.ranks.desync import agree, desyncs
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, RecordedGroup, RecordedLaunch
 from pytest_fxbucket.ranks.pool import RankFailure
 
@@ -14,7 +14,7 @@ ALL = (0, 1, 2, 3)
 
 
 def where(*groups, kept=256):
-    """A ledger: for each group its members and what was launched; the last `kept` launches are still in it."""
+    """A flight record: for each group its members and what was launched; the last `kept` launches are still in it."""
     launches, told = [], []
     for index, (members, kinds) in enumerate(groups):
         checksum = 0
@@ -26,8 +26,8 @@ def where(*groups, kept=256):
 
 
 def sentences(places):
-    assert agree({rank: one.groups for rank, one in places.items()}) == (not partings(places))
-    return [parting.sentence for parting in partings(places)]
+    assert agree({rank: one.groups for rank, one in places.items()}) == (not desyncs(places))
+    return [desync.sentence for desync in desyncs(places)]
 
 
 def test_ranks_that_launched_the_same_agree():
@@ -39,13 +39,13 @@ def test_the_odd_rank_is_named_first():
     assert sentences(places) == [
         "the ranks part at collective 2 of the job on ranks 0-3: rank 2 launched reduce, ranks 0-1, 3 launched gather"
     ]
-    assert partings(places)[0].rank == 2
+    assert desyncs(places)[0].rank == 2
 
 
 def test_a_rank_that_left_one_out_is_named():
     places = {rank: where((ALL, ["gather"] * (rank != 1))) for rank in ALL}
     assert sentences(places) == ["rank 1 never launched collective 1 of the job on ranks 0-3; ranks 0, 2-3 launched gather"]
-    assert [(parting.rank, parting.is_missing) for parting in partings(places)] == [(1, True)]
+    assert [(desync.rank, desync.is_missing) for desync in desyncs(places)] == [(1, True)]
 
 
 def test_a_size_counts_where_it_must_agree_and_not_elsewhere():
@@ -89,16 +89,16 @@ def test_what_the_ledgers_forgot_is_not_compared():
 
 def test_real_ranks_that_launch_something_else_have_failed(ranks):
     with pytest.raises(RankFailure) as caught:
-        ranks.run("suites.ranks.ledger_jobs:other_kind", [1] * 4, timeout_s=60)
+        ranks.run("suites.ranks.jobs:other_kind", [1] * 4, timeout_s=60)
     assert caught.value.kind == "mismatch"
     assert "rank 1 launched all_gather of 2 float32, ranks 0, 2-3 launched all_reduce(sum) of 2 float32" in str(caught.value)
 
 
 def test_another_order_on_two_groups_is_no_parting_on_either(ranks):
     # Nothing hangs under gloo here; the check `collectives` looks for circles over several groups in graphs.
-    ranks.run("suites.ranks.ledger_jobs:other_order_on_two_groups", [1] * 4, timeout_s=60)
+    ranks.run("suites.ranks.jobs:other_order_on_two_groups", [1] * 4, timeout_s=60)
 
 
 def test_subgroups_of_real_ranks_are_their_own_business(ranks):
-    told = ranks.run("suites.ranks.ledger_jobs:on_half_the_ranks", [None] * 4, timeout_s=60)
+    told = ranks.run("suites.ranks.jobs:on_half_the_ranks", [None] * 4, timeout_s=60)
     assert [len(one) for one in told] == [1, 1, 2, 2]

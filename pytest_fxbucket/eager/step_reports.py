@@ -1,4 +1,4 @@
-"""What ranks tell of each step while they run: a line of JSON each through one named pipe, so that nobody has to ask."""
+"""What ranks report of each step while they run: a line of JSON each through one named pipe, so that nobody has to ask."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class StepTold:
+class StepReport:
     """One step of one rank."""
 
     rank: int
@@ -36,17 +36,17 @@ class StepTold:
     """Largest resident size of the rank's process so far."""
 
 
-class Teller:
-    """A rank's end of the pipe at ``path``; without one it tells nobody."""
+class StepReporter:
+    """A rank's end of the pipe at ``path``; without one it reports nothing."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._rank, self._fd = rank, os.open(path, os.O_WRONLY) if path else -1
 
-    def tell(self, step: int, graph: Tensor, eager: Tensor, first: str) -> None:
+    def report(self, step: int, graph: Tensor, eager: Tensor, first: str) -> None:
         """Say what one step gave: both losses, and the first difference so far."""
         if self._fd >= 0:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            line = json.dumps(asdict(StepTold(self._rank, step, float(graph), float(eager), first[:_MOST], peak)))
+            line = json.dumps(asdict(StepReport(self._rank, step, float(graph), float(eager), first[:_MOST], peak)))
             os.write(self._fd, f"{line}\n".encode())
 
     def close(self) -> None:
@@ -55,15 +55,15 @@ class Teller:
             os.close(self._fd)
 
 
-class Listener:
-    """The other end, a new pipe at ``path``: while it is entered, ``on_step`` gets each step once all ``world`` ranks told it.
+class StepReports:
+    """The other end, a new pipe at ``path``: while it is entered, ``on_step`` gets each step once all ``world`` ranks have it.
 
-    It is called on a thread of its own, with what they told in rank order.
+    It is called on a thread of its own, with their reports in rank order.
     """
 
-    def __init__(self, path: Path, world: int, on_step: Callable[[list[StepTold]], None]) -> None:
+    def __init__(self, path: Path, world: int, on_step: Callable[[list[StepReport]], None]) -> None:
         self._world, self._on_step = world, on_step
-        self._steps: dict[int, dict[int, StepTold]] = {}
+        self._steps: dict[int, dict[int, StepReport]] = {}
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR)  # which waits for no writer, and sees no end between two
         self._thread = Thread(target=self._listen, daemon=True)
@@ -82,9 +82,9 @@ class Listener:
             for line in lines:
                 if not line.strip():
                     return
-                told = StepTold(**json.loads(line))
-                ranks = self._steps.setdefault(told.step, {})
-                ranks[told.rank] = told
+                report = StepReport(**json.loads(line))
+                ranks = self._steps.setdefault(report.step, {})
+                ranks[report.rank] = report
                 if len(ranks) == self._world:
-                    del self._steps[told.step]
+                    del self._steps[report.step]
                     self._on_step([ranks[rank] for rank in range(self._world)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,7 +34,7 @@ KEPT = ("param", "buffer", "held", "state", "hyper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepping:
+class StepTask:
     """A captured step, as far as running it over and over goes; plain data for the ranks."""
 
     inputs: tuple[Value, ...]
@@ -56,7 +56,7 @@ class Stepping:
 
 
 def fields_of(plan: Plan, mesh: Mesh, step: StepGraph, phase: Phase) -> dict[str, Any]:
-    """What :class:`Stepping` holds of one graph of ``step``, which was captured from ``plan``."""
+    """What :class:`StepTask` holds of one graph of ``step``, which was captured from ``plan``."""
     return {
         "inputs": step.inputs[phase],
         "outputs": step.outputs[phase],
@@ -74,7 +74,7 @@ def fields_of(plan: Plan, mesh: Mesh, step: StepGraph, phase: Phase) -> dict[str
 
 
 def state_and_batches(
-    rank: int, step: Stepping, on_built: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
+    rank: int, step: StepTask, on_built: Callable[[Mapping[str, torch.Tensor]], None] = lambda _: None
 ) -> tuple[list[torch.Tensor], Callable[[int], list[torch.Tensor]]]:
     """Parameters, buffers and the optimizer's state to begin with, in input order; and the batch of a step.
 
@@ -116,7 +116,7 @@ def state_and_batches(
     return state, lambda number: followed.tensors(batch(here, number), number)
 
 
-def update(state: list[torch.Tensor], results: Sequence[Any], step: Stepping) -> None:
+def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) -> None:
     """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
     made = {(v.role, v.fqn): r for v, r in zip(step.outputs, results, strict=True)}
     has_optimizer = any(role == "param" for role, _ in made)
@@ -159,28 +159,19 @@ class Took:
     """What this call gave of the step before: new parameters, state and gradients of what moved."""
 
 
-class StepRun(Protocol):
-    """Takes steps, and keeps their state, in input order."""
+class StepRun:
+    """Takes steps of ``task``, and keeps their ``state``, in input order."""
 
-    task: Stepping
-    """Of the step that is run: its inputs and outputs."""
-    state: list[torch.Tensor]
-    watch: Watch | None
-    """What runs graphs, if they are to be looked at."""
-    seen: list[Seen]
-    """Of each graph that was run so."""
+    def __init__(self, state: list[torch.Tensor], task: StepTask) -> None:
+        self.state, self.task = state, task
+        self.watch: Watch | None = None
+        """What runs graphs, if they are to be looked at."""
+        self.seen: list[Seen] = []
+        """Of each graph that was run so."""
 
     def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
         """Take step ``number`` of ``count``, from 1."""
-
-
-class _Watched:
-    """Runs graphs, and keeps what is seen in them if asked to."""
-
-    def __init__(self, state: list[torch.Tensor]) -> None:
-        self.state = state
-        self.watch: Watch | None = None
-        self.seen: list[Seen] = []
+        raise NotImplementedError
 
     def call(self, name: str, graph: fx.GraphModule, *given: torch.Tensor) -> list[Any]:
         """Results of ``graph``."""
@@ -192,12 +183,12 @@ class _Watched:
         return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-class OneGraph(_Watched):
+class OneGraph(StepRun):
     """A step as one graph. ``name`` begins its marks."""
 
-    def __init__(self, graph: fx.GraphModule, state: list[torch.Tensor], task: Stepping, name: str) -> None:
-        super().__init__(state)
-        self.graph, self.task, self.name = graph, task, name
+    def __init__(self, graph: fx.GraphModule, state: list[torch.Tensor], task: StepTask, name: str) -> None:
+        super().__init__(state, task)
+        self.graph, self.name = graph, name
 
     def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
         """Take step ``number`` of ``count``, from 1."""
@@ -209,14 +200,13 @@ class OneGraph(_Watched):
         return Took(given, results, {})
 
 
-class ThreeGraphs(_Watched):
+class ThreeGraphs(StepRun):
     """A step whose work crosses iterations: finished after each step, on copies of the state, and after the last in truth."""
 
     def __init__(
-        self, graphs: Mapping[Phase, fx.GraphModule], described: Sequence[PhaseGraph], state: list[torch.Tensor], task: Stepping
+        self, graphs: Mapping[Phase, fx.GraphModule], described: Sequence[PhaseGraph], state: list[torch.Tensor], task: StepTask
     ) -> None:
-        super().__init__(state)
-        self.task = task
+        super().__init__(state, task)
         calls = {phase: partial(self.call, phase, graph) for phase, graph in graphs.items()}
         inputs, outputs = {one.phase: one.inputs for one in described}, {one.phase: one.outputs for one in described}
         self.iterating = Iterating(calls, inputs, outputs)
@@ -243,8 +233,7 @@ class ThreeGraphs(_Watched):
 
     def take(self, values: Sequence[Value], state: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of ``values``."""
-        kept = iter(state)
-        others = iter(batch)
+        kept, others = iter(state), iter(batch)
         of = {(v.role, v.fqn): next(kept) if v.role in KEPT else next(others) for v in self.task.inputs}
         return [of[value.role, value.fqn] for value in values]
 
@@ -270,7 +259,7 @@ def decay(runs: Sequence[StepRun]) -> None:
                 tensor.mul_(by[value.fqn])
 
 
-def factors(task: Stepping) -> dict[str, float]:
+def factors(task: StepTask) -> dict[str, float]:
     """What each learning rate shrinks by between steps, each by its own: one of another step or group would show."""
     rates = [value.fqn for value in task.inputs if value.role == "hyper"]
     return {fqn: 1 - 0.5 / (2 + number) for number, fqn in enumerate(rates)}

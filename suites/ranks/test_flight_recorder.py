@@ -1,4 +1,4 @@
-"""What a rank enters in its ledger is what the parent reads."""
+"""What a rank enters in its flight record is what the parent reads."""
 
 from __future__ import annotations
 
@@ -7,97 +7,98 @@ import os
 import pytest
 
 from pytest_fxbucket.ranks import flight_recorder
-from pytest_fxbucket.ranks.flight_recorder import Ledgers, RankPosition, ranks_text
+from pytest_fxbucket.ranks.flight_recorder import FlightRecords, RankPosition, ranks_text
 
 
 @pytest.fixture
-def ledgers(monkeypatch):
-    """Ledgers of four ranks, with this process as rank 2."""
+def records(monkeypatch):
+    """Flight records of four ranks, with this process as rank 2."""
+    monkeypatch.setattr(flight_recorder, "_all", ())
     monkeypatch.setattr(flight_recorder, "_own", None)
-    found = Ledgers(4)
+    found = FlightRecords(4)
     flight_recorder.adopt(os.dup(found.fd), 4)
     flight_recorder.act_as(2)
     yield found
     found.close()
 
 
-def test_a_rank_that_did_nothing_is_nowhere(ledgers):
-    assert ledgers.read(2) == RankPosition()
-    assert ledgers.read(2).text == ""
+def test_a_rank_that_did_nothing_is_nowhere(records):
+    assert records.read(2) == RankPosition()
+    assert records.read(2).text == ""
 
 
-def test_a_launch_is_told_by_kind_size_number_and_members(ledgers):
+def test_a_launch_is_told_by_kind_size_number_and_members(records):
     group = flight_recorder.group((0, 1, 2, 3))
     token = flight_recorder.launch(group, "all_gather", "bfloat16", 4096)
-    assert ledgers.read(2).text == "launched all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
+    assert records.read(2).text == "launched all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
     flight_recorder.waits(token)
-    assert ledgers.read(2).text == "waits for all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
+    assert records.read(2).text == "waits for all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
     flight_recorder.waited(token)
-    assert ledgers.read(2).text == "is past all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
+    assert records.read(2).text == "is past all_gather of 4,096 bfloat16, number 1 on ranks 0-3"
 
 
-def test_an_older_launch_may_be_the_one_that_is_waited_for(ledgers):
+def test_an_older_launch_may_be_the_one_that_is_waited_for(records):
     group = flight_recorder.group((0, 2))
     first = flight_recorder.launch(group, "all_reduce(sum)", "float32", 3)
     flight_recorder.launch(group, "barrier")
-    assert ledgers.read(2).text == "launched barrier, number 2 on ranks 0, 2"
+    assert records.read(2).text == "launched barrier, number 2 on ranks 0, 2"
     flight_recorder.waits(first)
-    assert ledgers.read(2).text == "waits for all_reduce(sum) of 3 float32, number 1 on ranks 0, 2"
+    assert records.read(2).text == "waits for all_reduce(sum) of 3 float32, number 1 on ranks 0, 2"
 
 
-def test_a_mark_numbers_the_collectives_from_one_again(ledgers):
+def test_a_mark_numbers_the_collectives_from_one_again(records):
     group, other = flight_recorder.group((0, 1, 2, 3)), flight_recorder.group((0, 2))
     flight_recorder.launch(group, "barrier")
     flight_recorder.mark("step 2")
     flight_recorder.launch(group, "barrier")
     flight_recorder.launch(other, "barrier")
-    where = ledgers.read(2)
+    where = records.read(2)
     assert where.mark == "step 2"
     assert [(launch.group, launch.index, launch.number) for launch in where.launches] == [(0, 0, 1), (0, 1, 1), (1, 0, 1)]
 
 
-def test_a_mark_is_cut_at_200_bytes_and_never_in_pieces(ledgers):
+def test_a_mark_is_cut_at_200_bytes_and_never_in_pieces(records):
     flight_recorder.mark("ä" * 150)
-    assert ledgers.read(2).mark == "ä" * 100
+    assert records.read(2).mark == "ä" * 100
     flight_recorder.mark("short")
-    assert ledgers.read(2).mark == "short"
+    assert records.read(2).mark == "short"
 
 
-def test_each_rank_has_its_own(ledgers):
+def test_each_rank_has_its_own(records):
     flight_recorder.act_as(0)
     flight_recorder.mark("here")
-    assert [ledgers.read(rank).mark for rank in range(4)] == ["here", "", "", ""]
+    assert [records.read(rank).mark for rank in range(4)] == ["here", "", "", ""]
 
 
-def test_the_last_256_launches_are_kept_in_order(ledgers):
+def test_the_last_256_launches_are_kept_in_order(records):
     group = flight_recorder.group((0, 1, 2, 3))
     for _ in range(300):
         flight_recorder.launch(group, "barrier")
-    where = ledgers.read(2)
+    where = records.read(2)
     assert [launch.index for launch in where.launches] == list(range(44, 300))
     assert where.groups[0].count == 300
 
 
-def test_clear_keeps_the_groups_from_before_settle_and_no_others(ledgers):
+def test_clear_keeps_the_groups_from_before_settle_and_no_others(records):
     group = flight_recorder.group((0, 1, 2, 3))
     flight_recorder.settle()
     flight_recorder.group((2, 3))
     flight_recorder.mark("old")
     flight_recorder.launch(group, "barrier")
-    ledgers.clear(2)
-    where = ledgers.read(2)
+    records.clear(2)
+    where = records.read(2)
     assert (where.mark, where.at, where.launches) == ("", None, ())
     assert [(one.members, one.count) for one in where.groups] == [((0, 1, 2, 3), 0)]
     assert flight_recorder.launch(group, "barrier") == 1
-    assert ledgers.read(2).at.number == 1
+    assert records.read(2).at.number == 1
 
 
 @pytest.mark.parametrize(
     "ranks", [(0,), (5,), (0, 1), (1, 3), (0, 1, 2, 3), (0, 4, 8, 12), (1, 2, 5), tuple(range(1, 64, 2)), (0, 1, 8, 9, 63)]
 )
-def test_members_survive_as_text(ledgers, ranks):
+def test_members_survive_as_text(records, ranks):
     flight_recorder.group(ranks)
-    assert ledgers.groups(2)[0].members == ranks
+    assert records.groups(2)[0].members == ranks
 
 
 def test_ranks_read_as_people_write_them():
@@ -109,16 +110,16 @@ def test_ranks_read_as_people_write_them():
     ]
 
 
-def test_groups_beyond_the_table_are_not_recorded_and_do_no_harm(ledgers):
+def test_groups_beyond_the_table_are_not_recorded_and_do_no_harm(records):
     handles = [flight_recorder.group((0, 1, 2, 3)) for _ in range(66)]
     assert handles[-3:] == [63, -1, -1]
     assert flight_recorder.launch(-1, "barrier") == 0
     flight_recorder.waits(0)
-    assert ledgers.read(2).at is None
+    assert records.read(2).at is None
 
 
 def test_collectives_of_real_ranks_are_entered(ranks):
-    told = ranks.run("suites.ranks.ledger_jobs:every_kind", [None] * 4, timeout_s=60)
+    told = ranks.run("suites.ranks.jobs:every_kind", [None] * 4, timeout_s=60)
     assert told[0] == [
         "all_reduce(sum) of 3 float32",
         "reduce(max) of 2 float64",
@@ -135,5 +136,5 @@ def test_collectives_of_real_ranks_are_entered(ranks):
 
 
 def test_what_peers_send_each_other_is_told_apart(ranks):
-    told = ranks.run("suites.ranks.ledger_jobs:ring", [None] * 4, timeout_s=60)
+    told = ranks.run("suites.ranks.jobs:ring", [None] * 4, timeout_s=60)
     assert told[1] == ["send to rank 2 of 3 float32", "receive from rank 0 of 3 float32"]
