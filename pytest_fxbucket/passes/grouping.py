@@ -15,7 +15,7 @@ from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.targets import Target
     from pytest_fxbucket.plan.tables import Bucket
 
 Group = tuple["Target", ...]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
