@@ -20,7 +20,6 @@ from pytest_fxbucket.words import some, times
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.step.roles import Direction
 
 MB = 1 << 20
 
@@ -31,13 +30,20 @@ class Expected:
 
     label: str
     """For people."""
-    direction: Direction
-    kind: str
-    group: str
-    fqns: tuple[str, ...]
-    """Members in byte order; one that the graph launches several times several times."""
+    launches: tuple[Bucket, ...]
+    """Those before the pass that it is to take the place of, in byte order; they agree in direction, kind and group."""
     loose: bool = False
     """Whether it may be parted: with others it would form a circle of launches that need each other."""
+
+    @property
+    def first(self) -> Bucket:
+        """Any of its launches."""
+        return self.launches[0]
+
+    @property
+    def fqns(self) -> tuple[str, ...]:
+        """Members in byte order; one that the graph launches several times several times."""
+        return tuple(fqn for bucket in self.launches for fqn in bucket.fqns)
 
 
 def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds) -> list[Expected]:
@@ -51,11 +57,11 @@ def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds)
     ]
     parted = needs.parted([[bucket.node for bucket in part] for one in capped for part in one.parts])
     found = list(_labelled(capped, parted.level))
-    circling = _circling({parted.part[part[0].node]: part for _, part in found}, parted.below)
-    return [replace(one, loose=parted.part[part[0].node] in circling) for one, part in found]
+    circling = _circling({parted.part[one.first.node]: one.launches for one in found}, parted.below)
+    return [replace(one, loose=parted.part[one.first.node] in circling) for one in found]
 
 
-def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[tuple[Expected, list[Bucket]]]:
+def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[Expected]:
     launches = Counter((what, key.name, key.round) for what, key, _ in several)
     for what, key, capped in several:
         parts = [part for whole in capped for part in _parted(whole, levels)]
@@ -65,8 +71,7 @@ def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator
             label += of_round(key.round)
             label += f" ({key.alone})" if key.alone not in ("", key.name) else ""
             label += f", part {number} of {len(parts)}" if len(parts) > 1 else ""
-            fqns = tuple(fqn for bucket in part for fqn in bucket.fqns)
-            yield Expected(label, part[0].direction, part[0].kind, key.group, fqns), part
+            yield Expected(label, tuple(part))
 
 
 def _circling(parts: Mapping[int, Sequence[Bucket]], below: Sequence[int]) -> set[int]:
@@ -184,7 +189,7 @@ def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
     wanted = expected(promise, captured, LaunchNeeds(captured.order))
     for direction in DIRECTIONS:
         for kind in KINDS:
-            here = [one for one in wanted if (one.direction, one.kind) == (direction, kind)]
+            here = [one for one in wanted if (one.first.direction, one.first.kind) == (direction, kind)]
             yield from _Launches(promise, here, of_kind(passed, direction, kind)).problems()
 
 
@@ -199,9 +204,9 @@ class _Launches:
         groups: dict[str, set[str]] = {}
         for one in wanted:
             for fqn in one.fqns:
-                groups.setdefault(fqn, set()).add(one.group)
+                groups.setdefault(fqn, set()).add(one.first.group)
         self.several = {fqn for fqn, names in groups.items() if len(names) > 1}
-        self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.group))
+        self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.first.group))
         self.there = [(bucket, self._members(bucket.fqns, untwinned(bucket.group))) for bucket in there]
         self.have = Counter(member for _, members in self.there for member in members)
         self.carrying: dict[frozenset[tuple[Member, int]], list[Bucket]] = {}
@@ -221,12 +226,12 @@ class _Launches:
 
     def _match(self, one: Expected, taken: Collection[str]) -> Bucket | None:
         """A launch of just these members that is nobody else's."""
-        same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.group)).items()), [])
+        same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.first.group)).items()), [])
         return next((bucket for bucket in same if bucket.node not in taken), None)
 
     def _missing(self, one: Expected) -> Iterator[str]:
-        members = {fqn: self._member(fqn, one.group) for fqn in dict.fromkeys(one.fqns)}
-        verb, where = _VERB[one.kind], one.direction
+        members = {fqn: self._member(fqn, one.first.group) for fqn in dict.fromkeys(one.fqns)}
+        verb, where = _VERB[one.first.kind], one.first.direction
         missing = [fqn for fqn, member in members.items() if not self.have[member]]
         if missing:
             yield f"{one.label}: {some(missing)} {'is' if len(missing) == 1 else 'are'} not {verb} in {where}"
@@ -240,7 +245,7 @@ class _Launches:
 
     def _parted(self, one: Expected, taken: Collection[str]) -> Iterator[str]:
         """No launch carries just what is promised: what the launches do that have some of it."""
-        members = set(self._members(one.fqns, one.group))
+        members = set(self._members(one.fqns, one.first.group))
         carrying = [bucket for bucket, found in self.there if members.intersection(found)]
         carrying = [bucket for bucket in carrying if bucket.node not in taken] or carrying
         if one.loose:
