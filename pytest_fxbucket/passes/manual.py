@@ -22,7 +22,7 @@ from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
-from pytest_fxbucket.passes.keep_order import Pair, keep_order, without_kept_order
+from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
 from pytest_fxbucket.passes.merge import Merged, merge
 from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.new_nodes import shared_meta
@@ -81,13 +81,11 @@ class ManualPass:
         if self.overlap.gather_group == "own":
             on_own_group(bucket.launch for bucket in buckets)
         if self.overlap.insert_overlap_deps:
-            left += _not_kept(keep_order(graph, moved.kept, _meta_of(buckets)))
+            meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
+            lost, why = keep_order(graph, moved.kept, meta_of), "no input of the later one can carry it"
+            left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
         _refuse_broken(graph)
         return Done(tuple(buckets), grouping.splits, left, tuple(behind))
-
-
-def _not_kept(pairs: Sequence[Pair]) -> tuple[LeftAlone, ...]:
-    return tuple(LeftAlone(f"order of {a.name} and {b.name}", "no input of the later one can carry it") for a, b in pairs)
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -95,11 +93,6 @@ def _refuse_broken(graph: fx.Graph) -> None:
         graph.lint()
     except (RuntimeError, AssertionError) as error:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
-
-
-def _meta_of(buckets: Iterable[Merged]) -> dict[fx.Node, dict[str, Any]]:
-    """What a node says that is made for a launch or a wait."""
-    return {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
 
 
 # What our pass says of a graph: looked at before anything moves, and again when all is done.

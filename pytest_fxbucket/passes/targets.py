@@ -198,14 +198,11 @@ def _sort(
         target = mergeable(node, order, name) if name.entry is not None else name.reason
         if isinstance(target, str):
             kind = str(collectives.launch_kind(node))
-            left.append(LeftAlone(_describe(node, name), target, name.direction, kind, name.fqns))
+            what = f"{kind} of {', '.join(name.fqns) or node.name} ({name.direction})"
+            left.append(LeftAlone(what, target, name.direction, kind, name.fqns))
         else:
             planned.append(target)
     return Targets(tuple(planned), tuple(left), len(names), order, entries, launching=launching)
-
-
-def _describe(node: fx.Node, name: Carried) -> str:
-    return f"{collectives.launch_kind(node)} of {', '.join(name.fqns) or node.name} ({name.direction})"
 
 
 # Which launches can share a bucket at all: their tensors, waits and process group; and of the others, why not.

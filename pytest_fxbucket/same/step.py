@@ -73,7 +73,9 @@ def compared(table: Table, before: Side, after: Side, known: Walked | None = Non
     ends.append(_pairs(before.inputs, one.left_in_inputs(), after.inputs, other.left_in_inputs()))
     outputs, inputs = ([Pair(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)
     written = {
-        name for name, number in zip(_names(before.inputs), one.left_in_inputs(), strict=True) if not _is_input(table, number)
+        name
+        for name, number in zip(_names(before.inputs), one.left_in_inputs(), strict=True)
+        if table.keys[number][0] != "input"
     }
     inputs = [Pair(f"{pair.name} as the step leaves it", pair.before, pair.after) for pair in inputs]
     others = [Pair("the random state", one.draws, other.draws), Pair("what is done to the world", one.world, other.world)]
@@ -135,10 +137,6 @@ def _pairs(
     """By name what stands before and after, 0 where it is not there."""
     one, other = (dict(zip(_names(v), n, strict=True)) for v, n in ((before, numbers), (after, others)))
     return {name: (one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
-
-
-def _is_input(table: Table, number: int) -> bool:
-    return bool(table.keys[number][0] == "input")
 
 
 def _homes(side: Side) -> dict[str, Any]:
