@@ -69,7 +69,7 @@ class Bucket(collectives.Collective):
     """Name of the launching node, for messages only."""
     module: str = ""
     """FQN of the innermost module that it ran in, as far as its tracer says."""
-    apart: str = ""
+    unmergeable: str = ""
     """Why no pass may merge it with others; empty if it may."""
     blocked: int = -1
     """Position of the last node that it needs and that cannot be hoisted with it; -1 if there is none."""

@@ -281,7 +281,7 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
 _FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
 
 
-def why_apart(launch: fx.Node, order: Order) -> str:
+def why_unmergeable(launch: fx.Node, order: Order) -> str:
     """Why ``launch`` must stay on its own; empty if it may share a bucket."""
     name, kind = operator_name(launch), collectives.launch_kind(launch) or "other"
     if not name.startswith("_c10d_functional::") or (collectives.ROWS[kind].merged and name not in collectives.MERGED):

@@ -16,7 +16,7 @@ from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in, returned
 from pytest_fxbucket.graph.modules import direction_of, module_of
-from pytest_fxbucket.graph.order import needs_of, order_of, why_apart
+from pytest_fxbucket.graph.order import needs_of, order_of, why_unmergeable
 from pytest_fxbucket.graph.sending import Piece
 from pytest_fxbucket.graph.update_provenance import updates_of
 from pytest_fxbucket.graph.updates import of_call_before, update_nodes
@@ -231,7 +231,7 @@ class _Reader:
             module=module_of(node),
             waits=tuple(waits),
             source=source if isinstance(source := collectives.argument(node, "src"), int) else None,
-            apart=why_apart(node, self.order),
+            unmergeable=why_unmergeable(node, self.order),
             blocked=needs.blocked,
             needed=needs.needed,
             round=self._round(sent, direction, members) if launch.kind == "all_gather" else 0,

@@ -69,8 +69,8 @@ class ManualPass:
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
-        grouping = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
-        buckets = merge(graph, targets.order, grouping.groups, self.bucket.packer)
+        groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
+        buckets = merge(graph, targets.order, [group for group, _ in groups], self.bucket.packer)
         if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
@@ -85,7 +85,7 @@ class ManualPass:
             lost, why = keep_order(graph, moved.kept, meta_of), "no input of the later one can carry it"
             left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
         _refuse_broken(graph)
-        return Done(tuple(buckets), grouping.splits, left, tuple(behind))
+        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind))
 
 
 def _refuse_broken(graph: fx.Graph) -> None:

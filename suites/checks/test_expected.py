@@ -100,7 +100,7 @@ def test_buckets_that_would_wait_for_each_other_in_a_circle_may_be_parted_and_no
 
 
 def test_what_no_pass_may_merge_stays_alone() -> None:
-    alone = {"apart": "its buffer is used elsewhere"}
+    alone = {"unmergeable": "its buffer is used elsewhere"}
     assert told(expected(promise(), graph(av=alone), LaunchNeeds())) == [("a.u", "a.w"), ("a.v",), ENTRIES["b"]]
     single = promise(ranks_of={"0": (0, 1), "1": (0,)})
     assert told(expected(single, graph(au={"group": "1"}, av={"group": "1"}), LaunchNeeds())) == [

@@ -92,7 +92,7 @@ def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, 
         promise.overlap.gather_group == "own"
         and bucket.kind == "all_gather"
         and promise.is_planned(member.fqn)
-        and not old.apart
+        and not old.unmergeable
     )
     if own and bucket.group != twin_name(old.group):
         yield 'does not run on a process group of its own, though gather_group = "own"'

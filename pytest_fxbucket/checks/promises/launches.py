@@ -2,7 +2,7 @@
 
 Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype; a cap closes a
 launch before it would grow above it; members that need each other's results end in different launches, as few as the longest
-chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.apart`) stays alone.
+chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.unmergeable`) stays alone.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list
 def _key(promise: Expectations, bucket: Bucket) -> _Key:
     entries = {"" if promise.bucket.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
     entry = entries.pop() if len(entries) == 1 else None
-    merged = promise.bucket.enabled and entry is not None and not bucket.apart and promise.ranks(bucket) != 1
+    merged = promise.bucket.enabled and entry is not None and not bucket.unmergeable and promise.ranks(bucket) != 1
     several = promise.bucket.dtypes == "mixed" and bucket.kind == "all_gather"
     merged = merged and (several or bucket.dtype is not None)
     dtype = "several" if several and merged else str(bucket.dtype)
