@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.buckets import Lives, peak_bytes
+from pytest_fxbucket.graph.buckets import peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.order import displaced
@@ -59,8 +59,23 @@ class ManualPass:
 
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
-        before = Before.of(graph, targets)
-        return report_of(graph, targets, before, self.apply(graph, targets))
+        # of what cannot be told any more when launches are merged
+        names, labels = [node.name for node in graph.nodes], labels_of(targets.planned)
+        gathers = ((one.launch, [part.waits[0] for part in one.parts], [one]) for one in targets.planned)
+        gathered_before = peak_bytes(gathered_lives(graph, gathers))
+        done = self.apply(graph, targets)
+        launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
+        lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
+        return PassReport(
+            targets.launches,
+            targets.launches - len(targets.planned) + len(done.buckets),
+            _reports(graph, done, labels),
+            (*targets.left_alone, *done.left),
+            *displaced(names, [node.name for node in graph.nodes if node.name not in launched]),
+            gathered_before,
+            peak_bytes(lives),
+            targets.order.barriers,
+        )
 
     def apply(self, graph: fx.Graph, targets: Targets) -> Done:
         """Change ``graph`` in place.
@@ -95,22 +110,7 @@ def _refuse_broken(graph: fx.Graph) -> None:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
 
 
-# What our pass says of a graph: looked at before anything moves, and again when all is done.
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What of a graph cannot be told any more when its launches are merged."""
-
-    names: list[str]
-    lives: Lives
-    labels: Labels
-
-    @classmethod
-    def of(cls, graph: fx.Graph, targets: Targets) -> Before:
-        """Look at ``graph`` before the pass."""
-        gathers = ((t.launch, [part.waits[0] for part in t.parts], [t]) for t in targets.planned)
-        return cls([node.name for node in graph.nodes], gathered_lives(graph, gathers), labels_of(targets.planned))
+# What our pass says of a graph when all is done.
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +124,6 @@ class Done:
     """What could not be moved."""
     updates: tuple[tuple[str, ...], ...]
     """Of each bucket other entries of which an update stands behind it."""
-
-
-def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> PassReport:
-    """The report on ``graph`` as it is now."""
-    launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
-    lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
-    return PassReport(
-        targets.launches,
-        targets.launches - len(targets.planned) + len(done.buckets),
-        _reports(graph, done, before.labels),
-        (*targets.left_alone, *done.left),
-        *displaced(before.names, [node.name for node in graph.nodes if node.name not in launched]),
-        peak_bytes(before.lives),
-        peak_bytes(lives),
-        targets.order.barriers,
-    )
 
 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:

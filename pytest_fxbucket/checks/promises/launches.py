@@ -46,8 +46,8 @@ class Expected:
         return tuple(fqn for bucket in self.launches for fqn in bucket.fqns)
 
 
-def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds) -> list[Expected]:
-    """Every launch that carries parameters or gradients alone."""
+def expected(promise: Expectations, captured: GraphAnalysis, order: Order | None) -> list[Expected]:
+    """Every launch that carries parameters or gradients alone; ``order`` says which needs which other's result."""
     place = {fqn: i for i, fqn in enumerate(promise.registration)}
     capped = [
         _Capped(f"{direction} {kind}", key, list(_capped(promise, key.name, same, place)))
@@ -55,7 +55,7 @@ def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds)
         for kind in KINDS
         for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
     ]
-    parted = needs.parted([[bucket.node for bucket in part] for one in capped for part in one.parts])
+    parted = in_parts(order, [[bucket.node for bucket in part] for one in capped for part in one.parts])
     found = list(_labelled(capped, parted.level))
     circling = _circling({parted.part[one.first.node]: one.launches for one in found}, parted.below)
     return [replace(one, loose=parted.part[one.first.node] in circling) for one in found]
@@ -186,7 +186,7 @@ _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "a
 
 def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
-    wanted = expected(promise, captured, LaunchNeeds(captured.order))
+    wanted = expected(promise, captured, captured.order)
     for direction in DIRECTIONS:
         for kind in KINDS:
             here = [one for one in wanted if (one.first.direction, one.first.kind) == (direction, kind)]
@@ -296,13 +296,9 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
 # group needs which. One walk, with a bit for each part at every node.
 
 
-Groups = Sequence[Sequence[str]]
-"""Groups of launches, by the names of their nodes; no launch is in two."""
-
-
 @dataclass(frozen=True, slots=True)
-class PartedEntry:
-    """Groups of launches in parts of which none holds two launches that need each other."""
+class Parts:
+    """Groups of launches in parts of which none holds two launches that need each other. Launches go by their nodes' names."""
 
     level: dict[str, int]
     """Of each launch the number of its part within its group."""
@@ -312,40 +308,29 @@ class PartedEntry:
     """For each part those of which a launch is needed by one of its own, as bits of their numbers."""
 
 
-class LaunchNeeds:
-    """Of the launches of the graph that ``order`` is of; without one, none needs another."""
+def in_parts(order: Order | None, groups: Sequence[Sequence[str]]) -> Parts:
+    """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other; without order none do.
 
-    def __init__(self, order: Order | None = None) -> None:
-        self._order = order
-
-    def parted(self, groups: Groups) -> PartedEntry:
-        """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other."""
-        part_of: dict[tuple[int, int], int] = {}
-        found = PartedEntry({}, {}, [])
-        group_of = {name: number for number, group in enumerate(groups) for name in group}
-        above: list[int] = []
-        for name, before in self._nodes(group_of):
-            bits = 0
-            for earlier in before:
-                bits |= above[earlier]
-            if name in group_of:
-                found.level[name] = self._lowest(bits, group_of[name], part_of)
-                found.part[name] = number = part_of[group_of[name], found.level[name]]
-                found.below.extend([0] * (number + 1 - len(found.below)))
-                found.below[number] |= bits
-                bits |= 1 << number
-            above.append(bits)
-        return found
-
-    def _nodes(self, launches: Iterable[str]) -> Iterator[tuple[str, Sequence[int]]]:
-        """(name, what it needs) of each node, in order."""
-        if self._order is None:
-            return ((name, ()) for name in launches)
-        return ((node.name, before) for node, before in zip(self._order.nodes, self._order.before, strict=True))
-
-    def _lowest(self, needed: int, group: int, part_of: dict[tuple[int, int], int]) -> int:
-        """The first level of ``group`` of which nothing is needed; its part is in ``part_of`` then."""
-        level = 0
-        while needed >> part_of.setdefault((group, level), len(part_of)) & 1:
-            level += 1
-        return level
+    ``order`` is of their graph; no launch is in two groups.
+    """
+    part_of: dict[tuple[int, int], int] = {}
+    found = Parts({}, {}, [])
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    above: list[int] = []
+    needs: Iterable[tuple[str, Sequence[int]]] = ((name, ()) for name in group_of)
+    if order is not None:
+        needs = ((node.name, before) for node, before in zip(order.nodes, order.before, strict=True))
+    for name, before in needs:
+        bits = 0
+        for earlier in before:
+            bits |= above[earlier]
+        if name in group_of:
+            group, level = group_of[name], 0
+            while bits >> part_of.setdefault((group, level), len(part_of)) & 1:
+                level += 1
+            found.level[name], found.part[name] = level, part_of[group, level]
+            found.below.extend([0] * (len(part_of) - len(found.below)))
+            found.below[found.part[name]] |= bits
+            bits |= 1 << found.part[name]
+        above.append(bits)
+    return found
