@@ -232,7 +232,7 @@ def mergeable(node: fx.Node, order: Order, carried: Carried) -> Target | str:
         raise PassError(f"{bare.name} carries no fake value (meta['val']), which merging {node.name} needs for its shape")
     parts, dropped, problem = _parts(node, inputs)
     if not problem:
-        buffers, problem = _buffer(node, order)
+        buffers, problem = _buffer(node)
         dropped += buffers
     problem = problem or _changed_in_flight(node, parts, order)
     if problem:
@@ -301,7 +301,7 @@ def _parts(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[tuple[Part, ...], 
     return parts, tuple(dropped), ""
 
 
-def _buffer(node: fx.Node, order: Order) -> tuple[tuple[fx.Node, ...], str]:
+def _buffer(node: fx.Node) -> tuple[tuple[fx.Node, ...], str]:
     """The buffer of an ``_out`` form, if the launch alone has it; else why the launch must keep it."""
     buffer = node.kwargs.get("out")
     if not isinstance(buffer, torch.fx.Node):
