@@ -355,9 +355,6 @@ def _state_of(step: StepGraph) -> State:
 
 def _with_first_state(step: StepGraph, captured: StepGraph, state: State) -> StepGraph:
     """``step`` with first tensors of the ``state`` that transformations added; ``captured`` itself if they did nothing."""
-    added = {fqn: tensor for fqn, tensor in state.items() if not _is_of(captured, fqn)}
+    known = {value.fqn for values in captured.inputs.values() for value in values if value.role == "state"}
+    added = {fqn: tensor for fqn, tensor in state.items() if fqn not in known}
     return replace(step, first_state={**captured.first_state, **added}) if added else step
-
-
-def _is_of(step: StepGraph, fqn: str) -> bool:
-    return any((value.role, value.fqn) == ("state", fqn) for values in step.inputs.values() for value in values)

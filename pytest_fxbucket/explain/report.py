@@ -176,7 +176,7 @@ def _left_alone(bucket: Bucket) -> LeftAlone:
     fqns = tuple(fqn for fqn in bucket.fqns if fqn)
     what = f"{bucket.kind} of {', '.join(fqns) or bucket.node} ({bucket.direction})"
     unnamed = "no entry names its parameter" if fqns else "it carries no parameter and no parameter's gradient"
-    return LeftAlone(what, bucket.apart or unnamed, bucket.direction, bucket.kind, fqns)
+    return LeftAlone(what, bucket.unmergeable or unnamed, bucket.direction, bucket.kind, fqns)
 
 
 # A plan through a pass, as data to be told: the report of each graph, and which bytes of a launch each member has.

@@ -11,6 +11,7 @@ import torch
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -68,7 +69,7 @@ class Bucket(collectives.Collective):
     """Name of the launching node, for messages only."""
     module: str = ""
     """FQN of the innermost module that it ran in, as far as its tracer says."""
-    apart: str = ""
+    unmergeable: str = ""
     """Why no pass may merge it with others; empty if it may."""
     blocked: int = -1
     """Position of the last node that it needs and that cannot be hoisted with it; -1 if there is none."""
@@ -176,16 +177,14 @@ def _end(order: Order, reader: fx.Node) -> int:
 
 def _names(reader: fx.Node, direction: Mapping[str, str]) -> list[str]:
     """What ``reader`` is known by: launches that it is, or copies for, or its own name."""
-    queue, seen, found = [reader], {reader}, list[str]()
-    for node in queue:
-        kind = collectives.launch_kind(node)
-        if kind is not None:
-            found.append(f"{kind} in {direction.get(node.name, 'forward')}")
-            continue
-        fresh = [user for user in node.users if user not in seen and _goes_on(node)]
-        seen.update(fresh)
-        queue.extend(user for user in fresh if collectives.launch_kind(user) is not None or _goes_on(user))
-    return found or [reader.name]
+
+    def onward(node: fx.Node) -> Iterable[fx.Node]:
+        return (
+            (one for one in node.users if collectives.launch_kind(one) is not None or _goes_on(one)) if _goes_on(node) else ()
+        )
+
+    kinds = [(node, collectives.launch_kind(node)) for node in reached([reader], onward)]
+    return [f"{kind} in {direction.get(node.name, 'forward')}" for node, kind in kinds if kind is not None] or [reader.name]
 
 
 def _goes_on(node: fx.Node) -> bool:

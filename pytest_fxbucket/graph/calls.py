@@ -50,12 +50,15 @@ def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ran
     for node in graph.nodes:
         launch = collectives.read_launch(node)
         if launch is not None:
+            name, ranks = f"{launch.operator} ({node.name})", ranks_of.get(launch.group, ())
             if launch.group not in ranks_of:
-                problems.append(f"{launch.operator} ({node.name}) runs on process group {launch.group!r}, which does not exist")
-            problems += _group_problems(launch, ranks_of.get(launch.group, ()))
-            says = (launch.operator, launch.op, *sizes[node.name], *_source(node))
-            name = f"{launch.operator} ({node.name})"
-            launched[node] = Call(False, len(launched), name, ranks_of.get(launch.group, ()), says)
+                problems.append(f"{name} runs on process group {launch.group!r}, which does not exist")
+            if ranks and isinstance(launch.ranks, int) and launch.ranks != len(ranks):
+                problems.append(f"{name} says that its group has {launch.ranks} ranks, but it has {len(ranks)}")
+            source = collectives.argument(node, "src")  # of a broadcast, whose members must mean the same rank
+            from_rank = () if source is None else (f"from {source}",)
+            says = (launch.operator, launch.op, *sizes[node.name], *from_rank)
+            launched[node] = Call(False, len(launched), name, ranks, says)
             calls.append(launched[node])
         elif collectives.is_wait(node):
             source = _launched(node)
@@ -115,17 +118,6 @@ def _written(node: fx.Node) -> list[fx.Node]:
     if node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).endswith("__"):
         return node.all_input_nodes[:1]
     return written_arguments(node)
-
-
-def _group_problems(launch: collectives.Launch, ranks: Ranks) -> Iterator[str]:
-    if ranks and isinstance(launch.ranks, int) and launch.ranks != len(ranks):
-        yield f"{launch.operator} ({launch.node.name}) says that its group has {launch.ranks} ranks, but it has {len(ranks)}"
-
-
-def _source(launch: fx.Node) -> tuple[str, ...]:
-    """The rank that a broadcast comes from: all members must mean the same one."""
-    source = collectives.argument(launch, "src")
-    return () if source is None else (f"from {source}",)
 
 
 _HIDDEN = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")

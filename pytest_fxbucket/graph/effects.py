@@ -17,6 +17,7 @@ import torch
 
 from pytest_fxbucket.graph.collectives import NAMESPACES as COLLECTIVES
 from pytest_fxbucket.graph.collectives import flight
+from pytest_fxbucket.graph.ops import held_by
 
 if TYPE_CHECKING:
     from torch import fx
@@ -236,12 +237,9 @@ def _higher_order(node: fx.Node, target: torch._ops.HigherOrderOperator) -> Effe
 
 def _subgraph(node: fx.Node) -> fx.Graph | None:
     held = node.args[1] if len(node.args) > 1 else None
-    owner = node.graph.owning_module
-    if not isinstance(held, torch.fx.Node) or held.op != "get_attr" or owner is None:
+    if not isinstance(held, torch.fx.Node) or held.op != "get_attr":
         return None
-    found: Any = owner
-    for name in str(held.target).split("."):
-        found = getattr(found, name, None)
+    found = held_by(node.graph.owning_module, str(held.target))
     return found.graph if isinstance(found, torch.fx.GraphModule) else None
 
 

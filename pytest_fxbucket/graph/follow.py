@@ -122,7 +122,7 @@ class _Walk:
 
     def _is_whole(self, node: fx.Node) -> bool:
         """Whether ``node`` is one gathered parameter from its beginning, as far as it was gathered at all."""
-        for tensor in _tensors(self.values.get(node)):
+        for tensor in tensors_in(self.values.get(node)):
             first = self._ascending(tensor)
             if tensor.numel() and (first is None or first.start or first.rank):
                 return False
@@ -149,7 +149,7 @@ class _Walk:
 
     def _is_computed(self, buffer: fx.Node) -> bool:
         """Whether ``buffer`` holds a gradient that autograd puts together: nobody else makes storages in this way."""
-        tensors = _tensors(self.values.get(buffer)) if operator_name(base(buffer)) == "aten::new_empty_strided" else ()
+        tensors = tensors_in(self.values.get(buffer)) if operator_name(base(buffer)) == "aten::new_empty_strided" else ()
         return any(one.source > contents.ZERO and one.rank == contents.OWN_RANK for t in tensors for one in self.memory.read(t))
 
     def _known(self, node: fx.Node) -> Any:
@@ -176,14 +176,14 @@ class _Walk:
         return new
 
     def _value(self, argument: Any) -> Any:
-        return self.values.get(argument) if _is_node(argument) else None
+        return self.values.get(argument) if isinstance(argument, torch.fx.Node) else None
 
     def _read(self, node: fx.Node) -> None:
         """Note what compute reads of what launches brought, and forget what it overwrites."""
         for source in inputs_of(node):
             if source not in self.values:
                 continue
-            for tensor in _tensors(self.values[source]):
+            for tensor in tensors_in(self.values[source]):
                 content = self.memory.read(contents.in_memory_order(tensor))
                 self.found.uses.append(Use(node, source, tensor.dtype, content))
         for written in written_arguments(node):
@@ -192,8 +192,8 @@ class _Walk:
     def _computed(self, node: fx.Node, written: fx.Node) -> None:
         """``node`` computed what is in ``written``; if that is a part of what was computed, all of it is new."""
         whole = base(written)
-        own = whole.op == "call_function" and not collectives.is_wait(whole) and collectives.launch_kind(whole) is None
-        for tensor in _tensors(self.values.get(whole if own else written)):
+        own = whole.op == "call_function" and not collectives.communicates(whole)
+        for tensor in tensors_in(self.values.get(whole if own else written)):
             number = self.found.table.add(Source(node, tensor.numel(), tensor.dtype))
             self.memory.write(tensor, contents.run(number, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype))
 
@@ -285,13 +285,10 @@ def _changed(graph: fx.Graph, moving: Set[fx.Node]) -> set[fx.Node]:
     return {base(target) for node in computing for target in written_arguments(node)}
 
 
-def _is_node(value: Any) -> bool:
-    return isinstance(value, torch.fx.Node)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in ``value``, at any depth."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)

@@ -100,6 +100,16 @@ class Gradients:
             self.before[number] = earlier
             number = earlier
 
+    def first(self, number: int) -> int:
+        """The number of what the first of several reductions brought that follow each other, the last of which ``number``."""
+        while number in self.before:
+            number = self.before[number]
+        return number
+
+    def level(self, number: int) -> int:
+        """Through how many reductions the piece ``number`` went before, as in hybrid sharding."""
+        return 1 + self.level(self.before[number]) if number in self.before else 0
+
     def _scaled(self, node: fx.Node) -> int:
         """Number of the one whole piece that ``node`` scales; -1 if it is made of anything else."""
         contents = self._reduced_before(node)

@@ -14,6 +14,7 @@ import torch
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of, module_path, module_stack
+from pytest_fxbucket.graph.ops import held_by
 
 if TYPE_CHECKING:
     from torch import fx
@@ -112,9 +113,7 @@ class _Listing:
 
     def attribute(self, name: str) -> str:
         """Constants and graphs are numbered by first use: tracers name them as they like."""
-        value: Any = self.root
-        for part in name.split("."):
-            value = getattr(value, part, None)
+        value = held_by(self.root, name)
         if name not in self.held:
             kind = "graph" if isinstance(value, torch.fx.GraphModule) else "constant"
             self.held[name] = f"{kind} {sum(shown.startswith(kind) for shown in self.held.values())}"

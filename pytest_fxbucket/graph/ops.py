@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -72,3 +73,11 @@ def returns_written(node: fx.Node) -> bool:
         return False
     info = op._schema.returns[0].alias_info
     return info is not None and info.is_write
+
+
+def held_by(root: object, name: str) -> Any:
+    """What ``root`` has by the dotted ``name``, as ``get_attr`` nodes give it; None if it has nothing of that name."""
+    try:
+        return attrgetter(name)(root)
+    except AttributeError:
+        return None

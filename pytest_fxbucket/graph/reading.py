@@ -16,8 +16,7 @@ from pytest_fxbucket.graph.compute import computes, direct_reads, multiplies
 from pytest_fxbucket.graph.follow import Followed, Sent, Use, follow
 from pytest_fxbucket.graph.gradients import Gradients, begun_in, contributions, named_in, returned
 from pytest_fxbucket.graph.modules import direction_of, module_of
-from pytest_fxbucket.graph.needs import needs_of, why_apart
-from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.order import needs_of, order_of, why_unmergeable
 from pytest_fxbucket.graph.sending import Piece
 from pytest_fxbucket.graph.update_provenance import updates_of
 from pytest_fxbucket.graph.updates import of_call_before, update_nodes
@@ -82,9 +81,9 @@ class _Reader:
         """Positions of what reads a source, by the launch that brought it and by its number."""
         self.order = order_of(graph)
         self.needs = needs_of(self.order, list(self.found.sent))
-        gradients = Gradients(self.found, self.output, outputs, self.role)
-        self.names, self.reduced_before, self.behind = gradients.names, gradients.before, gradients.behind
-        self.problems += gradients.problems
+        self.gradients = Gradients(self.found, self.output, outputs, self.role)
+        self.names = self.gradients.names
+        self.problems += self.gradients.problems
         for use in self.found.uses:
             self._note(use)
         for node, fqn in direct_reads(self.parameter):
@@ -102,7 +101,7 @@ class _Reader:
             last=self.position[self.output],
             seen_as=tuple(sorted(self.seen_as)),
             products=tuple(self._products()),
-            names=tuple(node.name for node in self.position if computes(node) and node not in self.behind),
+            names=tuple(node.name for node in self.position if computes(node) and node not in self.gradients.behind),
             updating=frozenset(self.position[node] for node in self.update),
             updates=tuple(updates_of(self.graph, self.update, self.inputs, self.outputs, self._given_to_updates())),
             overwritten=tuple(reads_of_written(self.order, self.inputs, buckets)),
@@ -171,17 +170,12 @@ class _Reader:
                 runs = tuple(one for one in use.content if one.source == number)
                 self._note_use(source.launch, number, self.position[use.reader], runs)
                 if fqn := self.names.get(number):
-                    made = contributions(self._maker(number), self.position, self.forward_order)
+                    maker = self.found.table.known(self.gradients.first(number)).node
+                    made = contributions(maker, self.position, self.forward_order)
                     here = [node for node in made if self.role.get(node) != "carried"]
                     self.computes.update((self.position[n], "forward" if n in self.early else "backward", fqn) for n in here)
                     if use.reader in self.update:
                         self.computes.add((self.position[use.reader], "optimizer", fqn))
-
-    def _maker(self, number: int) -> fx.Node:
-        """What made the gradient that a reduction, or the first of several that follow each other, brought as ``number``."""
-        while number in self.reduced_before:
-            number = self.reduced_before[number]
-        return self.found.table.known(number).node
 
     def _note_use(self, launch: fx.Node, number: int, where: int, runs: contents.Runs) -> None:
         self.uses[launch].setdefault(number, []).append(where)
@@ -237,19 +231,12 @@ class _Reader:
             module=module_of(node),
             waits=tuple(waits),
             source=source if isinstance(source := collectives.argument(node, "src"), int) else None,
-            apart=why_apart(node, self.order),
+            unmergeable=why_unmergeable(node, self.order),
             blocked=needs.blocked,
             needed=needs.needed,
             round=self._round(sent, direction, members) if launch.kind == "all_gather" else 0,
-            level=0 if launch.kind == "all_gather" else max(map(self._level, sent.content), default=0),
+            level=max((self.gradients.level(piece.source) for piece in sent.content), default=0),
         )
-
-    def _level(self, piece: Piece) -> int:
-        """Through how many reductions ``piece`` went before."""
-        level, number = 0, piece.source
-        while number in self.reduced_before:
-            level, number = level + 1, self.reduced_before[number]
-        return level
 
     def _round(self, sent: Sent, direction: Direction, members: Sequence[Member]) -> int:
         """How many gathers of a member were launched before ``sent``, at most; to be asked in order of launch.
@@ -326,8 +313,4 @@ def _made_early(graph: fx.Graph, outputs: Sequence[Value], updated_before: Colle
 
 def _returned_as(role: str, graph: fx.Graph, outputs: Sequence[Value]) -> list[fx.Node]:
     results = zip(returned(graph.output_node()), outputs, strict=True)
-    return [node for node, value in results if value.role == role and _is_node(node)]
-
-
-def _is_node(value: object) -> bool:
-    return hasattr(value, "all_input_nodes")
+    return [node for node, value in results if value.role == role and hasattr(node, "all_input_nodes")]

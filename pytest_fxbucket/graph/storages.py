@@ -17,7 +17,7 @@ import torch
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import Effects, shared, written_arguments
-from pytest_fxbucket.graph.ops import is_view, operator_name, overload, returns_written
+from pytest_fxbucket.graph.ops import held_by, is_view, operator_name, overload, returns_written
 
 if TYPE_CHECKING:
     from torch import fx
@@ -94,7 +94,7 @@ class Storages:
     def _of_attribute(self, node: fx.Node) -> Numbers:
         """The same attribute is one storage; so are two that hold one tensor."""
         number = self._number(("attribute", str(node.target)))
-        for value in (_attribute(node), node.meta.get("val")):
+        for value in (held_by(node.graph.owning_module, str(node.target)), node.meta.get("val")):
             if isinstance(value, torch.Tensor):
                 number = self._join(number, self._of_tensor(value))
         return (number,)
@@ -135,13 +135,6 @@ def is_part(node: fx.Node) -> bool:
     return isinstance(node.all_input_nodes[0].meta.get("val"), (list, tuple))
 
 
-def _attribute(node: fx.Node) -> object:
-    found: Any = node.graph.owning_module
-    for name in str(node.target).split("."):
-        found = getattr(found, name, None)
-    return found
-
-
 # The buffer under a node, as the operators on the way to it tell.
 
 
@@ -167,8 +160,9 @@ def place(node: fx.Node) -> Place:
     parts: dict[fx.Node, object] = {}
     while True:
         if node.target is getitem and overload(node.all_input_nodes[0]) is not None:
-            if operator_name(node.all_input_nodes[0]).startswith(_PARTED) and _is_from_the_front(node.args[1]):
-                parts[node.all_input_nodes[0]] = node.args[1]
+            index = node.args[1]
+            if operator_name(node.all_input_nodes[0]).startswith(_PARTED) and isinstance(index, int) and index >= 0:
+                parts[node.all_input_nodes[0]] = index
             node = node.all_input_nodes[0]
         elif (is_view(node) or collectives.is_wait(node) or node.target is getitem) and node.all_input_nodes:
             node = node.all_input_nodes[0]
@@ -176,10 +170,6 @@ def place(node: fx.Node) -> Place:
             node = written[0]
         else:
             return Place(node, parts)
-
-
-def _is_from_the_front(index: object) -> bool:
-    return isinstance(index, int) and index >= 0
 
 
 def base(node: fx.Node) -> fx.Node:

@@ -248,7 +248,7 @@ def reductions_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Va
 
 def _reduction(launch: fx.Node, numbers: Sequence[int], found: Followed, gradients: Gradients) -> Reduction:
     known = [number for number in numbers if found.sources[number] is not None]
-    levels = [_level(number, gradients) for number in known]
+    levels = [gradients.level(number) for number in known]
     fqns = tuple(gradients.names.get(number, "") for number in known)
     return Reduction(launch, max(levels, default=0), fqns, tuple(found.table.known(number).node for number in known))
 
@@ -286,10 +286,3 @@ def _is_last(launch: fx.Node) -> bool:
     """Whether nothing is launched of what ``launch`` brings but norms: what an activation's sum leads to is sent again."""
     behind = readers_of(waits_of(launch))
     return not any(launch_kind(node) is not None and not is_scalar(node) for node in behind)
-
-
-def _level(number: int, gradients: Gradients) -> int:
-    level = 0
-    while number in gradients.before:
-        level, number = level + 1, gradients.before[number]
-    return level

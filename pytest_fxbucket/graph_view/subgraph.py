@@ -16,6 +16,7 @@ from pytest_fxbucket.graph.effects import effects_of, given
 from pytest_fxbucket.graph.groups import join
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.order import Order, order_of
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.step.portable import PortableGraph, decode, encode_module
 
 if TYPE_CHECKING:
@@ -165,16 +166,9 @@ def _between(order: Order, members: set[fx.Node], around: set[fx.Node], directio
 
 def _circle(order: Order, members: set[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:
     """Nodes that are not members, need an output and are needed by an input."""
-    after: set[fx.Node] = set()
-    start = order.index[outputs[0]] if outputs else len(order.nodes)
-    sources = set(outputs)
-    for node in order.nodes[start:]:
-        if node not in members and any(s in sources or s in after for s in node.all_input_nodes):
-            after.add(node)
-    found = {node for node in inputs if node in after}
-    for node in reversed(order.nodes):
-        if node in found:
-            found.update(s for s in node.all_input_nodes if s in after)
+    after = set(reached(outputs, lambda node: (user for user in node.users if user not in members))) - members
+    ahead = (node for node in inputs if node in after)
+    found = set(reached(ahead, lambda node: (source for source in node.all_input_nodes if source in after)))
     return [node for node in order.nodes if node in found]
 
 

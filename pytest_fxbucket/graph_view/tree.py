@@ -15,6 +15,7 @@ from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import Path, direction_of, module_path, shared_path, variable
 from pytest_fxbucket.graph.movement import moves_data
+from pytest_fxbucket.graph.ops import held_by
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.words import nearest
 
@@ -107,9 +108,7 @@ def _attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node | None, torch.nn
     """Parameters that the graph reads as attributes, and those of modules that it calls, by FQN."""
     owner = graph.owning_module
     for node in graph.find_nodes(op="get_attr") if owner is not None else ():
-        value: Any = owner
-        for name in str(node.target).split("."):
-            value = getattr(value, name, None)
+        value = held_by(owner, str(node.target))
         if isinstance(value, torch.nn.Parameter):
             yield str(node.target), node, value
     called = {str(node.target): None for node in graph.find_nodes(op="call_module")} if owner is not None else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
+from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
 if TYPE_CHECKING:
     from pytest_fxbucket.passes.compiled import bucketing_backend, bucketing_post_grad_pass

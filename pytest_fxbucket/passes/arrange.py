@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.targets import Target
 
 
 def arranged(edges: Edges, wishes: Sequence[float]) -> list[int]:

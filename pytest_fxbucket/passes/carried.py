@@ -7,7 +7,7 @@ and other gathers. A reduction reduces a gradient unless its result reaches a pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -52,7 +52,7 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     returned = graph.output_node().args[0]
     values = returned if isinstance(returned, (list, tuple)) else (returned,)
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
-    products = _Products()
+    products = _leading_to_products(graph)
     found: dict[fx.Node, Carried] = {}
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
@@ -121,9 +121,9 @@ def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
             yield source
 
 
-def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, index: int) -> Carried:
+def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: Set[fx.Node], index: int) -> Carried:
     direction = direction_of(node)
-    if any(products.reached_from(user) for user in node.users):
+    if not products.isdisjoint(node.users):
         return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
 
     def onward(one: fx.Node) -> Iterable[fx.Node]:
@@ -134,54 +134,20 @@ def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, 
     return Carried((), len(outputs) + index, direction) if place is None else Carried((f"output {place}",), place, direction)
 
 
-class _Products:
-    """Products of something with a weight: a graph input or a gather, as it is or moved and cast; each node asked once."""
-
-    def __init__(self) -> None:
-        self._reached: dict[fx.Node, bool] = {}
-        self._weights: dict[fx.Node, bool] = {}
-
-    def reached_from(self, node: fx.Node) -> bool:
-        """Whether the value of ``node`` reaches such a product through any path, or ``node`` is one."""
-        return _spread(node, self._reached, self._is_product, lambda current: current.users)
-
-    def _is_product(self, node: fx.Node) -> bool | None:
-        return True if _is_product(node) and any(map(self._is_weight, node.all_input_nodes)) else None
-
-    def _is_weight(self, node: fx.Node) -> bool:
-        return _spread(node, self._weights, _weight_by_itself, lambda current: current.all_input_nodes)
-
-
-def _weight_by_itself(node: fx.Node) -> bool | None:
-    """Whether ``node`` is a weight; None if it is one where an input is."""
-    if node.op == "placeholder" or collectives.is_all_gather(node):
-        return True
-    return None if collectives.is_wait(node) or _moves(node) else False
-
-
-def _spread(
-    start: fx.Node,
-    known: dict[fx.Node, bool],
-    itself: Callable[[fx.Node], bool | None],
-    onward: Callable[[fx.Node], Iterable[fx.Node]],
-) -> bool:
-    """Whether ``itself`` holds for ``start`` or anything ``onward`` of it, which None asks for; kept in ``known``."""
-    stack = [start]
-    while stack:
-        node = stack[-1]
-        if node in known:
-            stack.pop()
-            continue
-        answer = itself(node)
-        following = [] if answer is not None else list(onward(node))
-        if answer is None and any(known.get(other, False) for other in following):
-            answer = True
-        missing = [] if answer is not None else [other for other in following if other not in known]
-        if missing:
-            stack.extend(reversed(missing))
-        else:
-            known[node] = bool(answer)
-    return known[start]
+def _leading_to_products(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose values reach a product with a weight (a graph input or a gather, moved and cast too), or are one."""
+    weights: set[fx.Node] = set()
+    for node in graph.nodes:
+        own = node.op == "placeholder" or collectives.is_all_gather(node)
+        passed_on = (collectives.is_wait(node) or _moves(node)) and not weights.isdisjoint(node.all_input_nodes)
+        if own or passed_on:
+            weights.add(node)
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        is_product = _is_product(node) and not weights.isdisjoint(node.all_input_nodes)
+        if is_product or not found.isdisjoint(node.users):
+            found.add(node)
+    return found
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -229,7 +229,8 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
     taken = set(BucketingOptions.__annotations__)
     for name, value in options.items():
         if name not in taken:
-            raise PlanError(f'{where} takes no option "{name}"{nearest(name, sorted(taken)) or _known(taken)}')
+            near = nearest(name, sorted(taken)) or f"; known are {', '.join(sorted(taken))}"
+            raise PlanError(f'{where} takes no option "{name}"{near}')
         table = "bucket" if name in {field.name for field in dataclasses.fields(Bucket)} else "overlap"
         tables[table][name] = list(value) if isinstance(value, tuple) else value
     if entries is not None and entries != () and entries != []:
@@ -241,10 +242,6 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
     if len(plan.bucket.cap_mb) > 1 and any("*" in selector for entry in plan.bucket.plan for selector in entry.selectors):
         raise PlanError(f"{where}: a cap for each entry cannot be told where an entry is a star; write the entries out")
     return plan
-
-
-def _known(names: set[str]) -> str:
-    return f"; known are {', '.join(sorted(names))}"
 
 
 # Breaks operators down to those that a compiler has code for: behind its own decompositions, nobody else does.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pytest_fxbucket.graph.buckets import Lives
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.mergeable import Target
-    from pytest_fxbucket.passes.pack import Merged
+    from pytest_fxbucket.passes.merge import Merged
+    from pytest_fxbucket.passes.targets import Target
     from pytest_fxbucket.step.roles import Direction
 
 Computes = Sequence[tuple["fx.Node", "Direction", str]]

@@ -15,29 +15,19 @@ from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.targets import Target
     from pytest_fxbucket.plan.tables import Bucket
 
 Group = tuple["Target", ...]
 """Members of one bucket in byte order."""
 Part = tuple[Group, tuple[SplitReason, ...]]
-"""A bucket in the making, and what parted it from others so far."""
+"""A bucket, also in the making, and what parted it from others of the same entry, direction and kind."""
 Family = tuple[str, str, str]
 """Entry, direction and kind: what would be one bucket if nothing parted it."""
 
 MB = 1 << 20
 BUCKETED = "fxbucket_bucketed"
 """Mark of a launch that this pass has bucketed already: a second run leaves it as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """Which launches share a bucket."""
-
-    groups: tuple[Group, ...]
-    """In order of their first launch, each in byte order."""
-    splits: tuple[tuple[SplitReason, ...], ...]
-    """What parted each group from others of the same entry, direction and kind, and from those of the other direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +45,10 @@ class _Key:
     """Node of a launch that stays as it is; empty if it may be merged."""
 
 
-def grouping_of(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> Grouping:
-    """Sort ``targets``, in order of launch, into buckets, as ``rules`` ask for; ``entries`` are in the plan's order.
+def grouping_of(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> list[Part]:
+    """Sort ``targets``, in order of launch, into buckets, as ``rules`` ask for, in order of their first launch.
+
+    ``entries`` are in the plan's order. With each bucket stands what parted it from those of the other direction, too.
 
     Members of a bucket do not depend on each other, and buckets form no circle: both hold in as few launches as possible for
     the first, and split only buckets on a circle for the second.
@@ -64,8 +56,7 @@ def grouping_of(order: Order, targets: Sequence[Target], rules: Bucket, entries:
     parts = _parts(order, targets, rules, entries) if rules.enabled else _apart(targets)
     parts.sort(key=lambda part: min(order.index[target.launch] for target in part[0]))
     directions = _directions(targets)
-    splits = tuple((*splits, *directions.get(_family(group[0]), ())) for group, splits in parts)
-    return Grouping(tuple(group for group, _ in parts), splits)
+    return [(group, (*splits, *directions.get(_family(group[0]), ()))) for group, splits in parts]
 
 
 def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> list[Part]:

@@ -1,7 +1,7 @@
 """Our pass: merges the collectives of each entry of a module plan, and reorders launches and waits.
 
 The same job as torch's ``torch._inductor.fx_passes.overlap_manual_scheduling``; written anew, and an error where that one does
-nothing. The way of a graph through it: which launches (targets) share a bucket (grouping), merged (merge, pack), and moved
+nothing. The way of a graph through it: which launches (targets) share a bucket (grouping), merged (merge), and moved
 (overlap). What cannot be done safely is left alone, and the report says why.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.c10d import twin_name
-from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.graph.buckets import Lives, peak_bytes
+from pytest_fxbucket.graph.buckets import peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.order import displaced
@@ -22,15 +22,18 @@ from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
-from pytest_fxbucket.passes.keep_order import Pair, keep_order
-from pytest_fxbucket.passes.merge import merge
+from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
+from pytest_fxbucket.passes.merge import Merged, merge
+from pytest_fxbucket.passes.module_names import ModuleStackFn
 from pytest_fxbucket.passes.new_nodes import shared_meta
 from pytest_fxbucket.passes.overlap import reorder
-from pytest_fxbucket.passes.pack import Merged
 from pytest_fxbucket.passes.ready import updates_behind
 from pytest_fxbucket.passes.report import BucketReport, PassReport
-from pytest_fxbucket.passes.targets import LeftAlone
+from pytest_fxbucket.passes.targets import LeftAlone, by_module
+from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.tables import Bucket, Overlap
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.words import nearest, one_or_other, show
 
 if TYPE_CHECKING:
     from torch import fx
@@ -56,8 +59,23 @@ class ManualPass:
 
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
-        before = Before.of(graph, targets)
-        return report_of(graph, targets, before, self.apply(graph, targets))
+        # of what cannot be told any more when launches are merged
+        names, labels = [node.name for node in graph.nodes], labels_of(targets.planned)
+        gathers = ((one.launch, [part.waits[0] for part in one.parts], [one]) for one in targets.planned)
+        gathered_before = peak_bytes(gathered_lives(graph, gathers))
+        done = self.apply(graph, targets)
+        launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
+        lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
+        return PassReport(
+            targets.launches,
+            targets.launches - len(targets.planned) + len(done.buckets),
+            _reports(graph, done, labels),
+            (*targets.left_alone, *done.left),
+            *displaced(names, [node.name for node in graph.nodes if node.name not in launched]),
+            gathered_before,
+            peak_bytes(lives),
+            targets.order.barriers,
+        )
 
     def apply(self, graph: fx.Graph, targets: Targets) -> Done:
         """Change ``graph`` in place.
@@ -66,8 +84,8 @@ class ManualPass:
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
-        grouping = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
-        buckets = merge(graph, targets.order, grouping.groups, self.bucket.packer)
+        groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
+        buckets = merge(graph, targets.order, [group for group, _ in groups], self.bucket.packer)
         if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
@@ -78,13 +96,11 @@ class ManualPass:
         if self.overlap.gather_group == "own":
             on_own_group(bucket.launch for bucket in buckets)
         if self.overlap.insert_overlap_deps:
-            left += _not_kept(keep_order(graph, moved.kept, _meta_of(buckets)))
+            meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
+            lost, why = keep_order(graph, moved.kept, meta_of), "no input of the later one can carry it"
+            left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
         _refuse_broken(graph)
-        return Done(tuple(buckets), grouping.splits, left, tuple(behind))
-
-
-def _not_kept(pairs: Sequence[Pair]) -> tuple[LeftAlone, ...]:
-    return tuple(LeftAlone(f"order of {a.name} and {b.name}", "no input of the later one can carry it") for a, b in pairs)
+        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind))
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -94,27 +110,7 @@ def _refuse_broken(graph: fx.Graph) -> None:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
 
 
-def _meta_of(buckets: Iterable[Merged]) -> dict[fx.Node, dict[str, Any]]:
-    """What a node says that is made for a launch or a wait."""
-    return {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
-
-
-# What our pass says of a graph: looked at before anything moves, and again when all is done.
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What of a graph cannot be told any more when its launches are merged."""
-
-    names: list[str]
-    lives: Lives
-    labels: Labels
-
-    @classmethod
-    def of(cls, graph: fx.Graph, targets: Targets) -> Before:
-        """Look at ``graph`` before the pass."""
-        gathers = ((t.launch, [part.waits[0] for part in t.parts], [t]) for t in targets.planned)
-        return cls([node.name for node in graph.nodes], gathered_lives(graph, gathers), labels_of(targets.planned))
+# What our pass says of a graph when all is done.
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +124,6 @@ class Done:
     """What could not be moved."""
     updates: tuple[tuple[str, ...], ...]
     """Of each bucket other entries of which an update stands behind it."""
-
-
-def report_of(graph: fx.Graph, targets: Targets, before: Before, done: Done) -> PassReport:
-    """The report on ``graph`` as it is now."""
-    launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
-    lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
-    return PassReport(
-        targets.launches,
-        targets.launches - len(targets.planned) + len(done.buckets),
-        _reports(graph, done, before.labels),
-        (*targets.left_alone, *done.left),
-        *displaced(before.names, [node.name for node in graph.nodes if node.name not in launched]),
-        peak_bytes(before.lives),
-        peak_bytes(lives),
-        targets.order.barriers,
-    )
 
 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:
@@ -197,3 +177,65 @@ def _rename(launch: fx.Node, name: str) -> None:
         launch.update_arg(place, name)
     else:
         launch.update_kwarg("group_name", name)
+
+
+# The drop-in for torch's function.
+
+
+_ONE_DTYPE = ("default", "custom_ops")
+_MODES = (*_ONE_DTYPE, "custom_ops_multidtype")
+
+
+def manual_overlap_bucketing(
+    gm: fx.GraphModule,
+    module_bucket_plans: Sequence[str | Sequence[str]],
+    insert_overlap_deps: bool = False,
+    module_stack_fn: ModuleStackFn | None = None,
+    bucket_mode: str | None = None,
+) -> fx.GraphModule:
+    """Drop-in for torch's function of the same name and call shape: bucket by module, then reorder.
+
+    ``module_bucket_plans``: module FQNs, or lists of FQNs that share a bucket, each as an entry of a plan file
+    (``layers.[0-3]``, ``layers.*`` and ``norm+output`` too); without the variable and the modules that wrap the whole model.
+    ``module_stack_fn(node)`` gives a node's module stack, outermost first; left out, ``nn_module_stack`` and
+    ``fwd_nn_module_stack`` are read. ``bucket_mode``: None, "default" and "custom_ops" all mean this package's pack,
+    "custom_ops_multidtype" lets an all-gather carry several dtypes.
+
+    ``gm`` is changed and returned; no entry at all leaves it as it is. On :class:`PlanError` (no list of FQNs, an entry that
+    matches no module or no collective or overlaps another, a graph without module names, an unknown mode) and on
+    :class:`PassError` it is as it was.
+    """
+    _refuse_other_arguments(gm, insert_overlap_deps, module_stack_fn, bucket_mode)
+    entries = parse_entries(module_bucket_plans, "module_bucket_plans")
+    if not entries:
+        return gm
+    with collector.paused():
+        graph = without_kept_order(gm.graph)
+        targets = by_module(graph, [(entry.name, entry.selectors) for entry in entries], module_stack_fn)
+        dtypes = "mixed" if bucket_mode == "custom_ops_multidtype" else "separate"
+        ManualPass.of(dtypes=dtypes, insert_overlap_deps=insert_overlap_deps).apply(graph, targets)
+        if graph is gm.graph:
+            gm.recompile()
+        else:
+            gm.graph = graph  # which recompiles
+    return gm
+
+
+def _refuse_other_arguments(gm: object, insert_overlap_deps: object, module_stack_fn: object, bucket_mode: object) -> None:
+    from torch import fx
+
+    if not isinstance(gm, fx.GraphModule):
+        raise PlanError(f"gm must be a torch.fx.GraphModule, not a value of type {type(gm).__name__}")
+    if not isinstance(insert_overlap_deps, bool):
+        raise PlanError(f"insert_overlap_deps must be True or False, not {show(insert_overlap_deps)}")
+    if module_stack_fn is not None and not callable(module_stack_fn):
+        raise PlanError(f"module_stack_fn must be callable(node) or None, not {show(module_stack_fn)}")
+    if bucket_mode is None or bucket_mode in _MODES:
+        return
+    known = one_or_other([show(mode) for mode in _MODES])
+    if bucket_mode == "coalesced":
+        raise PlanError(
+            f'bucket_mode "coalesced" is refused: a bucket is one tensor here, not one call of several; use {known}'
+        )
+    near = nearest(bucket_mode, list(_MODES)) if isinstance(bucket_mode, str) else ""
+    raise PlanError(f"bucket_mode must be None, {known}, not {show(bucket_mode)}{near}")

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.graph.ops import is_view, operator_name, returns_written
+from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
-from pytest_fxbucket.passes.pack import Merged, build
+from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
+from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.compat.fake_tensors import FakeTensor
     from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.grouping import Group
+    from pytest_fxbucket.passes.packers import Unpack
+    from pytest_fxbucket.passes.targets import Part, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A bucket in the graph: one launch, its waits (one, unless the launch stayed as it was), members in byte order."""
+
+    launch: fx.Node
+    waits: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    """What arrived, by part of each member."""
+    members: tuple[Target, ...]
+    pack: tuple[fx.Node, ...] = ()
+    """What was made before the launch, in order."""
+    unpack: tuple[fx.Node, ...] = ()
+    """What was made behind its wait, in order."""
+    absorbed: tuple[fx.Node, ...] = ()
+    """Casts that the pack does now; nobody else reads them."""
+
+    @property
+    def first(self) -> Target:
+        """Any member: they agree in entry, direction, kind, group and op."""
+        return self.members[0]
+
+    @property
+    def level(self) -> int:
+        """Through how many reductions its members went before: the most of any."""
+        return max(member.level for member in self.members)
 
 
 def merge(graph: fx.Graph, order: Order, groups: Sequence[Group], packer: str = "default") -> list[Merged]:
@@ -95,3 +132,209 @@ def _alone(group: Group) -> Merged:
     """The one launch of ``group``, as it is."""
     waits = tuple(group[0].waits)
     return Merged(group[0].launch, waits, waits, group)
+
+
+# Builds one merged launch out of several: pack, launch, wait, unpack. The same nodes on every rank.
+
+
+def build(
+    graph: fx.Graph, members: tuple[Target, ...], *, packer: str = "default", foldable: Callable[[fx.Node], bool]
+) -> Merged:
+    """Create the nodes of one launch for all ``members`` at the graph's insertion point; nothing is replaced or erased.
+
+    ``members`` agree in kind, op, group and device, and in dtype unless they are gathered. ``packer`` is as
+    :func:`~pytest_fxbucket.passes.packers.packer_named` takes it. ``foldable(cast)`` says whether a cast that stands before a
+    launch may be done by the pack instead, which only the registered packers are asked to.
+
+    Raises :class:`PassError` for values that are not fake and for a packer that does not do its work, :class:`PlanError` for a
+    packer that is not known.
+    """
+    parts = [part for member in members for part in member.parts]
+    cast = folded([p.input for p in parts], [m.launch for m in members], foldable) if packer in PACKERS else None
+    inputs = tuple(cast.sources) if cast else tuple(part.input for part in parts)
+    make = Maker(graph, fake_value(inputs[0]).fake_mode, shared_meta(members))
+    bucket = _bucket(make, members[0], inputs, parts)
+    name = f'packer "{packer}"'
+    packed, unpack = _pair(name, _asked(name, packer_named(packer), make, bucket))
+    packed = cast.apply(make, packed) if cast else packed
+    pack = make.taken()
+    launch, wait = _launched(make, members[0], packed)
+    make.taken()
+    results = _checked(name, _asked(name, unpack, wait), parts, bucket)
+    results = [_in_own_storage(make, result, part) for result, part in zip(results, parts, strict=True)]
+    for result, value in zip(results, bucket.replaced, strict=True):
+        if result.meta["val"] is not value and has_numbers(value) and value.is_contiguous():
+            result.meta["val"] = value
+    return Merged(launch, (wait,), tuple(results), members, pack, make.taken(), cast.casts if cast else ())
+
+
+def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Bucket:
+    """What the packer is told. Symbolic sizes are computed before the launch, so that its inputs need not live longer."""
+    numels = [make.numel(node) for node in inputs]
+    shapes = [[make.size(node, dim) for dim in range(fake_value(node).dim())] for node in inputs]
+    if first.kind == "all_gather":
+        shapes = [[make.times(shape[0], first.ranks), *shape[1:]] for shape in shapes]
+    elif first.kind == "reduce_scatter":
+        numels = [make.over(numel, first.ranks) for numel in numels]
+        shapes = [[make.over(shape[0], first.ranks), *shape[1:]] for shape in shapes]
+    return Bucket(
+        kind=first.kind,
+        ranks=first.ranks,
+        inputs=inputs,
+        dtypes=tuple(fake_value(node).dtype for node in inputs),
+        numels=tuple(numels),
+        shapes=tuple(tuple(shape) for shape in shapes),
+        replaced=tuple(fake_value(part.waits[0]) for part in parts),
+    )
+
+
+def _launched(make: Maker, first: Target, packed: fx.Node) -> tuple[fx.Node, fx.Node]:
+    c10d = c10d_functional()
+    if first.kind == "all_gather":
+        launch = make(c10d.all_gather_into_tensor.default, packed, first.ranks, first.group)
+    elif first.kind == "reduce_scatter":
+        launch = make(c10d.reduce_scatter_tensor.default, packed, first.op, first.ranks, first.group)
+    else:
+        launch = make(c10d.all_reduce.default, packed, first.op, first.group)
+    return launch, make(c10d.wait_tensor.default, launch)
+
+
+def _asked(packer: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What ``function`` of the packer gives; raises :class:`PassError` that names it for whatever it raises."""
+    try:
+        return function(*args)
+    except PassError as error:
+        raise PassError(f"{packer}: {error}") from error
+    except Exception as error:
+        raise PassError(f"{packer} raised {type(error).__name__}: {error}") from error
+
+
+def _pair(packer: str, given: Any) -> tuple[fx.Node, Unpack]:
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], torch.fx.Node) and callable(given[1]):
+        return given
+    raise PassError(f"{packer} gave a {type(given).__name__}, where (packed node, unpack) was expected")
+
+
+def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[Part], bucket: Bucket) -> list[fx.Node]:
+    """``results``, if they are what the waits were; raises :class:`PassError` that names ``packer`` if not."""
+    if len(results) != len(parts):
+        raise PassError(f"{packer} gave {len(results)} results for {len(parts)} inputs")
+    for result, part, wanted in zip(results, parts, bucket.replaced, strict=True):
+        value = fake_value(result)
+        strided = "" if not has_numbers(value) or value.is_contiguous() else ", not contiguous"
+        if (_sizes(value), value.dtype) != (_sizes(wanted), wanted.dtype) or strided:
+            raise PassError(
+                f"{packer} made {_words(value)}{strided}, for {part.input.name}, where {_words(wanted)} was expected"
+            )
+    return list(results)
+
+
+def _in_own_storage(make: Maker, result: fx.Node, part: Part) -> fx.Node:
+    """``result``, or a copy of it if it lies among others and somebody who reads it must not see that."""
+    if alone(fake_value(result)) or not any(need_own_storage(wait) for wait in part.waits):
+        return result
+    return make(torch.ops.aten.clone.default, result, memory_format=torch.contiguous_format)
+
+
+def _sizes(value: FakeTensor) -> list[Any]:
+    """Shape of ``value``; symbolic sizes are all alike, since telling them apart would ask for guards."""
+    return [size if isinstance(size, int) else "symbolic" for size in value.shape]
+
+
+def _words(value: FakeTensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+# Casts that every member passes before its launch: one cast of the packed tensor does the same, element by element.
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The casts of a bucket's members."""
+
+    casts: tuple[fx.Node, ...]
+    """Each once."""
+    sources: tuple[fx.Node, ...]
+    """What they cast, member by member."""
+    dtype: torch.dtype
+
+    def apply(self, make: Maker, packed: fx.Node) -> fx.Node:
+        """The cast of ``packed``, by the operator that the first member was cast with."""
+        target: Any = self.casts[0].target
+        if operator_name(self.casts[0]) == "prims::convert_element_type":
+            return make(target, packed, self.dtype)
+        return make(target, packed, dtype=self.dtype)
+
+
+def folded(inputs: Sequence[fx.Node], launches: Sequence[fx.Node], foldable: Callable[[fx.Node], bool]) -> Folded | None:
+    """The casts that a pack of ``inputs`` can do; None if not each is one, from and to the same, for ``launches`` alone.
+
+    Casts between floating dtypes only: what a cast to an integer gives for a number that does not fit may depend on where an
+    element lies.
+    """
+    casts = tuple(dict.fromkeys(inputs))
+    if not casts or not all(_is_cast(cast) and set(cast.users) <= set(launches) and foldable(cast) for cast in casts):
+        return None
+    dtypes = {(_source(cast).dtype, fake_value(cast).dtype) for cast in casts}
+    if len(dtypes) > 1:
+        return None
+    return Folded(casts, tuple(cast.all_input_nodes[0] for cast in inputs), dtypes.pop()[1])
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether ``node`` casts a floating tensor to another floating dtype, and does nothing else that matters to a pack."""
+    if operator_name(node) == "prims::convert_element_type":
+        plain = not node.kwargs
+    elif operator_name(node) == "aten::_to_copy":
+        plain = len(node.args) == 1 and all(_is_plain(node, *item) for item in node.kwargs.items())
+    else:
+        return False
+    return plain and len(node.all_input_nodes) == 1 and _floats(node)
+
+
+def _floats(node: fx.Node) -> bool:
+    source, target = _source(node).dtype, fake_value(node).dtype
+    return source.is_floating_point and target.is_floating_point
+
+
+def _is_plain(node: fx.Node, name: str, value: Any) -> bool:
+    """Whether the argument says nothing but the dtype; the order of elements in memory does not matter to a pack."""
+    if name in ("dtype", "memory_format") or value is None or value is False:
+        return True
+    source = _source(node)
+    if name == "device":
+        return torch.device(value) == source.device
+    return name == "non_blocking" or (name == "layout" and value == source.layout)
+
+
+def _source(node: fx.Node) -> torch.Tensor:
+    return fake_value(node.all_input_nodes[0])
+
+
+# Which results must lie in a storage of their own, because somebody asks where they lie in it.
+
+
+_READERS = frozenset(
+    {
+        *(f"aten::as_strided{form}" for form in ("", "_", "_copy", "_scatter")),
+        *(f"aten::{name}" for name in ("set_", "resize_", "resize_as_", "storage_offset", "sym_storage_offset")),
+        "aten::view_as_complex",
+        "inductor::resize_storage_bytes_",
+    }
+)
+"""Operators that count from the storage's beginning, change its size, or ask for an aligned offset."""
+
+
+def need_own_storage(node: fx.Node) -> bool:
+    """Whether ``node``'s result, or a view of it, is read by an operator that its place in a larger storage would show to."""
+    through = reached([node], lambda current: filter(_shares, current.users))
+    return any(_asks(user) for current in through for user in current.users)
+
+
+def _asks(node: fx.Node) -> bool:
+    return operator_name(node) in _READERS or node.target is torch.ops.aten.view.dtype
+
+
+def _shares(node: fx.Node) -> bool:
+    """Whether ``node``'s result may lie in the storage of one of its inputs."""
+    return node.target is getitem or is_view(node) or returns_written(node)

@@ -20,7 +20,7 @@ from pytest_fxbucket.errors import PassError
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.targets import Target
 
 Shape = Sequence[int]
 

@@ -25,7 +25,7 @@ from pytest_fxbucket.passes.targets import LeftAlone
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.pack import Merged
+    from pytest_fxbucket.passes.merge import Merged
     from pytest_fxbucket.plan.tables import Overlap
     from pytest_fxbucket.step.roles import Direction
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.pack import Merged
+    from pytest_fxbucket.passes.merge import Merged
 
 
 def hoist_updates(order: Order, wishes: list[float], updating: Set[int], waits: Mapping[int, str]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.passes.mergeable import Target
+    from pytest_fxbucket.passes.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,6 @@ class Totals:
     hidden: int = 0
     """Buckets behind which some compute hides."""
 
-    def with_one(self, bucket: BucketReport) -> Totals:
-        """These and ``bucket``."""
-        return Totals(
-            self.buckets + 1,
-            self.members + len(bucket.members),
-            self.bytes + bucket.bytes,
-            self.launches_before + bucket.launches_before,
-            self.launches_after + bucket.launches_after,
-            self.hidden + (bucket.overlap_nodes > 0),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
@@ -91,7 +80,7 @@ class PassReport:
     @property
     def totals(self) -> Totals:
         """Of all buckets."""
-        return sum_of(self.buckets)
+        return _sum_of(self.buckets)
 
     @property
     def totals_by_kind(self) -> dict[tuple[str, str], Totals]:
@@ -99,7 +88,7 @@ class PassReport:
         found: dict[tuple[str, str], list[BucketReport]] = {}
         for bucket in self.buckets:
             found.setdefault((bucket.direction, bucket.kind), []).append(bucket)
-        return {key: sum_of(buckets) for key, buckets in found.items()}
+        return {key: _sum_of(buckets) for key, buckets in found.items()}
 
     def to_dict(self, dims: Mapping[str, str] = {}) -> dict[str, Any]:
         """Plain data, for JSON; ``dims`` maps the names of process groups to mesh dimensions."""
@@ -122,12 +111,15 @@ class PassReport:
         return data
 
 
-def sum_of(buckets: tuple[BucketReport, ...] | list[BucketReport]) -> Totals:
-    """The sums of ``buckets``."""
-    totals = Totals()
-    for bucket in buckets:
-        totals = totals.with_one(bucket)
-    return totals
+def _sum_of(buckets: Sequence[BucketReport]) -> Totals:
+    return Totals(
+        buckets=len(buckets),
+        members=sum(len(bucket.members) for bucket in buckets),
+        bytes=sum(bucket.bytes for bucket in buckets),
+        launches_before=sum(bucket.launches_before for bucket in buckets),
+        launches_after=sum(bucket.launches_after for bucket in buckets),
+        hidden=sum(bucket.overlap_nodes > 0 for bucket in buckets),
+    )
 
 
 Reason = Literal[

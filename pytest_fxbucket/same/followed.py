@@ -15,7 +15,7 @@ from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import NotFollowedError
 from pytest_fxbucket.graph.effects import written, written_arguments
-from pytest_fxbucket.graph.follow import hint
+from pytest_fxbucket.graph.follow import hint, tensors_in
 from pytest_fxbucket.graph.movement import execute
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.same.exact import Exact, Ranks, expression, gathered, reduced, scattered, spans
@@ -100,7 +100,7 @@ class FollowedExpressions:
         for home in context.states.of(target):
             state[home] = context.number(("write", state.get(home, 0), context.made[target], out), node)
             for one in self._roots.get(home, ()):
-                for tensor in tensors(self.values[one]):
+                for tensor in tensors_in(self.values[one]):
                     self._hold(tensor, self.read(one))
 
     def bytes(self, node: fx.Node) -> int:
@@ -128,7 +128,7 @@ class FollowedExpressions:
 
     def _root(self, node: fx.Node) -> None:
         """Whoever writes where ``node`` lives changes what is followed from it."""
-        keys = {storage_key(tensor) for tensor in tensors(self.values[node])}
+        keys = {storage_key(tensor) for tensor in tensors_in(self.values[node])}
         if not keys <= self._rooted:
             self._rooted |= keys
             for home in self.context.states.of(node):
@@ -150,13 +150,6 @@ class FollowedExpressions:
 
     def _hold(self, tensor: torch.Tensor, number: int) -> None:
         self.memory.define(tensor, contents.run(number, tensor.nbytes, contents.EXACT, tensor.dtype))
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """Tensors in ``value``, at any depth."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [one for item in value for one in tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _into_launches(context: WalkContext) -> tuple[Set[fx.Node], Set[fx.Node]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,17 +20,9 @@ from pytest_fxbucket.same.table import Key, Operator, Table, read
 from pytest_fxbucket.step.portable import digest, encode_module, raw_bytes
 
 
-def attribute(root: torch.nn.Module, name: str) -> Any:
-    """What ``root`` has by the name ``name``."""
-    found: Any = root
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
 def digest_of(root: torch.nn.Module, name: str) -> str:
     """Hex digest of what ``root`` has by the name ``name``: a tensor, or a graph; of all else its name."""
-    held = attribute(root, name)
+    held = attrgetter(name)(root)
     if isinstance(held, fx.GraphModule):
         return f"graph {digest(encode_module(held))}"
     if not isinstance(held, torch.Tensor):
@@ -57,7 +50,7 @@ class States:
         self.state: dict[Any, int] = {}
         """Of each storage that was written the expression of its last write, in which all earlier ones are."""
         self._homes: dict[fx.Node, Home] = {}
-        self.changing = any(_may_write(node) for node in nodes)
+        self.changing = any(written(node) for node in nodes)
         """Whether anything is written at all."""
         if self.changing:
             self._find(nodes, root, homes)
@@ -95,14 +88,9 @@ class States:
         return tuple(self.state.get(home, 0) for home in homes)
 
 
-def _may_write(node: fx.Node) -> bool:
-    effects = effects_of(node)
-    return bool(effects.writes or effects.everything) and bool(written(node))
-
-
 def _of_attribute(root: torch.nn.Module, name: str) -> object:
     """Two attributes that hold one tensor are one storage."""
-    held = attribute(root, name)
+    held = attrgetter(name)(root)
     return ("storage", storage_key(held)) if isinstance(held, torch.Tensor) else name
 
 

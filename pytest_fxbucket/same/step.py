@@ -56,25 +56,19 @@ Walked = dict[object, Walk]
 """Graphs that were walked already with a table, by what they are."""
 
 
-def compared(table: Table, before: Side, after: Side, known: Walked | None = None) -> Found:
+def compared(table: Table, before: Side, after: Side, known: Walked) -> Found:
     """``after`` held against ``before``, which is walked once for all that share ``known``.
 
     Raises PassError for a graph that cannot be run.
     """
     homes = _homes(before)
     key = id(before.graph), tuple(sorted(before.members.items()))
-    one = known.get(key) if known is not None else None
-    if one is None:
-        one = _walked(table, before, homes)
-        if known is not None:
-            known[key] = one
-    other = _walked(table, after, homes)
+    if key not in known:
+        known[key] = _walked(table, before, homes)
+    one, other = known[key], _walked(table, after, homes)
     ends = [_pairs(before.outputs, one.outputs(), after.outputs, other.outputs())]
     ends.append(_pairs(before.inputs, one.left_in_inputs(), after.inputs, other.left_in_inputs()))
     outputs, inputs = ([Pair(_text(name), a, b) for name, (a, b) in end.items() if a and b] for end in ends)
-    written = {
-        name for name, number in zip(_names(before.inputs), one.left_in_inputs(), strict=True) if not _is_input(table, number)
-    }
     inputs = [Pair(f"{pair.name} as the step leaves it", pair.before, pair.after) for pair in inputs]
     others = [Pair("the random state", one.draws, other.draws), Pair("what is done to the world", one.world, other.world)]
     kept = one.left_in_attributes(), other.left_in_attributes()
@@ -84,18 +78,13 @@ def compared(table: Table, before: Side, after: Side, known: Walked | None = Non
     found.sent = one.sent, other.sent
     shaky = _shaky(table)
     parted = differences(table, other, [*outputs, *inputs, *others])
-    excused = {name: _why(table, d.after) for d in parted if _is_excused(table, shaky, d) for name in d.names}
+    found.left = {name: _why(table, d.after) for d in parted if _is_excused(table, shaky, d) for name in d.names}
     found.differences = [d for d in parted if not _is_excused(table, shaky, d)]
-    blamed = {name for d in parted for name in d.names}
-    for pair in (*outputs, *inputs, *others):
-        if pair.name in blamed:
-            continue
-        if shaky and shaky[pair.after]:
-            excused[pair.name] = _why(table, pair.after)
-    found.left = excused
-    shown = [pair for pair in outputs if pair.name not in blamed and pair.name not in excused]
-    found.outputs = len(shown)
-    found.written = len(written)
+    differing = {name for d in parted for name in d.names}
+    equal = [pair for pair in (*outputs, *inputs, *others) if pair.name not in differing]
+    found.left |= {pair.name: _why(table, pair.after) for pair in equal if shaky and shaky[pair.after]}
+    found.outputs = sum(pair.name not in differing and pair.name not in found.left for pair in outputs)
+    found.written = sum(table.keys[number][0] != "input" for number in one.left_in_inputs())
     found.waste = waste(one, other, table.within([*other.outputs(), *other.left_in_inputs(), other.draws, other.world]))
     return found
 
@@ -135,10 +124,6 @@ def _pairs(
     """By name what stands before and after, 0 where it is not there."""
     one, other = (dict(zip(_names(v), n, strict=True)) for v, n in ((before, numbers), (after, others)))
     return {name: (one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
-
-
-def _is_input(table: Table, number: int) -> bool:
-    return bool(table.keys[number][0] == "input")
 
 
 def _homes(side: Side) -> dict[str, Any]:

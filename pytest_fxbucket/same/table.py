@@ -145,7 +145,6 @@ class Operator:
     """Whether it sees the memory under its first input, not its elements."""
     is_new: bool
     """Whether it makes a buffer."""
-    is_wait: bool
     launches: collectives.Kind | None
     same: bool
     """Whether it gives its first input as it is."""
@@ -189,7 +188,6 @@ def read(node: fx.Node) -> Operator:
         moves=moves,
         by_memory=name.startswith(("aten::as_strided", "aten::_reshape_alias", "inductor::")),
         is_new=name in _NEW,
-        is_wait=is_wait,
         launches=launches,
         same=name in _SAME or is_wait,
         view=view,

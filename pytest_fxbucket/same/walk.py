@@ -19,9 +19,10 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph import collectives, contents
 from pytest_fxbucket.graph.contents import precision_of
 from pytest_fxbucket.graph.effects import written
+from pytest_fxbucket.graph.follow import tensors_in
 from pytest_fxbucket.graph.ops import returns_written
 from pytest_fxbucket.same.exact import Ranks, among
-from pytest_fxbucket.same.followed import FollowedExpressions, Launching, tensors
+from pytest_fxbucket.same.followed import FollowedExpressions, Launching
 from pytest_fxbucket.same.state import WalkContext, digest_of
 from pytest_fxbucket.same.table import LIST, PLAIN, Const, Key, Operator, Table, const
 
@@ -43,8 +44,13 @@ class Walk:
     ) -> None:
         self._context = WalkContext(graph, root, table, members, homes)
         self._made, self._number, self._learn = self._context.made, self._context.number, self._context.learn
+        self.nodes = self._context.nodes
+        self.node_of = self._context.node_of
+        """Where each expression is met at first."""
         self._followed = FollowedExpressions(self._context)
         self._launching = Launching(self._followed)
+        self.sent = self._launching.sent
+        """What each launch sends, and among whom."""
         self._brought, self._states = self._followed.brought, self._context.states
         self._inputs = iter(inputs)
         self._items: dict[fx.Node, tuple[int, ...]] = {}
@@ -59,21 +65,6 @@ class Walk:
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 why = " ".join(str(error).split())[:200]
                 raise PassError(f"the graph cannot be followed: {node.target} ({node.name}): {why}") from error
-
-    @property
-    def nodes(self) -> list[fx.Node]:
-        """Those of the graph, in order."""
-        return self._context.nodes
-
-    @property
-    def node_of(self) -> Mapping[int, fx.Node]:
-        """Where each expression is met at first."""
-        return self._context.node_of
-
-    @property
-    def sent(self) -> list[tuple[Ranks, int]]:
-        """What each launch sends, and among whom."""
-        return self._launching.sent
 
     def outputs(self) -> list[int]:
         """The expression of each output, in order."""
@@ -205,7 +196,7 @@ class Walk:
             if target not in self._brought:
                 self._followed.changed(target, out, node)
                 continue
-            for tensor in tensors(self._followed.values[target]):
+            for tensor in tensors_in(self._followed.values[target]):
                 runs = contents.run(out, tensor.nbytes, precision_of(tensor.dtype), tensor.dtype)
                 self._followed.memory.write(tensor, runs)
         if targets and returns_written(node):

@@ -11,14 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import MeshDim
 from pytest_fxbucket.words import nearest, one_or_other, show
-
-if TYPE_CHECKING:
-    pass
 
 _PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
 """Dimensions that a name stands for, as far as a mesh has them."""
@@ -55,7 +51,7 @@ class Mesh:
     def at(self, rank: int, name: str) -> int:
         """Index of ``rank`` along the dimension ``name``; 0 if the mesh does not have it."""
         along, index = self._along(name), 0
-        for dim, place in zip(self.dims, self._place(rank), strict=True):
+        for dim, place in zip(self.dims, _place(rank, self.dims), strict=True):
             if dim in along:
                 index = index * dim.size + place
         return index
@@ -86,7 +82,7 @@ class Mesh:
     def ranks(self, rank: int, name: str) -> tuple[int, ...]:
         """Ranks of ``rank``'s group along the dimension ``name``, ascending."""
         along = self._along(name)
-        places = self._place(rank)
+        places = _place(rank, self.dims)
         axes = [range(dim.size) if dim in along else (place,) for dim, place in zip(self.dims, places, strict=True)]
         return tuple(self._rank(place) for place in product(*axes))
 
@@ -109,13 +105,6 @@ class Mesh:
     def _along(self, name: str) -> tuple[MeshDim, ...]:
         self.refuse_unknown(name)
         return tuple(dim for dim in self.dims if dim.name in _PARTS.get(name, (name,)))
-
-    def _place(self, rank: int) -> tuple[int, ...]:
-        found: list[int] = []
-        for dim in reversed(self.dims):
-            rank, at = divmod(rank, dim.size)
-            found.append(at)
-        return tuple(reversed(found))
 
     def _rank(self, place: Sequence[int]) -> int:
         rank = 0

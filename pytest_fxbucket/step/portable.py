@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,26 +105,20 @@ def digest(portable: PortableGraph) -> str:
     text = hashlib.sha256()
     for op, _, target, args, kwargs in portable.rows:
         shown = target if op == "call_function" else "" if op == "placeholder" else str(target)
-        text.update(repr((op, _shown(shown), args, sorted(kwargs.items()))).encode())
+        called = f"{shown.__module__}.{shown.__qualname__}" if callable(shown) else repr(shown)
+        text.update(repr((op, called, args, sorted(kwargs.items()))).encode())
     for name in sorted(portable.attributes):
         value = portable.attributes[name]
         text.update(name.encode())
-        text.update(digest(value).encode() if isinstance(value, PortableGraph) else _tensor_bytes(value))
+        is_graph = isinstance(value, PortableGraph)
+        text.update(digest(value).encode() if is_graph else repr((value.dtype, tuple(value.shape))).encode() + raw_bytes(value))
     return text.hexdigest()
-
-
-def _shown(target: Any) -> str:
-    return f"{target.__module__}.{target.__qualname__}" if callable(target) else repr(target)
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The tensor's elements as they lie in memory of this machine, in logical order."""
     flat = tensor.detach().cpu().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()) if flat.numel() else b""
-
-
-def _tensor_bytes(value: torch.Tensor) -> bytes:
-    return repr((value.dtype, tuple(value.shape))).encode() + raw_bytes(value)
 
 
 def _target(node: fx.Node) -> Any:
@@ -169,9 +164,7 @@ def _callable(target: Any) -> Any:
 
 
 def _attribute(root: torch.nn.Module, name: str, modules: tuple[str, ...]) -> Any:
-    value: Any = root
-    for part in name.split("."):
-        value = getattr(value, part)
+    value = attrgetter(name)(root)
     if isinstance(value, fx.GraphModule):
         return encode(value.graph, value, modules)
     if not isinstance(value, torch.Tensor):

@@ -17,8 +17,7 @@ import torch.distributed._functional_collectives  # registers the operators
 from torch import fx
 
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
-from pytest_fxbucket.passes.manual import ManualPass
+from pytest_fxbucket.passes.manual import ManualPass, manual_overlap_bucketing
 from pytest_fxbucket.passes.targets import by_module
 
 Plans = Sequence[str | list[str]]

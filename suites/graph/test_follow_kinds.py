@@ -94,7 +94,7 @@ def test_a_sum_in_place_is_followed() -> None:
     made.returns(made.wait(made.call(c10d.all_reduce_.default, value, "sum", GROUP)), fqn="a")
     reading = made.read()
     assert told(reading) == [("all_reduce", ("a",))]
-    assert "is not merged" in reading.buckets[0].apart
+    assert "is not merged" in reading.buckets[0].unmergeable
 
 
 COALESCED = {
@@ -179,7 +179,7 @@ def test_launches_into_buffers_are_followed_and_told_apart_if_the_buffer_is_used
     made.returns(made.wait(scattered), fqn="a")
     reading = made.read()
     assert told(reading) == [("all_gather", ("a",)), ("reduce_scatter", ("a",))]
-    assert reading.buckets[0].apart == ("its buffer is used elsewhere" if elsewhere else "")
+    assert reading.buckets[0].unmergeable == ("its buffer is used elsewhere" if elsewhere else "")
 
 
 def test_what_is_written_while_it_is_sent_is_told_apart() -> None:
@@ -188,13 +188,13 @@ def test_what_is_written_while_it_is_sent_is_told_apart() -> None:
     launch = made.gather(sent)
     made.call(aten.zero_.default, sent)
     made.loss(made.wait(launch))
-    assert made.read().buckets[0].apart == "what it sends is written before its wait"
+    assert made.read().buckets[0].unmergeable == "what it sends is written before its wait"
 
 
 def test_a_group_of_one_rank_is_told_apart() -> None:
     made = Handmade(ranks=1)
     made.loss(made.gathered(made.param("a", 2, 2)))
-    assert made.read().buckets[0].apart == "its group has one rank"
+    assert made.read().buckets[0].unmergeable == "its group has one rank"
 
 
 def test_a_parameter_of_a_symbolic_size_is_a_sentence_and_a_batch_of_one_is_nothing() -> None:

@@ -18,7 +18,7 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.reading import read_graph
-from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
+from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph

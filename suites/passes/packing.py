@@ -12,10 +12,9 @@ from torch import Tensor, fx
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes import mergeable
 from pytest_fxbucket.passes.carried import Carried
-from pytest_fxbucket.passes.mergeable import Target
-from pytest_fxbucket.passes.pack import Merged, build
+from pytest_fxbucket.passes.merge import Merged, build
+from pytest_fxbucket.passes.targets import Target, mergeable
 from suites.passes.all_ranks import Env, run
 
 
@@ -23,7 +22,7 @@ def targets(graph: fx.Graph, ranks: int, direction: Any = "forward") -> list[Tar
     """Each launch of ``graph`` as a member of one entry; ``ranks`` are in its process group."""
     order, found = order_of(graph), []
     for place, node in enumerate(n for n in graph.nodes if collectives.launch_kind(n)):
-        target = mergeable.read(node, order, Carried((f"p{place}",), place, direction, entry="a"))
+        target = mergeable(node, order, Carried((f"p{place}",), place, direction, entry="a"))
         assert not isinstance(target, str), target
         found.append(replace(target, ranks=ranks))
     return found

@@ -11,8 +11,9 @@ from hand_made import ROWS, HandMade, aten, chain
 from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
-from pytest_fxbucket.passes import manual_overlap_bucketing, pack
+from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.manual import ManualPass
+from pytest_fxbucket.passes.merge import build
 from pytest_fxbucket.passes.targets import by_module
 
 
@@ -171,7 +172,7 @@ def test_a_bucket_that_cannot_be_built_leaves_the_graph_as_it_was(monkeypatch: p
     def breaking(*args: Any, **kwargs: Any) -> Any:
         if built:
             raise PassError("the second bucket cannot be built")
-        built.append(pack.build(*args, **kwargs))
+        built.append(build(*args, **kwargs))
         return built[0]
 
     monkeypatch.setattr("pytest_fxbucket.passes.merge.build", breaking)

@@ -19,8 +19,8 @@ SHAPE = (8 * ROWS, COLUMNS)
 def groups(gm: fx.GraphModule, *entries: str) -> list[tuple[str, ...]]:
     """Names of the launches of each bucket."""
     targets = by_module(gm.graph, [(entry, [entry]) for entry in entries], None)
-    found = grouping_of(order_of(gm.graph), targets.planned, Bucket(), targets.entries).groups
-    return [tuple(target.launch.name.removeprefix("reduce_scatter_tensor_default") for target in group) for group in found]
+    found = grouping_of(order_of(gm.graph), targets.planned, Bucket(), targets.entries)
+    return [tuple(target.launch.name.removeprefix("reduce_scatter_tensor_default") for target in group) for group, _ in found]
 
 
 def test_two_buckets_that_need_each_other_are_parted_as_little_as_that_needs() -> None:

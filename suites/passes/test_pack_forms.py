@@ -10,7 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.pack import build
+from pytest_fxbucket.passes.merge import build
 from suites.passes.all_ranks import Env
 from suites.passes.packing import assert_same, packed, targets
 from suites.passes.programs import Program, aten

@@ -102,7 +102,7 @@ def test_two_devices_are_said() -> None:
     gm = made.returns(gathered(made, "p"), gathered(made, "q"))
     first, second = by_module(gm.graph, [("a", ["a"])], None).planned
     found = grouping_of(order_of(gm.graph), [first, replace(second, device="cuda:1")], Bucket(), ["a"])
-    (split,) = found.splits[1]
+    ((_, _), (_, (split,))) = found
     assert sentence(split, "all_gather") == "it is on cuda:1, others of its entry on cpu"
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
+from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
 Plans = Sequence[str | list[str]]
 aten = torch.ops.aten

@@ -28,7 +28,7 @@ def problems(before: fx.GraphModule, after: fx.GraphModule, members: Members) ->
 
 def held(table: Table, before: fx.GraphModule, after: fx.GraphModule, members: Members) -> Found:
     """What came of it."""
-    return compared(table, _side(before, members), _side(after, members))
+    return compared(table, _side(before, members), _side(after, members), {})
 
 
 def _side(module: fx.GraphModule, members: Members) -> Side:

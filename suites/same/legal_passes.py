@@ -12,7 +12,7 @@ from torch import fx
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.order import order_of
-from pytest_fxbucket.passes.dropin import manual_overlap_bucketing
+from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 
 Plans = Sequence[str | list[str]]
 aten = torch.ops.aten

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.bench.compare import verdict_of
-from pytest_fxbucket.cli import main
+from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.golden.store import GoldenStore
 from pytest_fxbucket.plan import load_plans

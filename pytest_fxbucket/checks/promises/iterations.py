@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.checks.promises.updates import made_of_text
 from pytest_fxbucket.graph.collectives import REDUCTIONS
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.update_provenance import reductions_of
@@ -187,7 +188,8 @@ def _updates(entry_of: Mapping[str, str], bucketed: Phased, graphs: Mapping[Phas
             if (now is not None) != wanted:
                 yield f"graph {phase} {'does not update' if wanted else 'updates'} {role} {fqn}"
             elif now is not None and now != update:
-                yield f"graph {phase} updates {role} {fqn} of {_made_of(now)}; before it was of {_made_of(update)}"
+                of, before_of = some(made_of_text(now)), some(made_of_text(update))
+                yield f"graph {phase} updates {role} {fqn} of {of}; before it was of {before_of}"
 
 
 def _handed_on(graphs: Mapping[Phase, Phased]) -> Iterator[str]:
@@ -253,11 +255,6 @@ def _carries(bucket: Bucket) -> _Key:
 def _launch_text(key: _Key) -> str:
     direction, kind, _, _, members = key
     return f"{direction} {kind} of {some([fqn or 'no parameter' for fqn, _, _ in members])}"
-
-
-def _made_of(update: Any) -> str:
-    gradients = [f"the gradient of {fqn}" for fqn in sorted(update.gradients)]
-    return some([*gradients, *(f"the norm of the gradient of {fqn}" for fqn in sorted(update.norms)), *sorted(update.inputs)])
 
 
 def _makers(one: Phased) -> dict[str, fx.Node]:

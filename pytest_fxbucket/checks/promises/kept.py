@@ -42,7 +42,7 @@ def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis)
         return [f"the graph before the pass cannot be read: {problem}" for problem in captured.problems]
     found = [f"the graph cannot be followed: {problem}" for problem in passed.problems]
     found += launch_problems(promise, captured, passed)
-    found += _others(promise, captured, passed)
+    found += _others(captured, passed)
     found += resharding_problems(promise, captured, passed)
     found += _numbers(promise, captured, passed)
     found += _sizes(captured, passed)
@@ -55,7 +55,7 @@ def audit(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis)
     return list(dict.fromkeys(found))
 
 
-def _others(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
+def _others(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Launches that carry no parameter and no gradient: as many as before the pass, each of its kind."""
     before, after = (Counter(_describe(b) for b in reading.buckets if not any(b.fqns)) for reading in (captured, passed))
     for what in sorted({*before, *after}):
@@ -92,7 +92,7 @@ def _faults(promise: Expectations, bucket: Bucket, member: Member, old: Bucket, 
         promise.overlap.gather_group == "own"
         and bucket.kind == "all_gather"
         and promise.is_planned(member.fqn)
-        and not old.apart
+        and not old.unmergeable
     )
     if own and bucket.group != twin_name(old.group):
         yield 'does not run on a process group of its own, though gather_group = "own"'

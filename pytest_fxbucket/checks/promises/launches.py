@@ -2,7 +2,7 @@
 
 Members of one launch agree in entry, direction, round (of gathers), kind, process group, reduction and dtype; a cap closes a
 launch before it would grow above it; members that need each other's results end in different launches, as few as the longest
-chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.apart`) stays alone.
+chain of them. What no pass may merge (:attr:`~pytest_fxbucket.graph.buckets.Bucket.unmergeable`) stays alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pytest_fxbucket.words import some, times
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.step.roles import Direction
 
 MB = 1 << 20
 
@@ -31,17 +30,24 @@ class Expected:
 
     label: str
     """For people."""
-    direction: Direction
-    kind: str
-    group: str
-    fqns: tuple[str, ...]
-    """Members in byte order; one that the graph launches several times several times."""
+    launches: tuple[Bucket, ...]
+    """Those before the pass that it is to take the place of, in byte order; they agree in direction, kind and group."""
     loose: bool = False
     """Whether it may be parted: with others it would form a circle of launches that need each other."""
 
+    @property
+    def first(self) -> Bucket:
+        """Any of its launches."""
+        return self.launches[0]
 
-def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds) -> list[Expected]:
-    """Every launch that carries parameters or gradients alone."""
+    @property
+    def fqns(self) -> tuple[str, ...]:
+        """Members in byte order; one that the graph launches several times several times."""
+        return tuple(fqn for bucket in self.launches for fqn in bucket.fqns)
+
+
+def expected(promise: Expectations, captured: GraphAnalysis, order: Order | None) -> list[Expected]:
+    """Every launch that carries parameters or gradients alone; ``order`` says which needs which other's result."""
     place = {fqn: i for i, fqn in enumerate(promise.registration)}
     capped = [
         _Capped(f"{direction} {kind}", key, list(_capped(promise, key.name, same, place)))
@@ -49,13 +55,13 @@ def expected(promise: Expectations, captured: GraphAnalysis, needs: LaunchNeeds)
         for kind in KINDS
         for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
     ]
-    parted = needs.parted([[bucket.node for bucket in part] for one in capped for part in one.parts])
+    parted = in_parts(order, [[bucket.node for bucket in part] for one in capped for part in one.parts])
     found = list(_labelled(capped, parted.level))
-    circling = _circling({parted.part[part[0].node]: part for _, part in found}, parted.below)
-    return [replace(one, loose=parted.part[part[0].node] in circling) for one, part in found]
+    circling = _circling({parted.part[one.first.node]: one.launches for one in found}, parted.below)
+    return [replace(one, loose=parted.part[one.first.node] in circling) for one in found]
 
 
-def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[tuple[Expected, list[Bucket]]]:
+def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator[Expected]:
     launches = Counter((what, key.name, key.round) for what, key, _ in several)
     for what, key, capped in several:
         parts = [part for whole in capped for part in _parted(whole, levels)]
@@ -65,8 +71,7 @@ def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator
             label += of_round(key.round)
             label += f" ({key.alone})" if key.alone not in ("", key.name) else ""
             label += f", part {number} of {len(parts)}" if len(parts) > 1 else ""
-            fqns = tuple(fqn for bucket in part for fqn in bucket.fqns)
-            yield Expected(label, part[0].direction, part[0].kind, key.group, fqns), part
+            yield Expected(label, tuple(part))
 
 
 def _circling(parts: Mapping[int, Sequence[Bucket]], below: Sequence[int]) -> set[int]:
@@ -127,7 +132,7 @@ def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list
 def _key(promise: Expectations, bucket: Bucket) -> _Key:
     entries = {"" if promise.bucket.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
     entry = entries.pop() if len(entries) == 1 else None
-    merged = promise.bucket.enabled and entry is not None and not bucket.apart and promise.ranks(bucket) != 1
+    merged = promise.bucket.enabled and entry is not None and not bucket.unmergeable and promise.ranks(bucket) != 1
     several = promise.bucket.dtypes == "mixed" and bucket.kind == "all_gather"
     merged = merged and (several or bucket.dtype is not None)
     dtype = "several" if several and merged else str(bucket.dtype)
@@ -181,10 +186,10 @@ _VERB = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "a
 
 def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """What ``passed`` does not keep of the promised launches, one sentence each; ``captured`` is the graph before the pass."""
-    wanted = expected(promise, captured, LaunchNeeds(captured.order))
+    wanted = expected(promise, captured, captured.order)
     for direction in DIRECTIONS:
         for kind in KINDS:
-            here = [one for one in wanted if (one.direction, one.kind) == (direction, kind)]
+            here = [one for one in wanted if (one.first.direction, one.first.kind) == (direction, kind)]
             yield from _Launches(promise, here, of_kind(passed, direction, kind)).problems()
 
 
@@ -199,9 +204,9 @@ class _Launches:
         groups: dict[str, set[str]] = {}
         for one in wanted:
             for fqn in one.fqns:
-                groups.setdefault(fqn, set()).add(one.group)
+                groups.setdefault(fqn, set()).add(one.first.group)
         self.several = {fqn for fqn, names in groups.items() if len(names) > 1}
-        self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.group))
+        self.count = Counter(member for one in wanted for member in self._members(one.fqns, one.first.group))
         self.there = [(bucket, self._members(bucket.fqns, untwinned(bucket.group))) for bucket in there]
         self.have = Counter(member for _, members in self.there for member in members)
         self.carrying: dict[frozenset[tuple[Member, int]], list[Bucket]] = {}
@@ -221,12 +226,12 @@ class _Launches:
 
     def _match(self, one: Expected, taken: Collection[str]) -> Bucket | None:
         """A launch of just these members that is nobody else's."""
-        same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.group)).items()), [])
+        same = self.carrying.get(frozenset(Counter(self._members(one.fqns, one.first.group)).items()), [])
         return next((bucket for bucket in same if bucket.node not in taken), None)
 
     def _missing(self, one: Expected) -> Iterator[str]:
-        members = {fqn: self._member(fqn, one.group) for fqn in dict.fromkeys(one.fqns)}
-        verb, where = _VERB[one.kind], one.direction
+        members = {fqn: self._member(fqn, one.first.group) for fqn in dict.fromkeys(one.fqns)}
+        verb, where = _VERB[one.first.kind], one.first.direction
         missing = [fqn for fqn, member in members.items() if not self.have[member]]
         if missing:
             yield f"{one.label}: {some(missing)} {'is' if len(missing) == 1 else 'are'} not {verb} in {where}"
@@ -240,7 +245,7 @@ class _Launches:
 
     def _parted(self, one: Expected, taken: Collection[str]) -> Iterator[str]:
         """No launch carries just what is promised: what the launches do that have some of it."""
-        members = set(self._members(one.fqns, one.group))
+        members = set(self._members(one.fqns, one.first.group))
         carrying = [bucket for bucket, found in self.there if members.intersection(found)]
         carrying = [bucket for bucket in carrying if bucket.node not in taken] or carrying
         if one.loose:
@@ -291,13 +296,9 @@ def _gaps(bucket: Bucket, one: Expected) -> Iterator[str]:
 # group needs which. One walk, with a bit for each part at every node.
 
 
-Groups = Sequence[Sequence[str]]
-"""Groups of launches, by the names of their nodes; no launch is in two."""
-
-
 @dataclass(frozen=True, slots=True)
-class PartedEntry:
-    """Groups of launches in parts of which none holds two launches that need each other."""
+class Parts:
+    """Groups of launches in parts of which none holds two launches that need each other. Launches go by their nodes' names."""
 
     level: dict[str, int]
     """Of each launch the number of its part within its group."""
@@ -307,40 +308,29 @@ class PartedEntry:
     """For each part those of which a launch is needed by one of its own, as bits of their numbers."""
 
 
-class LaunchNeeds:
-    """Of the launches of the graph that ``order`` is of; without one, none needs another."""
+def in_parts(order: Order | None, groups: Sequence[Sequence[str]]) -> Parts:
+    """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other; without order none do.
 
-    def __init__(self, order: Order | None = None) -> None:
-        self._order = order
-
-    def parted(self, groups: Groups) -> PartedEntry:
-        """Each of ``groups`` in as few parts as the longest chain of launches in it that need each other."""
-        part_of: dict[tuple[int, int], int] = {}
-        found = PartedEntry({}, {}, [])
-        group_of = {name: number for number, group in enumerate(groups) for name in group}
-        above: list[int] = []
-        for name, before in self._nodes(group_of):
-            bits = 0
-            for earlier in before:
-                bits |= above[earlier]
-            if name in group_of:
-                found.level[name] = self._lowest(bits, group_of[name], part_of)
-                found.part[name] = number = part_of[group_of[name], found.level[name]]
-                found.below.extend([0] * (number + 1 - len(found.below)))
-                found.below[number] |= bits
-                bits |= 1 << number
-            above.append(bits)
-        return found
-
-    def _nodes(self, launches: Iterable[str]) -> Iterator[tuple[str, Sequence[int]]]:
-        """(name, what it needs) of each node, in order."""
-        if self._order is None:
-            return ((name, ()) for name in launches)
-        return ((node.name, before) for node, before in zip(self._order.nodes, self._order.before, strict=True))
-
-    def _lowest(self, needed: int, group: int, part_of: dict[tuple[int, int], int]) -> int:
-        """The first level of ``group`` of which nothing is needed; its part is in ``part_of`` then."""
-        level = 0
-        while needed >> part_of.setdefault((group, level), len(part_of)) & 1:
-            level += 1
-        return level
+    ``order`` is of their graph; no launch is in two groups.
+    """
+    part_of: dict[tuple[int, int], int] = {}
+    found = Parts({}, {}, [])
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    above: list[int] = []
+    needs: Iterable[tuple[str, Sequence[int]]] = ((name, ()) for name in group_of)
+    if order is not None:
+        needs = ((node.name, before) for node, before in zip(order.nodes, order.before, strict=True))
+    for name, before in needs:
+        bits = 0
+        for earlier in before:
+            bits |= above[earlier]
+        if name in group_of:
+            group, level = group_of[name], 0
+            while bits >> part_of.setdefault((group, level), len(part_of)) & 1:
+                level += 1
+            found.level[name], found.part[name] = level, part_of[group, level]
+            found.below.extend([0] * (len(part_of) - len(found.below)))
+            found.below[found.part[name]] |= bits
+            bits |= 1 << found.part[name]
+        above.append(bits)
+    return found

@@ -50,9 +50,14 @@ def _instead(old: Update, new: Update) -> str:
 
 def _more(one: Update, other: Update) -> list[str]:
     """What ``one`` is made of and ``other`` is not."""
-    gradients = [f"the gradient of {fqn}" for fqn in sorted(one.gradients - other.gradients)]
-    norms = [f"the norm of the gradient of {fqn}" for fqn in sorted(one.norms - other.norms)]
-    return gradients + norms + sorted(one.inputs - other.inputs)
+    known = set(made_of_text(other))
+    return [what for what in made_of_text(one) if what not in known]
+
+
+def made_of_text(update: Update) -> list[str]:
+    """What ``update`` is made of, for people."""
+    gradients = [f"the gradient of {fqn}" for fqn in sorted(update.gradients)]
+    return [*gradients, *(f"the norm of the gradient of {fqn}" for fqn in sorted(update.norms)), *sorted(update.inputs)]
 
 
 def _early_writes(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
