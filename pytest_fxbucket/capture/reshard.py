@@ -56,7 +56,8 @@ def _is_backward(node: fx.Node) -> bool:
 
 def _unsharded(graph: fx.Graph, activations: Collection[fx.Node]) -> list[fx.Node]:
     """All-gathers of parameters, what they send back to the shard, and what only moves or casts the result; in order."""
-    inputs, found = set(graph.find_nodes(op="placeholder")), set[fx.Node]()
+    inputs = set(graph.find_nodes(op="placeholder"))
+    found: set[fx.Node] = set()
     for node in graph.nodes:
         if is_all_gather(node) and node not in activations:
             found |= ancestors([node], inputs)
