@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket.capture.batch import first_batch, own_loss
-from pytest_fxbucket.capture.joint import trace_joint
+from pytest_fxbucket.capture.joint import Joint, trace_joint
 from pytest_fxbucket.capture.model import build, fake_twins, in_modules
-from pytest_fxbucket.capture.optimizers.optimizer import optimizing_of
-from pytest_fxbucket.capture.optimizers.update import trace_update
+from pytest_fxbucket.capture.optimizers.optimizer import Optimizing, optimizing_of
+from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
 from pytest_fxbucket.capture.override.overrides import overrides_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.traced import take_step
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
 from pytest_fxbucket.step.roles import StepGraph, Told, Value
 from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.capture.joint import Joint
-    from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
-    from pytest_fxbucket.capture.optimizers.update import TracedUpdate
-    from pytest_fxbucket.plan.schema import Model, Plan
 
 
 def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:

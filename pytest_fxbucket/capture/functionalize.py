@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket.capture.functional_operators import Twin, overlap, result_dtypes, same_place, twin_of, written_values
-from pytest_fxbucket.compat.fake_tensors import fresh_like
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, fresh_like
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, shared, written
 from pytest_fxbucket.graph.ops import operator_name, overload
 from pytest_fxbucket.graph.order import Order, order_of
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.compat.fake_tensors import FakeTensor
 
 _ATEN = torch.ops.aten
 

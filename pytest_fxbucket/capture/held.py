@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx, nn
 
+from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.ops import written_arguments
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.step.roles import Value
-
-if TYPE_CHECKING:
-    from torch import fx, nn
-
-    from pytest_fxbucket.capture.names import NodeNamer
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
 
 def held_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx, nn
 
 from pytest_fxbucket.capture.backward import DenseGradients, backward_in_forward, checkpoints_traced, notes_of, reached
 from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
@@ -33,17 +34,13 @@ from pytest_fxbucket.capture.refusals import (
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
 from pytest_fxbucket.compat import pytree, tracing
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.key_forms import Path
 from pytest_fxbucket.step.roles import Parameter, Value
 from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    from torch import fx, nn
-
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 
 LossFn = Callable[[Any, Any], Any]
 

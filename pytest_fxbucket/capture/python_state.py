@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pytest_fxbucket.capture.names import calls_watched
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.portable import digest, encode_module
-
-if TYPE_CHECKING:
-    from torch import fx
 
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)

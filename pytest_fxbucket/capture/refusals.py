@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import fx, nn
 
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.compat import tracing
@@ -14,9 +14,6 @@ from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import overload, written_arguments
 from pytest_fxbucket.graph.storages import base
-
-if TYPE_CHECKING:
-    from torch import fx, nn
 
 
 def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from torch import fx, nn
 
 from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.errors import PlanError
@@ -15,12 +16,8 @@ from pytest_fxbucket.graph.update_provenance import readers_of
 from pytest_fxbucket.graph.updates import ancestors
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.key_forms import Asked, kept_entries
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import entry_by_parameter
-
-if TYPE_CHECKING:
-    from torch import fx, nn
-
-    from pytest_fxbucket.plan.schema import Plan
 
 
 def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -> None:

@@ -192,12 +192,8 @@ def caches_unversioned() -> Iterator[None]:
 
     before = dict(traceback.current_meta)
     try:
-        with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: _value(kept)):
+        with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: kept.val):
             yield
     finally:
         traceback.current_meta.clear()
         traceback.current_meta.update(before)
-
-
-def _value(kept: Any) -> Any:
-    return kept.val

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.step.roles import Role, Value
+from pytest_fxbucket.step.roles import Role, Value
 
 Pair = tuple[str, str]
 """Two tensors that share memory, as :func:`called` calls them."""

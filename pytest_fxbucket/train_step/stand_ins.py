@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.model import fake_twin, in_modules
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
-from pytest_fxbucket.train_step.guards import PLAIN, plain_values
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-    from pytest_fxbucket.train_step.guards import Arguments
-    from pytest_fxbucket.train_step.live import Live
-    from pytest_fxbucket.train_step.recorder import StepRecorder
+from pytest_fxbucket.train_step.guards import PLAIN, Arguments, plain_values
+from pytest_fxbucket.train_step.live import Live
+from pytest_fxbucket.train_step.recorder import StepRecorder
 
 
 class Inputs:

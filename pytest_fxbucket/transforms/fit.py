@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,12 +18,7 @@ from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.preserved import carried, lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.step.roles import StepGraph, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pytest_fxbucket.step.roles import Phase
+from pytest_fxbucket.step.roles import Phase, StepGraph, Value
 
 _WRITTEN = ("param", "buffer", "state")
 """Roles of outputs that are the new value of an input."""

@@ -6,20 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.step.roles import Phase, StepGraph
 from pytest_fxbucket.transforms.fit import Looked, look, refuse_broken, refuse_unpaired
 from pytest_fxbucket.transforms.traits import BUCKET, Traits, traits_of
 from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    import torch
-
-    from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.step.roles import Phase, StepGraph
 
 BUILT_IN = {
     name: f"pytest_fxbucket.transforms.{name}:{name}" for name in ("merge_duplicates", "add_before_reducing", "next_iteration")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.functional_operators import written_values
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, storage_key
 from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 _STILL = {"weight_decay": 0.0, "maximize": False}
 """What would let a parameter or a sign into state that begins as a copy of the gradient."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.step.mesh import Group, Mesh
 from pytest_fxbucket.user_frame import blamed
 from pytest_fxbucket.words import show
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.plan.schema import Parallel
-    from pytest_fxbucket.step.mesh import Group, Mesh
 
 
 class Mode(Protocol):

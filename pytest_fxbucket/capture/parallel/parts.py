@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.capture.parallel.modes import Modes, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.step.mesh import GROUPED
+from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.step.mesh import GROUPED, Mesh
 from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.plan.schema import Parallel
-    from pytest_fxbucket.step.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

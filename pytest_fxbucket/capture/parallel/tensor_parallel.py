@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.step.mesh import Group
+from pytest_fxbucket.step.mesh import Group
 
 _DIMS = {"colwise": {"weight": 0, "bias": 0}, "rowwise": {"weight": 1}}
 
@@ -34,7 +31,12 @@ def parted_forward(fqn: str, module: nn.Module, style: str, group: Group) -> Cal
         return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
 
     def rowwise(x: torch.Tensor) -> torch.Tensor:
-        _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type]
+        width, part = x.shape[-1], module.weight.shape[1]  # type: ignore[index]
+        if width == part * group.size:
+            raise CaptureError(
+                f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
+                "make the linears that its input is made by colwise"
+            )
         out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
         bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
         return out if bias is None else out + bias
@@ -76,14 +78,6 @@ def blame_tp(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
         f"under tp = {ranks} {outputs}: let heads follow from the width, as in view(batch, sequence, -1, head_dim), "
         "and make what reads them rowwise"
     )
-
-
-def _refuse_whole(fqn: str, width: int, part: int, ranks: int) -> None:
-    if width == part * ranks:
-        raise CaptureError(
-            f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
-            "make the linears that its input is made by colwise"
-        )
 
 
 class _CopyIn(torch.autograd.Function):

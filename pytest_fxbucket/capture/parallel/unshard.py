@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.capture.backward import Edge
+from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.parallel.modes import Mode
 from pytest_fxbucket.compat.modules import TorchFunctionMode, functions_given, with_parameters
 from pytest_fxbucket.compat.tracing import is_tracing
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.capture.names import NodeNamer
-    from pytest_fxbucket.capture.parallel.modes import Mode
 
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 """What ``Tensor.register_hook`` takes."""

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import getitem
-from typing import TYPE_CHECKING
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.errors import PassError
@@ -19,13 +19,9 @@ from pytest_fxbucket.graph.buckets import Bucket
 from pytest_fxbucket.graph.effects import effects_of, written
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.reading import read_graph
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.step.roles import Value
+from pytest_fxbucket.step.roles import Value
 
 _FORMS = ("_coalesced", "_out", "_")
 """What the names of operators end in that launch the same in another form."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import waits_of
@@ -17,16 +18,10 @@ from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.graph.update_provenance import is_result, readers_of
+from pytest_fxbucket.graph.update_provenance import Reduction, is_result, readers_of
 from pytest_fxbucket.graph.updates import UPDATED, ancestors, readiness
-from pytest_fxbucket.plan.selectors import entry_by_parameter
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.update_provenance import Reduction
-    from pytest_fxbucket.plan.selectors import ResolvedEntry
-    from pytest_fxbucket.step.roles import StepGraph, Value
+from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter
+from pytest_fxbucket.step.roles import StepGraph, Value
 
 NAME = "next_iteration"
 
