@@ -157,7 +157,7 @@ class _JointStep:
             self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
         reduce_dtype, mode = dtype_named(parts.parallel.reduce_dtype), parts.parallel.mode
         self.travels = {
-            p.fqn: Travel(parts.modes.of(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode)
+            p.fqn: Travel(parts.mode(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode)
             for p in self.parameters
         }
         self.trainable = [p.fqn for p in self.parameters if p.trainable]

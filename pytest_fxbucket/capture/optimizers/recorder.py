@@ -31,14 +31,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self._mode = fake_mode
-        self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[torch.Tensor] = []
+        self._nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
+        """By a tensor's identity its node; with the tensor, which stays alive so."""
 
-    def input(self, name: str, fake: torch.Tensor) -> torch.Tensor:
+    def input(self, name: str, fake: torch.Tensor) -> None:
         """Make ``fake`` the next input of the graph."""
-        node = self.graph.placeholder(re.sub(r"\W", "_", name))
-        self._remember(fake, node)
-        return fake
+        self._remember(fake, self.graph.placeholder(re.sub(r"\W", "_", name)))
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node that is ``tensor``. Raises :class:`CaptureError` for a tensor from elsewhere."""
@@ -47,7 +45,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
             raise CaptureError(
                 f"it uses a tensor of shape {tuple(tensor.shape)} that is neither parameter, gradient, state nor learning rate"
             )
-        return found
+        return found[0]
 
     def number(self, tensor: torch.Tensor) -> LiveNumber:
         """The value of a floating tensor of one element, as a number that the graph computes."""
@@ -76,23 +74,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
         node = self.graph.call_function(func, self._plain(args), self._plain(kwargs))
         if not func._schema.returns:
             return None
-        self._remember_results(result, node)
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor) and id(result) not in self._nodes:
+            self._remember(result, node)
+        for place, part in enumerate(result if isinstance(result, (list, tuple)) else ()):
+            if isinstance(part, torch.Tensor) and id(part) not in self._nodes:
+                self._remember(part, self.graph.call_function(getitem, (node, place)))
         return result
 
     def _remember(self, fake: torch.Tensor, node: fx.Node) -> None:
         node.meta["val"] = fake
-        self._nodes[id(fake)] = node
-        self._alive.append(fake)
-
-    def _remember_results(self, result: Any, node: fx.Node) -> None:
-        node.meta["val"] = result
-        if isinstance(result, torch.Tensor):
-            if id(result) not in self._nodes:
-                self._remember(result, node)
-        elif isinstance(result, (list, tuple)):
-            for place, part in enumerate(result):
-                if isinstance(part, torch.Tensor) and id(part) not in self._nodes:
-                    self._remember(part, self.graph.call_function(getitem, (node, place)))
+        self._nodes[id(fake)] = node, fake
 
     def _constant(self, value: torch.Tensor) -> torch.Tensor:
         """A number that was made a tensor."""

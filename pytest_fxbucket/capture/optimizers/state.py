@@ -95,10 +95,6 @@ class StateTensor:
         found: torch.Tensor = self.held_by[self.key]
         return found
 
-    @tensor.setter
-    def tensor(self, value: torch.Tensor) -> None:
-        self.held_by[self.key] = value
-
 
 def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> list[StateTensor]:
     """All tensors of the state that ``optimizers`` keep for ``parameters``, by FQN: by optimizer, group, parameter and key."""
