@@ -21,7 +21,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.key_forms import Path
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.roles import Value
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import some
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -292,7 +292,7 @@ def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: i
     Raises :class:`CaptureError` for anything else, and if the last batch's shapes, dtypes or constants are others.
     """
     here, last = mesh.data_rank(rank), mesh.data_ranks - 1
-    with blamed(lambda: f"[model] batch {name}"):
+    with naming_user_frame(lambda: f"[model] batch {name}"):
         data, other = batch_of(batch(here, 0)), batch_of(batch(last, 1))
     if not isinstance(data, (tuple, list, dict)):
         raise CaptureError(

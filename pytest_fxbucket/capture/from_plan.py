@@ -23,7 +23,7 @@ from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
 from pytest_fxbucket.step.roles import StepGraph, Told, Value
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 
 
 def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
@@ -35,7 +35,7 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
     with fake_mesh(mesh, rank):
         if plan.graph is not None:
             factory, name = import_callable(plan.graph.factory, f"{plan.path}: [graph] factory"), plan.graph.factory
-            with blamed(lambda: f"[graph] factory {name}"):
+            with naming_user_frame(lambda: f"[graph] factory {name}"):
                 given = factory()
             return take_step(given, plan, mesh, rank)
         assert plan.model is not None

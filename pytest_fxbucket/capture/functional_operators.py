@@ -149,7 +149,14 @@ def given_back(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[s
     return written[0] if len(op._schema.returns) == 1 else tuple(written)
 
 
-# Where in its memory a node's tensor lies, by its fake value.
+# The fake value of a node, and where in its memory that lies.
+
+
+def value_of_new(node: fx.Node) -> Any:
+    """What the operator that ``node`` calls gives for the fake values of its arguments."""
+    target: Any = node.target
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    return target(*args, **kwargs)
 
 
 def same_place(owner: fx.Node, other: fx.Node) -> bool:

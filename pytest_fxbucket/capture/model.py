@@ -13,7 +13,7 @@ from torch import nn
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, computing_without_values, on_registration
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.user_frame import at_user_frame, blamed
+from pytest_fxbucket.user_frame import at_user_frame, naming_user_frame
 
 MOST_BYTES = 1 << 30
 """Parameters above it have no memory from the moment that a module gets them; before it they are real."""
@@ -28,7 +28,7 @@ def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn
     with ExitStack() as inside:
         counter = _ParameterBytes(inside)
         inside.enter_context(on_registration(counter.given))
-        with blamed(lambda: f"[model] factory {name}"):
+        with naming_user_frame(lambda: f"[model] factory {name}"):
             try:
                 built = factory(**args)
             except Exception as error:

@@ -17,7 +17,7 @@ from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Override as OverrideTable
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import some
 
 
@@ -212,7 +212,7 @@ def _ask(fqn: str, module: nn.Module, override: Override, key: str, where: str) 
     if override.by == "call":
         return Overridden(fqn, module, key, where, override.output, None)
     name = getattr(override.by, "__qualname__", type(override.by).__name__)
-    with blamed(lambda: f"{where}: {name} of module {fqn}"):
+    with naming_user_frame(lambda: f"{where}: {name} of module {fqn}"):
         made = override.by(module, **override.args)
     if made is None:
         raise CaptureError(

@@ -14,7 +14,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Parallel
 from pytest_fxbucket.step.mesh import Group, Mesh
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import show
 
 
@@ -57,7 +57,7 @@ def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[Mode, Mode]:
 
 def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> Mode:
     make = cast("Callable[[Parallel, Mesh], object]", import_callable(name, where))
-    with blamed(lambda: f"mode {name}"), _naming(f"mode {name}: "):
+    with naming_user_frame(lambda: f"mode {name}"), _naming(f"mode {name}: "):
         made = make(parallel, mesh)
     mode = _checked(name, made)
     if mode.along:

@@ -16,7 +16,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Parallel
 from pytest_fxbucket.step.mesh import GROUPED, Mesh
 from pytest_fxbucket.step.roles import Parameter
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def describe_parameters(model: nn.Module, parts: Parts, parted: Mapping[str, str
                 )
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
-        with blamed(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
+        with naming_user_frame(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
             part = parts.mode(fqn in experts).part(local, parts.mesh, 0)
         described.append(
             Parameter(

@@ -63,7 +63,7 @@ def refuse_unpartable(model: nn.Module, styles: Mapping[str, str]) -> None:
             )
 
 
-def blame_tp(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
+def tp_hint(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
     """End of the sentence about ``error``, which a model raised while its linears ``parted`` gave parts of their outputs."""
     narrow = [fqn for fqn, style in parted.items() if style == "colwise"]
     if ranks == 1 or not narrow or not isinstance(error, (RuntimeError, ValueError, IndexError)):

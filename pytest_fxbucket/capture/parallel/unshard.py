@@ -123,7 +123,7 @@ class Reader:
         return self._edges[fqn]
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def summed_separately(self) -> Iterator[None]:
         """Inside, the gradients of a parameter's reads are summed before they meet those of reads elsewhere."""
         before, self._edges = self._edges, {}
         try:

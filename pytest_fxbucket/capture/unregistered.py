@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.step.roles import Value
 
 
-def held_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def unregistered_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Tensors that are no parameter or buffer, by name: ``0.table``, ``0.tables[1]``, ``mytrainer.rope.TABLE``."""
     found: dict[str, torch.Tensor] = {}
     for fqn, module in model.named_modules():
@@ -37,7 +37,7 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
 
     Raises :class:`CaptureError` for one that is written, or for a constant that a gradient is asked of.
     """
-    names = {id(tensor): name for name, tensor in reversed(held_tensors(model).items())}
+    names = {id(tensor): name for name, tensor in reversed(unregistered_tensors(model).items())}
     found: dict[str, fx.Node] = {}
     values: list[Value] = []
     behind = list(graph_module.graph.nodes)[place]
