@@ -14,6 +14,7 @@ from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import overload, written_arguments
 from pytest_fxbucket.graph.storages import base
+from pytest_fxbucket.words import some
 
 
 def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
@@ -56,10 +57,9 @@ def refuse_lost(lost: Sequence[str]) -> None:
     """Raise :class:`CaptureError` for parameters that get a gradient in eager, and none in the traced step."""
     if not lost:
         return
-    more = f" and {len(lost) - 1} more" if lost[1:] else ""
     module = lost[0].rpartition(".")[0]
     raise CaptureError(
-        f"parameter {lost[0]}{more} gets a gradient in eager mode, but none where the step is traced; read it through its "
+        f"parameter {some(lost, 1)} gets a gradient in eager mode, but none where the step is traced; read it through its "
         f'module\'s attribute where gradients are on, or leave the module untraced: [[override]] module = ["{module}"]'
     )
 

@@ -12,6 +12,7 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.mesh import Group
+from pytest_fxbucket.words import some
 
 _DIMS = {"colwise": {"weight": 0, "bias": 0}, "rowwise": {"weight": 1}}
 
@@ -68,12 +69,9 @@ def tp_hint(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
     narrow = [fqn for fqn, style in parted.items() if style == "colwise"]
     if ranks == 1 or not narrow or not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
-    more = f" and {len(narrow) - 1} more" if narrow[1:] else ""
-    outputs = (
-        f"the outputs of {narrow[0]}{more} (colwise) are a rank's part"
-        if more
-        else f"the output of {narrow[0]} (colwise) is a rank's part"
-    )
+    outputs = f"the output of {narrow[0]} (colwise) is a rank's part"
+    if narrow[1:]:
+        outputs = f"the outputs of {some(narrow, 1)} (colwise) are a rank's part"
     return (
         f"under tp = {ranks} {outputs}: let heads follow from the width, as in view(batch, sequence, -1, head_dim), "
         "and make what reads them rowwise"

@@ -117,7 +117,7 @@ class Labels:
 
     def of(self, launch: fx.Node) -> str:
         """``all_gather of layers.0.wq.weight (forward)``; what carries no parameter is called by what it sends."""
-        return labelled(str(collectives.launch_kind(launch)), [self.carried(launch)], self.direction(launch))
+        return f"{collectives.launch_kind(launch)} of {self.carried(launch)} ({self.direction(launch)})"
 
     def carried(self, launch: fx.Node) -> str:
         """FQNs of the parameters that ``launch`` carries, else the names of the nodes that it sends."""
@@ -138,12 +138,6 @@ class Labels:
         with suppress(PassError):
             return {bucket.node: bucket for bucket in read_graph(self._graph, self._inputs, self._outputs).buckets}
         return {}
-
-
-def labelled(kind: str, carried: Sequence[str], direction: str) -> str:
-    """One label for launches of one kind and direction: the first three that they carry, and how many more."""
-    names = ", ".join(carried[:3]) + (f" and {len(carried) - 3} more" if len(carried) > 3 else "")
-    return f"{kind} of {names} ({direction})"
 
 
 # When memory of a graph is written, by whomever: by what says so, and by what may write anything.

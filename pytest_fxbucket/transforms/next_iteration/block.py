@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
@@ -131,19 +131,19 @@ def block_of(
 
 def _copied(block: Block) -> set[fx.Node]:
     """What packs gradients for the reductions, and what is made of the block's own inputs alone, as far as it needs them."""
+    makers = {maker for one in block.reductions for maker in one.makers} | block.nodes
+    launches = [one.launch for one in block.reductions if one.level == 0]
+    packing = _behind(launches, lambda node: node not in makers and _packs(block, node))
+    own = _made_of_own(block) - block.nodes
+    return packing | _behind([*block.nodes, *packing], own.__contains__)
+
+
+def _behind(nodes: Iterable[fx.Node], takes: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """What ``nodes`` are made of, as far as it is taken."""
     found: set[fx.Node] = set()
-    queue = [one.launch for one in block.reductions if one.level == 0]
-    makers = {maker for one in block.reductions for maker in one.makers}
+    queue = list(nodes)
     for node in queue:
-        fresh = [
-            s for s in node.all_input_nodes if s not in makers and s not in found and s not in block.nodes and _packs(block, s)
-        ]
-        found.update(fresh)
-        queue.extend(fresh)
-    made_of_own = _made_of_own(block)
-    queue = [node for node in block.order.nodes if node in block.nodes or node in found]
-    for node in queue:
-        fresh = [s for s in node.all_input_nodes if s in made_of_own and s not in found and s not in block.nodes]
+        fresh = [source for source in node.all_input_nodes if source not in found and takes(source)]
         found.update(fresh)
         queue.extend(fresh)
     return found
