@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pytest_fxbucket.compat import pytree
+
 OpOverload = torch._ops.OpOverload
 
 
@@ -119,11 +121,7 @@ def _kind(value: Any) -> Any:
 
 def with_some_numbers(value: Any) -> Any:
     """``value`` with some number for each live one: only shapes and dtypes are asked for."""
-    if isinstance(value, torch.SymFloat):
-        return 1.0
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(with_some_numbers, value))
-    return {name: with_some_numbers(item) for name, item in value.items()} if isinstance(value, dict) else value
+    return pytree.tree_map(lambda leaf: 1.0 if isinstance(leaf, torch.SymFloat) else leaf, value)
 
 
 def _dtype(value: Any) -> Any:

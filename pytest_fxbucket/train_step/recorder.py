@@ -132,11 +132,7 @@ class StepFunctions(TorchFunctionMode):
 
     def twinned(self, value: Any) -> Any:
         """``value`` with stand-ins for real tensors."""
-        if isinstance(value, torch.Tensor):
-            return self._twins.get(id(value), value)
-        if type(value) in (list, tuple):
-            return type(value)(self.twinned(item) for item in value)
-        return {name: self.twinned(item) for name, item in value.items()} if type(value) is dict else value
+        return pytree.map_tensors(lambda tensor: self._twins.get(id(tensor), tensor), value)
 
 
 class Gradients:

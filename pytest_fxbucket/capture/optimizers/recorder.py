@@ -17,6 +17,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.functional_operators import given_back, with_some_numbers
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode, TorchDispatchMode, value_of
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
 from pytest_fxbucket.errors import CaptureError
@@ -97,13 +98,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
 
     def _plain(self, value: Any) -> Any:
         """Arguments with nodes for tensors and live numbers."""
-        if isinstance(value, torch.Tensor):
-            return self.node(value)
-        if isinstance(value, torch.SymFloat):
-            return node_of(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._plain, value))
-        return {name: self._plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+        def plain(leaf: Any) -> Any:
+            return (
+                self.node(leaf)
+                if isinstance(leaf, torch.Tensor)
+                else node_of(leaf)
+                if isinstance(leaf, torch.SymFloat)
+                else leaf
+            )
+
+        return pytree.tree_map(plain, value)
 
 
 class _Items(TorchFunctionMode):

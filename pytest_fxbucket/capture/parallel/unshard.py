@@ -14,6 +14,7 @@ from torch import nn
 from pytest_fxbucket.capture.backward import Edge
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.parallel.modes import Mode
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode, functions_given, with_parameters
 from pytest_fxbucket.compat.tracing import is_tracing
 from pytest_fxbucket.errors import CaptureError
@@ -228,10 +229,4 @@ class _Exchanged(TorchFunctionMode):
 
     def of(self, value: Any) -> Any:
         """``value`` with gathered tensors for parameters in it."""
-        if isinstance(value, torch.Tensor):
-            return self._gathered(value)
-        if type(value) in (list, tuple):
-            return type(value)(map(self.of, value))
-        if type(value) is dict:
-            return {key: self.of(item) for key, item in value.items()}
-        return value
+        return pytree.map_tensors(self._gathered, value)
