@@ -60,18 +60,14 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
             values.append(Value("held", name, tuple(tensor.shape), tensor.dtype))
         node.replace_all_uses_with(found[name])
         graph_module.graph.erase_node(node)
-    _refuse_written(graph_module.graph, {node: name for name, node in found.items()})
+    names_of = {node: name for name, node in found.items()}
+    for node in graph_module.graph.nodes:
+        if name := next((names_of[base(t)] for t in written_arguments(node) if base(t) in names_of), ""):
+            raise CaptureError(
+                f"{name} is written in place in forward ({node.target}), so the next step would need it, but it is no "
+                "buffer; register it with register_buffer"
+            )
     return values
-
-
-def _refuse_written(graph: fx.Graph, held: dict[fx.Node, str]) -> None:
-    for node in graph.nodes:
-        for target in written_arguments(node):
-            if (name := held.get(base(target))) is not None:
-                raise CaptureError(
-                    f"{name} is written in place in forward ({node.target}), so the next step would need it, but it is no "
-                    "buffer; register it with register_buffer"
-                )
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

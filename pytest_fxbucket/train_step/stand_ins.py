@@ -133,7 +133,11 @@ def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[
         for (optimizer, _, held), then in zip(before, plain, strict=True):
             _refuse_new_state(optimizer, held, then)
         for name, group, was in groups:
-            _refuse_other_group(name, group, was, rates.get(f"{name}.lr", was.get("lr")))
+            if group.get("lr") is not rates.get(f"{name}.lr", was.get("lr")):
+                raise CaptureError(f"the step sets the learning rate of {name}; call the scheduler after the step, not in it")
+            values = plain_values(was)
+            if changed := [key for key, value in plain_values(group).items() if values.get(key) != value]:
+                raise CaptureError(f"the step sets {changed[0]} of {name}; set it between steps, not in one")
     finally:
         for optimizer, state, held in before:
             optimizer.state = state
@@ -159,11 +163,3 @@ def _refuse_new_state(optimizer: Optimizer, groups: list[Any], before: Mapping[t
     for (parameter, key), value in _plain_state(optimizer).items():
         if before.get((parameter, key), value) != value:
             raise CaptureError(f"the optimizer {name} keeps {key} outside of tensors, and changes it; keep it in a tensor")
-
-
-def _refuse_other_group(name: str, group: dict[str, Any], before: dict[str, Any], rate: Any) -> None:
-    if group.get("lr") is not rate:
-        raise CaptureError(f"the step sets the learning rate of {name}; call the scheduler after the step, not in it")
-    changed = [key for key, value in plain_values(group).items() if plain_values(before).get(key) != value]
-    if changed:
-        raise CaptureError(f"the step sets {changed[0]} of {name}; set it between steps, not in one")

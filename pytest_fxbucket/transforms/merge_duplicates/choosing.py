@@ -98,8 +98,8 @@ class Duplicates:
                 yield sent, before
 
     def _stretch(self, turn: Turn) -> Hashable:
-        stretches = {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}
-        return stretches[self.again]
+        """Equal for two launches that are merged although one is launched again on purpose."""
+        return {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}[self.again]
 
     def _is_given_out(self, sent: Sent) -> bool:
         return not self.out.isdisjoint(self.order.storages(sent.launch))
