@@ -171,11 +171,11 @@ def _layout(value: torch.Tensor) -> tuple[object, ...]:
 
 def overlap(one: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes of one memory may have an element in common: by the first and the last of each."""
-    (low, high), (low_2, high_2) = _extent(one.meta["val"]), _extent(other.meta["val"])
+    (low, high), (low_2, high_2) = extent(one.meta["val"]), extent(other.meta["val"])
     return low < high_2 and low_2 < high
 
 
-def _extent(value: torch.Tensor) -> tuple[int, int]:
+def extent(value: torch.Tensor) -> tuple[int, int]:
     """First element of ``value`` in its storage, and the one after its last."""
     first = int(value.storage_offset())
     if value.numel() == 0:
