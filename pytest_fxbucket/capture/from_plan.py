@@ -12,7 +12,7 @@ from torch import fx
 from pytest_fxbucket.capture.batch import first_batch, own_loss
 from pytest_fxbucket.capture.joint import Joint, trace_joint
 from pytest_fxbucket.capture.model import build, fake_twins, in_modules
-from pytest_fxbucket.capture.optimizers.optimizer import Optimizing, optimizing_of
+from pytest_fxbucket.capture.optimizers.optimizer import optimizing_of
 from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
 from pytest_fxbucket.capture.override.overrides import overrides_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
@@ -56,7 +56,11 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
         graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
         if plan.optimizer:
             optimizing = optimizing_of(plan, joint.parameters, modules)
-            graph, inputs, outputs = join(joint, update_of(joint, optimizing, parts, plan.step.clip_norm))
+            values = [value for value in joint.inputs if value.role == "param"]
+            grads = {value.fqn for value in joint.outputs if value.role == "grad"}
+            clip = parts.clip(plan.step.clip_norm, joint.parameters) if plan.step.clip_norm else None
+            parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
+            graph, inputs, outputs = join(joint, trace_update(optimizing.build, values, grads, clip, parted))
         return StepGraph(
             graphs={"joint": graph},
             inputs={"joint": inputs},
@@ -123,12 +127,3 @@ def _copied(
             constants[name], copies[node].target = value, name
     returned: Any = source.graph.output_node().args[0]
     return [copies[node] for node in returned]
-
-
-def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> TracedUpdate:
-    """The update that follows ``joint``, clipped to ``clip_norm`` if that is not 0. Raises what :func:`trace_update` does."""
-    values = [value for value in joint.inputs if value.role == "param"]
-    clip = parts.clip(clip_norm, joint.parameters) if clip_norm else None
-    grads = {value.fqn for value in joint.outputs if value.role == "grad"}
-    parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
-    return trace_update(optimizing.build, values, grads, clip, parted)

@@ -85,7 +85,7 @@ def trace_joint(
         refuse_constants(graph_module, model)
         return step, graph_module
 
-    step, graph_module = trace_settled(model, traced)
+    step, graph_module = trace_settled(model, traced, _JointStep.run_alone)
     traced_nodes = set(graph_module.graph.nodes)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
@@ -122,11 +122,6 @@ def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:
     name = next(name for number in count() if not hasattr(graph_module, name := f"_override_constant_{number}"))
     setattr(graph_module, name, constant)
     return name
-
-
-def cast_inputs(batch: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
-    """Floating tensors among ``batch`` cast to ``dtype``, as FSDP2's root does with its inputs; the rest as it is."""
-    return [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in batch]
 
 
 class _JointStep:
@@ -268,7 +263,9 @@ class _JointStep:
 
     def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
         batch = pytree.tree_unflatten(list(leaves), self.spec)
-        inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
+        dtype = self.param_dtype  # to which floating inputs are cast, as FSDP2's root does
+        cast = [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
+        inputs = pytree.tree_unflatten(cast, self.spec)
         output = self.split.call(self.model, inputs)
         if self.whole is not None:
             colwise = [fqn for fqn, style in self.forwards.parted.items() if style == "colwise"]

@@ -36,8 +36,6 @@ from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_o
 from pytest_fxbucket.user_frame import at_user_frame
 
 _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
-Described = tuple[Value, torch.Tensor]
-"""What an input or output is, and the fake tensor that stands for it."""
 
 
 @dataclass(frozen=True)
