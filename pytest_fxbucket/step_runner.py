@@ -11,9 +11,9 @@ import torch
 
 from pytest_fxbucket.capture.batch import Followed
 from pytest_fxbucket.capture.from_plan import import_model
-from pytest_fxbucket.capture.held import held_tensors
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.unregistered import unregistered_tensors
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.ranks import mark
 from pytest_fxbucket.step.iterations import Iterating, Results
@@ -99,7 +99,7 @@ def state_and_batches(
     here = step.mesh.data_rank(rank)
     if held := [value.fqn for value in step.inputs if value.role == "held"]:
         batch(here, 0)  # which was called before the step was traced, too, and may have made them
-        there = held_tensors(model)
+        there = unregistered_tensors(model)
         if missing := [name for name in held if name not in there]:
             raise CaptureError(
                 f"{step.where}: {missing[0]}, a tensor that forward uses and that is no buffer, is not there in the ranks once "

@@ -15,7 +15,7 @@ _OURS = Path(__file__).resolve().parent
 
 
 @contextmanager
-def blamed(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _: "") -> Iterator[None]:
+def naming_user_frame(doing: Callable[[], str], hint: Callable[[Exception], str] = lambda _: "") -> Iterator[None]:
     """Turn any exception of the block into a :class:`CaptureError` that names what was being done, and the user's frame.
 
     ``hint`` ends the sentence.

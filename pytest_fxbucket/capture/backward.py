@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
 
 from pytest_fxbucket.compat.modules import TorchFunctionMode, is_compiled
 from pytest_fxbucket.compat.tracing import caches_unversioned
+from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.words import some
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.step.roles import Parameter
 
 Add = Callable[[str, torch.Tensor], None]
 """Takes the gradient of a parameter, not reduced, by its FQN."""

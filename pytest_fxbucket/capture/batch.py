@@ -11,21 +11,18 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.table_rules import Path
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.step.mesh import Mesh
+from pytest_fxbucket.step.roles import Value
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import some
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.step.mesh import Mesh
-    from pytest_fxbucket.step.roles import Value
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -50,7 +47,11 @@ class Split:
 
     def loss(self, function: Callable[[Any, Any], Any], output: Any, batch: Any) -> Any:
         """Call ``function`` with ``output`` and the targets; with all of ``batch`` if nothing is left, or if it says so."""
-        return function(output, batch if not self.has_targets or _second(function) == "batch" else self.targets(batch))
+        try:
+            second = list(inspect.signature(function).parameters)[1:2]
+        except (TypeError, ValueError):
+            second = []
+        return function(output, batch if not self.has_targets or second == ["batch"] else self.targets(batch))
 
     def targets(self, batch: Any) -> Any:
         """What is left of ``batch``: of a tuple the one item, or a tuple of several; of a dict a dict."""
@@ -159,6 +160,7 @@ def _as_asked(batch: Any, inputs: Sequence[Path], forward: _Forward) -> Split:
 
 
 def _found(value: Any, path: Path, asked: Path) -> Any:
+    """What lies at ``path``, a part of what was ``asked``. Raises :class:`CaptureError` where there is nothing."""
     for step in path:
         if step not in (known := _children(value)):
             has = f"has {some(list(map(str, known)))}" if known else "has nothing in it"
@@ -197,15 +199,6 @@ def _without(value: Any, paths: Sequence[Path]) -> Any:
     return next(iter(left.values())) if len(left) == 1 else tuple(left.values())
 
 
-def _second(function: Callable[..., Any]) -> str:
-    """Name of the second parameter of ``function``; empty if it cannot be told."""
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return ""
-    return names[1] if len(names) > 1 else ""
-
-
 def microbatches(leaves: Sequence[Any], count: int) -> Iterator[list[Any]]:
     """``count`` lists like ``leaves``, each with its rows of every tensor; what is no tensor is in all of them.
 
@@ -221,12 +214,12 @@ def microbatches(leaves: Sequence[Any], count: int) -> Iterator[list[Any]]:
                 f"whose shape is {tuple(leaf.shape)}; use a number that does, or give the batch more rows"
             )
     for number in range(count):
-        yield [_rows(leaf, number, count) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-
-
-def _rows(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
-    rows = tensor.shape[0] // count
-    return tensor.narrow(0, number * rows, rows)
+        yield [
+            leaf.narrow(0, number * (leaf.shape[0] // count), leaf.shape[0] // count)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in leaves
+        ]
 
 
 # The loss of a step: the plan's own or the model's, and what is no loss.
@@ -261,20 +254,17 @@ def refuse_unread(function: Callable[[Any, Any], Any], split: Split, batch: Any)
 
 def refuse_other_loss(function: Callable[[Any, Any], Any], output: Any, loss: Any) -> None:
     """A loss is a scalar tensor that depends on a trainable parameter; ``function`` made it of ``output``."""
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        raise CaptureError(_no_scalar(function, output, loss))
-    if not loss.requires_grad:
-        raise CaptureError("the loss does not depend on any trainable parameter, so there is no step to check")
-
-
-def _no_scalar(function: Callable[[Any, Any], Any], output: Any, loss: Any) -> str:
     is_tensor = isinstance(loss, torch.Tensor)
+    if is_tensor and loss.dim() == 0:
+        if not loss.requires_grad:
+            raise CaptureError("the loss does not depend on any trainable parameter, so there is no step to check")
+        return
     what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"a value of type {type(loss).__name__}"
     if function is own_loss:
-        return _no_own_loss(output, loss, what)
+        raise CaptureError(_no_own_loss(output, loss, what))
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)
     use = "take its mean() or sum()" if is_tensor else "return a tensor without dimensions"
-    return f"the loss must be a scalar tensor, but [model] loss {module}:{name} gave {what}; {use}"
+    raise CaptureError(f"the loss must be a scalar tensor, but [model] loss {module}:{name} gave {what}; {use}")
 
 
 def _no_own_loss(output: Any, loss: Any, what: str) -> str:
@@ -302,7 +292,7 @@ def first_batch(batch: Callable[[int, int], Any], name: str, mesh: Mesh, rank: i
     Raises :class:`CaptureError` for anything else, and if the last batch's shapes, dtypes or constants are others.
     """
     here, last = mesh.data_rank(rank), mesh.data_ranks - 1
-    with blamed(lambda: f"[model] batch {name}"):
+    with naming_user_frame(lambda: f"[model] batch {name}"):
         data, other = batch_of(batch(here, 0)), batch_of(batch(last, 1))
     if not isinstance(data, (tuple, list, dict)):
         raise CaptureError(

@@ -45,18 +45,16 @@ def clip_(grads: Mapping[str, torch.Tensor], clip: Clip) -> None:
     names = [fqns[id(grad)] for group in groups for grad in group]
     norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0)]
     dims = [dim for dim in clip.dims if any(dim.name in clip.sharded.get(fqn, ()) for fqn in names)]
-    stacked = torch.stack([_share(norm, clip.sharded.get(fqn, ()), dims) for fqn, norm in zip(names, norms, strict=True)])
+    shares = []  # what this rank adds to the sum of a norm that others have too
+    for fqn, norm in zip(names, norms, strict=True):
+        for dim in dims:
+            if dim.name not in clip.sharded.get(fqn, ()):
+                norm = norm / math.pow(dim.size, 1 / 2.0)
+        shares.append(norm)
+    stacked = torch.stack(shares)
     for dim in dims:
         stacked = collective("all_reduce", stacked**2.0, "sum", dim.group) ** (1.0 / 2.0)
     total = torch.linalg.vector_norm(stacked, 2.0)
     factor = torch.clamp(clip.max_norm / (total + 1e-6), max=1.0)
     for group in groups:
         torch._foreach_mul_(group, factor)
-
-
-def _share(norm: torch.Tensor, sharded: Collection[str], dims: list[NormDim]) -> torch.Tensor:
-    """What one rank adds to the sum of a norm that others have too."""
-    for dim in dims:
-        if dim.name not in sharded:
-            norm = norm / math.pow(dim.size, 1 / 2.0)
-    return norm

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import fx
 
-from pytest_fxbucket.capture.optimizers.update import trace_update
+from pytest_fxbucket.capture.batch import first_batch, own_loss
+from pytest_fxbucket.capture.joint import Joint, trace_joint
+from pytest_fxbucket.capture.model import build, fake_twins, in_modules
+from pytest_fxbucket.capture.optimizers.optimizer import optimizing_of
+from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
+from pytest_fxbucket.capture.override.overrides import overrides_of
+from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.traced import take_step
+from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
-from pytest_fxbucket.step.roles import Value
-from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.capture.joint import Joint, LossFn
-    from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
-    from pytest_fxbucket.capture.optimizers.update import TracedUpdate
-    from pytest_fxbucket.capture.parallel.parts import Parts
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-    from pytest_fxbucket.plan.schema import Model, Plan
-    from pytest_fxbucket.step.roles import StepGraph
+from pytest_fxbucket.step.roles import StepGraph, Told, Value
+from pytest_fxbucket.user_frame import naming_user_frame
 
 
 def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
@@ -34,10 +34,8 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
     """
     with fake_mesh(mesh, rank):
         if plan.graph is not None:
-            from pytest_fxbucket.capture.traced import take_step
-
-            factory = import_callable(plan.graph.factory, f"{plan.path}: [graph] factory")
-            with blamed(lambda: f"[graph] factory {plan.graph.factory}"):  # type: ignore[union-attr]
+            factory, name = import_callable(plan.graph.factory, f"{plan.path}: [graph] factory"), plan.graph.factory
+            with naming_user_frame(lambda: f"[graph] factory {name}"):
                 given = factory()
             return take_step(given, plan, mesh, rank)
         assert plan.model is not None
@@ -45,59 +43,41 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
 
 
 def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
-    import torch
-
-    from pytest_fxbucket.capture.batch import first_batch
-    from pytest_fxbucket.capture.model import build, fake_twins, in_modules
-    from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
-
     factory, batch, loss = import_model(model, str(plan.path))
     torch.manual_seed(plan.run.seed)
     built = build(factory, model.args, model.factory)
     data = first_batch(batch, model.batch, mesh, rank)
     fake_mode = KernelFakeMode(allow_non_fake_inputs=True)  # tensors that the model holds elsewhere
     with in_modules(built, fake_twins(built, fake_mode)):
-        return _trace(plan, built, data, loss, mesh, rank, fake_mode)
-
-
-def _trace(
-    plan: Plan, built: nn.Module, data: Any, loss: LossFn, mesh: Mesh, rank: int, fake_mode: FakeTensorMode
-) -> StepGraph:
-    """The step of ``built``, whose parameters and buffers are fake tensors of ``fake_mode``."""
-    from pytest_fxbucket.capture.joint import trace_joint
-    from pytest_fxbucket.capture.optimizers.optimizer import optimizing_of
-    from pytest_fxbucket.capture.override.overrides import overrides_of
-    from pytest_fxbucket.capture.parallel.forwards import forwards_of
-    from pytest_fxbucket.capture.parallel.parts import Parts
-    from pytest_fxbucket.step.roles import StepGraph, Told
-
-    given = plan.model.inputs if plan.model is not None else ()
-    parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
-    overrides = overrides_of(built, plan, forwards)
-    joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, given)
-    graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
-    if plan.optimizer:
-        optimizing = optimizing_of(plan, joint.parameters, [fqn for fqn, _ in built.named_modules()])
-        graph, inputs, outputs = join(joint, update_of(joint, optimizing, parts, plan.step.clip_norm))
-    return StepGraph(
-        graphs={"joint": graph},
-        inputs={"joint": inputs},
-        outputs={"joint": outputs},
-        parameters=joint.parameters,
-        modules=tuple(fqn for fqn, _ in built.named_modules()),
-        mesh=mesh.dims,
-        rank=rank,
-        optimizing=optimizing,
-        notes=joint.notes,
-        told=(Told("override", tuple(overrides.told())),) if overrides else (),
-        first_state=overrides.first_state,
-    )
+        parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
+        overrides = overrides_of(built, plan, forwards)
+        joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, model.inputs)
+        modules = tuple(fqn for fqn, _ in built.named_modules())
+        graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
+        if plan.optimizer:
+            optimizing = optimizing_of(plan, joint.parameters, modules)
+            values = [value for value in joint.inputs if value.role == "param"]
+            grads = {value.fqn for value in joint.outputs if value.role == "grad"}
+            clip = parts.clip(plan.step.clip_norm, joint.parameters) if plan.step.clip_norm else None
+            parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
+            graph, inputs, outputs = join(joint, trace_update(optimizing.build, values, grads, clip, parted))
+        return StepGraph(
+            graphs={"joint": graph},
+            inputs={"joint": inputs},
+            outputs={"joint": outputs},
+            parameters=joint.parameters,
+            modules=modules,
+            mesh=mesh.dims,
+            rank=rank,
+            optimizing=optimizing,
+            notes=joint.notes,
+            told=(Told("override", tuple(overrides.told())),) if overrides else (),
+            first_state=overrides.first_state,
+        )
 
 
 def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any], Any]]:
     """The factory, batch and loss that ``[model]`` names. Raises :class:`PlanError` for one that cannot be imported."""
-    from pytest_fxbucket.capture.batch import own_loss
-
     factory = import_callable(model.factory, f"{where}: [model] factory")
     batch = import_callable(model.batch, f"{where}: [model] batch")
     loss = import_callable(model.loss, f"{where}: [model] loss") if model.loss else own_loss
@@ -147,12 +127,3 @@ def _copied(
             constants[name], copies[node].target = value, name
     returned: Any = source.graph.output_node().args[0]
     return [copies[node] for node in returned]
-
-
-def update_of(joint: Joint, optimizing: Optimizing, parts: Parts, clip_norm: float) -> TracedUpdate:
-    """The update that follows ``joint``, clipped to ``clip_norm`` if that is not 0. Raises what :func:`trace_update` does."""
-    values = [value for value in joint.inputs if value.role == "param"]
-    clip = parts.clip(clip_norm, joint.parameters) if clip_norm else None
-    grads = {value.fqn for value in joint.outputs if value.role == "grad"}
-    parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
-    return trace_update(optimizing.build, values, grads, clip, parted)

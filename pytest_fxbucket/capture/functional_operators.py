@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pytest_fxbucket.compat import pytree
+
 OpOverload = torch._ops.OpOverload
 
 
@@ -119,11 +121,7 @@ def _kind(value: Any) -> Any:
 
 def with_some_numbers(value: Any) -> Any:
     """``value`` with some number for each live one: only shapes and dtypes are asked for."""
-    if isinstance(value, torch.SymFloat):
-        return 1.0
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(with_some_numbers, value))
-    return {name: with_some_numbers(item) for name, item in value.items()} if isinstance(value, dict) else value
+    return pytree.tree_map(lambda leaf: 1.0 if isinstance(leaf, torch.SymFloat) else leaf, value)
 
 
 def _dtype(value: Any) -> Any:
@@ -149,7 +147,14 @@ def given_back(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[s
     return written[0] if len(op._schema.returns) == 1 else tuple(written)
 
 
-# Where in its memory a node's tensor lies, by its fake value.
+# The fake value of a node, and where in its memory that lies.
+
+
+def value_of_new(node: fx.Node) -> Any:
+    """What the operator that ``node`` calls gives for the fake values of its arguments."""
+    target: Any = node.target
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    return target(*args, **kwargs)
 
 
 def same_place(owner: fx.Node, other: fx.Node) -> bool:
@@ -166,11 +171,11 @@ def _layout(value: torch.Tensor) -> tuple[object, ...]:
 
 def overlap(one: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes of one memory may have an element in common: by the first and the last of each."""
-    (low, high), (low_2, high_2) = _extent(one.meta["val"]), _extent(other.meta["val"])
+    (low, high), (low_2, high_2) = extent(one.meta["val"]), extent(other.meta["val"])
     return low < high_2 and low_2 < high
 
 
-def _extent(value: torch.Tensor) -> tuple[int, int]:
+def extent(value: torch.Tensor) -> tuple[int, int]:
     """First element of ``value`` in its storage, and the one after its last."""
     first = int(value.storage_offset())
     if value.numel() == 0:

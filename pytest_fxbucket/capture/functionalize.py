@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
-from pytest_fxbucket.capture.functional_operators import Twin, overlap, result_dtypes, same_place, twin_of, written_values
-from pytest_fxbucket.compat.fake_tensors import fresh_like
+from pytest_fxbucket.capture.functional_operators import (
+    Twin,
+    overlap,
+    result_dtypes,
+    same_place,
+    twin_of,
+    value_of_new,
+    written_values,
+)
+from pytest_fxbucket.compat.fake_tensors import FakeTensor, fresh_like
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, shared, written
 from pytest_fxbucket.graph.ops import operator_name, overload
 from pytest_fxbucket.graph.order import Order, order_of
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.compat.fake_tensors import FakeTensor
 
 _ATEN = torch.ops.aten
 
@@ -133,7 +138,7 @@ class _Rewriting:
             raise CaptureError(f"{_called(node)} is read after parts of it were written in place; read the parts instead")
         args, kwargs = fx.node.map_arg(self.made_of[node], self._read)
         again = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
-        again.meta = {**node.meta, "val": _run(again)}
+        again.meta = {**node.meta, "val": value_of_new(again)}
         return again
 
     def _replace(self, node: fx.Node, writes: list[fx.Node]) -> None:
@@ -182,7 +187,7 @@ class _Rewriting:
         elif isinstance(targets[0], list):
             made.meta["val"] = values[0]
         if twin.first:
-            own = _run(made)
+            own = value_of_new(made)
             made.meta["val"] = (*own[: twin.first], *values[twin.first :])
 
     def _part(self, of: fx.Node, place: int) -> fx.Node:
@@ -253,13 +258,6 @@ def _without(node: fx.Node, twin: Twin) -> tuple[Any, Any]:
     defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
     needed = [a.name for a in twin.op._schema.arguments[len(args) :] if not a.has_default_value()]  # bernoulli_ has p = 0.5
     return args, {**{name: defaults[name] for name in needed if name not in kwargs and name in defaults}, **kwargs}
-
-
-def _run(node: fx.Node) -> Any:
-    """Fake value of a new node."""
-    target: Any = node.target
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
-    return target(*args, **kwargs)
 
 
 def _called(node: fx.Node) -> str:

@@ -7,21 +7,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx, nn
 
 from pytest_fxbucket.capture.backward import DenseGradients, backward_in_forward, checkpoints_traced, notes_of, reached
 from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
 from pytest_fxbucket.capture.draws import draws_on_tape
-from pytest_fxbucket.capture.held import keep_buffers, refuse_other_buffers, take_as_inputs
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
 from pytest_fxbucket.capture.override.overrides import NONE, Overrides
 from pytest_fxbucket.capture.parallel.forwards import Forwards, other_forwards
 from pytest_fxbucket.capture.parallel.parts import Parts, describe_parameters
-from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, blame_tp, refuse_parts, shapes_of
+from pytest_fxbucket.capture.parallel.tensor_parallel import Shapes, refuse_parts, shapes_of, tp_hint
 from pytest_fxbucket.capture.parallel.unshard import Reader, Travel, hooks_of, own_parameters, read_by
 from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import (
@@ -32,18 +32,15 @@ from pytest_fxbucket.capture.refusals import (
     refuse_written_parameters,
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
+from pytest_fxbucket.capture.unregistered import keep_buffers, refuse_other_buffers, take_as_inputs
 from pytest_fxbucket.compat import pytree, tracing
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.modules import uncompiled
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait, sent_by
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.step.roles import Parameter, Value
-from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    from torch import fx, nn
-
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.user_frame import naming_user_frame
 
 LossFn = Callable[[Any, Any], Any]
 
@@ -83,12 +80,12 @@ def trace_joint(
 
     def traced() -> tuple[_JointStep, fx.GraphModule]:
         step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
-        with fake_mode, blamed(lambda: f"tracing {step.namer.where}", step.hint):
+        with fake_mode, naming_user_frame(lambda: f"tracing {step.namer.where}", step.hint):
             graph_module = tracing.trace(step, step.inputs)
         refuse_constants(graph_module, model)
         return step, graph_module
 
-    step, graph_module = trace_settled(model, traced)
+    step, graph_module = trace_settled(model, traced, _JointStep.run_alone)
     traced_nodes = set(graph_module.graph.nodes)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
@@ -127,11 +124,6 @@ def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:
     return name
 
 
-def cast_inputs(batch: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
-    """Floating tensors among ``batch`` cast to ``dtype``, as FSDP2's root does with its inputs; the rest as it is."""
-    return [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in batch]
-
-
 class _JointStep:
     """Forward, loss and backward as one function of flat tensors: parts of parameters, buffers, state, then the batch."""
 
@@ -160,7 +152,7 @@ class _JointStep:
             self.parameters = describe_parameters(model, parts, forwards.parted, forwards.expert_parameters(model))
         reduce_dtype, mode = dtype_named(parts.parallel.reduce_dtype), parts.parallel.mode
         self.travels = {
-            p.fqn: Travel(parts.modes.of(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode)
+            p.fqn: Travel(parts.mode(p.is_expert), torch.Size(p.local_shape), self.param_dtype, reduce_dtype, p.fqn, mode)
             for p in self.parameters
         }
         self.trainable = [p.fqn for p in self.parameters if p.trainable]
@@ -189,7 +181,7 @@ class _JointStep:
             failed = self.namer.failed
             return f'[[override]] module = ["{failed}"] calls it as it is when the step runs' if failed else ""
         of_batch = self.split.hint if isinstance(error, (TypeError, AttributeError)) else ""
-        return of_batch or blame_tp(self.forwards.parted, self.parts.mesh.degree("tp"), error)
+        return of_batch or tp_hint(self.forwards.parted, self.parts.mesh.degree("tp"), error)
 
     @property
     def grad_values(self) -> list[Value]:
@@ -225,7 +217,7 @@ class _JointStep:
             last = number == self.count - 1
             reader = Reader(shards, self.travels, self.namer, before, last, self.hooks)
             with ExitStack() as inside:
-                inside.enter_context(checkpoints_traced(reader.apart))
+                inside.enter_context(checkpoints_traced(reader.summed_separately))
                 inside.enter_context(read_by(self.model, self.own, reader.read))
                 inside.enter_context(self.dense)
                 inside.enter_context(uncompiled())
@@ -271,7 +263,9 @@ class _JointStep:
 
     def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
         batch = pytree.tree_unflatten(list(leaves), self.spec)
-        inputs = pytree.tree_unflatten(cast_inputs(leaves, self.param_dtype), self.spec)
+        dtype = self.param_dtype  # to which floating inputs are cast, as FSDP2's root does
+        cast = [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
+        inputs = pytree.tree_unflatten(cast, self.spec)
         output = self.split.call(self.model, inputs)
         if self.whole is not None:
             colwise = [fqn for fqn, style in self.forwards.parted.items() if style == "colwise"]
@@ -287,7 +281,7 @@ class _JointStep:
         if not silent:
             return []
         own = dict(self.model.named_parameters())
-        with blamed(lambda: "running the model by itself, to see which parameters get a gradient,"):
+        with naming_user_frame(lambda: "running the model by itself, to see which parameters get a gradient,"):
             self.run_alone()
         found = [fqn for fqn in silent if own[fqn].grad is not None]
         for parameter in own.values():
@@ -304,6 +298,6 @@ class _JointStep:
 
     def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
         """Shapes of what the model gives for a microbatch if it is not parted."""
-        with fake_mode, torch.no_grad(), blamed(lambda: "calling the model"), self.anchors.in_place():
+        with fake_mode, torch.no_grad(), naming_user_frame(lambda: "calling the model"), self.anchors.in_place():
             part = next(microbatches(self._leaves_with(fakes), self.count))
             return shapes_of(self.split.call(self.model, pytree.tree_unflatten(part, self.spec)))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from pytest_fxbucket.compat import tracing
-from pytest_fxbucket.compat.fake_tensors import computing_without_values, on_registration
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, computing_without_values, on_registration
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.user_frame import at_user_frame, blamed
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.user_frame import at_user_frame, naming_user_frame
 
 MOST_BYTES = 1 << 30
 """Parameters above it have no memory from the moment that a module gets them; before it they are real."""
@@ -31,7 +28,7 @@ def build(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn
     with ExitStack() as inside:
         counter = _ParameterBytes(inside)
         inside.enter_context(on_registration(counter.given))
-        with blamed(lambda: f"[model] factory {name}"):
+        with naming_user_frame(lambda: f"[model] factory {name}"):
             try:
                 built = factory(**args)
             except Exception as error:

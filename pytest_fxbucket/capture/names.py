@@ -12,7 +12,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import fx, nn
 
 from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.compat import tracing
@@ -20,10 +23,6 @@ from pytest_fxbucket.compat.modules import each_tensor
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import Entry
 from pytest_fxbucket.plan.selectors import resolve
-
-if TYPE_CHECKING:
-    import torch
-    from torch import fx, nn
 
 
 @contextmanager

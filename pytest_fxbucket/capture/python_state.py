@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pytest_fxbucket.capture.names import calls_watched
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.portable import digest, encode_module
-
-if TYPE_CHECKING:
-    from torch import fx
 
 _PLAIN = (bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, Enum, type)
 _SINGLE = (torch.Tensor, nn.Module, torch.optim.Optimizer, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
@@ -147,21 +144,16 @@ def _small(value: object) -> bool:
 # A step whose forward changes such state is traced twice.
 
 
-class TracedFunction(Protocol):
-    """What was traced."""
-
-    def run_alone(self) -> None:
-        """Run the model by itself, not traced."""
+StepT = TypeVar("StepT")
 
 
-StepT = TypeVar("StepT", bound=TracedFunction)
-
-
-def trace_settled(model: nn.Module, trace: Callable[[], tuple[StepT, fx.GraphModule]]) -> tuple[StepT, fx.GraphModule]:
+def trace_settled(
+    model: nn.Module, trace: Callable[[], tuple[StepT, fx.GraphModule]], run_alone: Callable[[StepT], None]
+) -> tuple[StepT, fx.GraphModule]:
     """What ``trace`` gives of ``model``; traced twice if forward changes attributes, or variables of the model's modules.
 
-    Raises :class:`CaptureError` if that makes another graph the second time, or may later: for random generators of Python and
-    numpy, and for numbers that change from call to call.
+    ``run_alone`` runs the model by itself, not traced. Raises :class:`CaptureError` if that makes another graph the second
+    time, or may later: for random generators of Python and numpy, and for numbers that change from call to call.
     """
     before = state_of(model)
     first = trace()
@@ -169,7 +161,7 @@ def trace_settled(model: nn.Module, trace: Callable[[], tuple[StepT, fx.GraphMod
     changed = [where for where in after if before.get(where) != after[where]]
     if not changed:
         return first
-    _refuse_drawing(changed, after, model, first[0].run_alone)
+    _refuse_drawing(changed, after, model, partial(run_alone, first[0]))
     try:
         second = trace()
     except CaptureError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import fx, nn
 
 from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.compat import tracing
@@ -15,9 +15,7 @@ from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import overload
 from pytest_fxbucket.graph.storages import base
-
-if TYPE_CHECKING:
-    from torch import fx, nn
+from pytest_fxbucket.words import some
 
 
 def refuse_constants(graph_module: fx.GraphModule, model: nn.Module) -> None:
@@ -60,10 +58,9 @@ def refuse_lost(lost: Sequence[str]) -> None:
     """Raise :class:`CaptureError` for parameters that get a gradient in eager, and none in the traced step."""
     if not lost:
         return
-    more = f" and {len(lost) - 1} more" if lost[1:] else ""
     module = lost[0].rpartition(".")[0]
     raise CaptureError(
-        f"parameter {lost[0]}{more} gets a gradient in eager mode, but none where the step is traced; read it through its "
+        f"parameter {some(lost, 1)} gets a gradient in eager mode, but none where the step is traced; read it through its "
         f'module\'s attribute where gradients are on, or leave the module untraced: [[override]] module = ["{module}"]'
     )
 

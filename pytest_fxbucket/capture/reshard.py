@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from torch import fx
+from torch import fx, nn
 
 from pytest_fxbucket.capture.names import aliases_of
 from pytest_fxbucket.errors import PlanError
@@ -15,12 +14,8 @@ from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import joins, moves_data
 from pytest_fxbucket.graph.walks import ancestors, readers_of
 from pytest_fxbucket.plan.consistency import entries_of
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter, kept_entries
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.plan.schema import Plan
 
 
 def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -> None:
@@ -56,7 +51,8 @@ def _is_backward(node: fx.Node) -> bool:
 
 def _unsharded(graph: fx.Graph, activations: Collection[fx.Node]) -> list[fx.Node]:
     """All-gathers of parameters, what they send back to the shard, and what only moves or casts the result; in order."""
-    inputs, found = set(graph.find_nodes(op="placeholder")), set[fx.Node]()
+    inputs = set(graph.find_nodes(op="placeholder"))
+    found: set[fx.Node] = set()
     for node in graph.nodes:
         if is_all_gather(node) and node not in activations:
             found |= ancestors([node], inputs)

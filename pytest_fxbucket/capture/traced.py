@@ -116,7 +116,7 @@ def _tensors(given: TracedStep, phase: Phase, side: str, where: str) -> list[Any
         return [getattr(node, "meta", {}).get("val") for node in nodes]
     if phase not in given.inputs:
         raise CaptureError(f"{where} gave no inputs for its {phase} graph")
-    placeholders = sum(node.op == "placeholder" for node in graph.nodes)
+    placeholders = len(graph.find_nodes(op="placeholder"))
     if placeholders != len(given.inputs[phase]):
         raise CaptureError(
             f"{where}: {phase} graph takes {placeholders} inputs, but {len(given.inputs[phase])} tensors are given"

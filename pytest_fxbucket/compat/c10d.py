@@ -30,8 +30,8 @@ from torch._C._distributed_c10d import (
     Work,
     _resolve_process_group,
 )
+from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
-from torch.distributed.distributed_c10d import _get_default_store, _new_process_group_helper, _world
 
 from pytest_fxbucket.errors import BenchmarkError, CaptureError
 
@@ -203,24 +203,24 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
 
     It has the back end of the group ``like``, or of the default one.
     """
-    if name in _world.pg_names.values():
+    if name in distributed_c10d._world.pg_names.values():
         return
     members, rank = list(ranks), dist.get_rank()
     back_end = dist.get_backend(_group(like) if like else dist.group.WORLD)
     _made[rank, name] += 1
     # A name says what a group is, not which one: its first rank tells those along one dimension apart in the store.
-    store = PrefixStore(f"{name} {members[0]} {_made[rank, name]}", _get_default_store())
+    store = PrefixStore(f"{name} {members[0]} {_made[rank, name]}", distributed_c10d._get_default_store())
     # What new_group does, but for the name, which it does not let one choose.
-    made, _ = _new_process_group_helper(
+    made, _ = distributed_c10d._new_process_group_helper(
         len(members), members.index(rank), members, back_end, store, cast(Any, name), timeout=default_pg_timeout
     )
-    _world.pg_group_ranks[made] = {member: index for index, member in enumerate(members)}
+    distributed_c10d._world.pg_group_ranks[made] = {member: index for index, member in enumerate(members)}
 
 
 def destroy_subgroups() -> None:
     """End every process group of this process but the default one, with its threads and sockets; no other rank is asked."""
     forget_meshes()
-    for group in list(_world.pg_map):
+    for group in list(distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
 

@@ -7,12 +7,10 @@ to 2.15.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
-
-if TYPE_CHECKING:
-    from torch import fx
 
 __all__ = ["CustomGraphPass"]
 

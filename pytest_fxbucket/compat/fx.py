@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import Any
 
 import torch
 from torch import fx
-
-if TYPE_CHECKING:
-    from types import CodeType
 
 inputs_of: Callable[[fx.Node], Mapping[fx.Node, None]] = attrgetter("_input_nodes")
 """As ``node.all_input_nodes``, each once and in order, at a tenth of the cost; it changes with the node."""

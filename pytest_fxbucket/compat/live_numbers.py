@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import fx
 
 
 class _Kind:
@@ -51,12 +49,8 @@ class LiveNumber(torch.SymFloat):
     __hash__ = object.__hash__
 
 
-def _refuse() -> NoReturn:
+def _refuse(*_: object) -> NoReturn:
     raise CaptureError("it decides by the value of a number that is known only when the step runs")
-
-
-def _compare(self: object, other: object) -> NoReturn:
-    _refuse()
 
 
 def _recorded(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
@@ -76,7 +70,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
 for _name in ("neg", "pos", "abs"):
     setattr(LiveNumber, f"__{_name}__", _recorded(getattr(operator, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(LiveNumber, f"__{_name}__", _compare)
+    setattr(LiveNumber, f"__{_name}__", _refuse)
 
 
 def node_of(number: torch.SymFloat) -> fx.Node:

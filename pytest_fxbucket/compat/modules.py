@@ -8,16 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import Function
 from torch.distributed.utils import _apply_to_tensors
 from torch.nn.modules import module
 from torch.overrides import TorchFunctionMode
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["TorchFunctionMode", "functions_given", "with_parameters"]
 

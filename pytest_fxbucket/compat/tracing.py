@@ -92,16 +92,13 @@ def looks_at_values(error: BaseException) -> bool:
 
 def untraceable(error: BaseException) -> str | None:
     """What tracing cannot do about ``error``, in words; None for an error of the user's own."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-    if isinstance(error, DataDependentOutputException):
-        return _NO_VALUE
     if isinstance(error, DynamicOutputShapeException):
         return f"the shape that {error.func} gives depends on values, which do not exist while tracing{_WITHOUT_VALUES}"
-    said = text_of(error)
-    if ".numpy() is not supported" in said:
+    if looks_at_values(error):
         return _NO_VALUE
-    if "convert all Tensors to FakeTensors" in said:
+    if "convert all Tensors to FakeTensors" in text_of(error):
         return "it uses a tensor that is neither parameter, buffer nor input of the step; register it with register_buffer"
     return None
 
@@ -192,12 +189,8 @@ def caches_unversioned() -> Iterator[None]:
 
     before = dict(traceback.current_meta)
     try:
-        with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: _value(kept)):
+        with patch.object(checkpoint._VersionWrapper, "get_val", lambda kept, _: kept.val):
             yield
     finally:
         traceback.current_meta.clear()
         traceback.current_meta.update(before)
-
-
-def _value(kept: Any) -> Any:
-    return kept.val

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.train_step.live import Pair, called, overlapping
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.train_step.live import Live
+from pytest_fxbucket.train_step.live import Live, Pair, called, overlapping
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that a graph has as constants; they are compared by type and ``repr``, so that nan is like nan."""

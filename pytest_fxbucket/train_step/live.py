@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from pytest_fxbucket.capture.functional_operators import extent
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.step.roles import Role, Value
+from pytest_fxbucket.step.roles import Role, Value
 
 Pair = tuple[str, str]
 """Two tensors that share memory, as :func:`called` calls them."""
@@ -243,12 +241,8 @@ def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
     open_ones: list[tuple[int, str, torch.Tensor]] = []
     for start, name in spans:
         tensor = tensors[name]
-        end = start
-        if tensor.is_contiguous():
-            end += tensor.nbytes
-        elif tensor.numel():
-            sizes = zip(tensor.shape, tensor.stride(), strict=True)
-            end += (1 + sum((length - 1) * stride for length, stride in sizes)) * tensor.element_size()
+        first, last = extent(tensor)
+        end = start + (last - first) * tensor.element_size()
         if not start or start == end:
             continue
         open_ones = [one for one in open_ones if one[0] > start]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import fx, nn
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.names import NodeNamer
@@ -15,10 +17,6 @@ from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import fx, nn
-    from torch.optim import Optimizer
 
 _ATEN = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -134,11 +132,7 @@ class StepFunctions(TorchFunctionMode):
 
     def twinned(self, value: Any) -> Any:
         """``value`` with stand-ins for real tensors."""
-        if isinstance(value, torch.Tensor):
-            return self._twins.get(id(value), value)
-        if type(value) in (list, tuple):
-            return type(value)(self.twinned(item) for item in value)
-        return {name: self.twinned(item) for name, item in value.items()} if type(value) is dict else value
+        return pytree.map_tensors(lambda tensor: self._twins.get(id(tensor), tensor), value)
 
 
 class Gradients:

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.model import fake_twin, in_modules
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.roles import Role, Value
-from pytest_fxbucket.train_step.guards import PLAIN, plain_values
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-    from pytest_fxbucket.train_step.guards import Arguments
-    from pytest_fxbucket.train_step.live import Live
-    from pytest_fxbucket.train_step.recorder import StepRecorder
+from pytest_fxbucket.train_step.guards import PLAIN, Arguments, plain_values
+from pytest_fxbucket.train_step.live import Live
+from pytest_fxbucket.train_step.recorder import StepRecorder
 
 
 class Inputs:
@@ -137,7 +133,11 @@ def in_optimizers(live: Live, twins: Mapping[int, torch.Tensor], rates: Mapping[
         for (optimizer, _, held), then in zip(before, plain, strict=True):
             _refuse_new_state(optimizer, held, then)
         for name, group, was in groups:
-            _refuse_other_group(name, group, was, rates.get(f"{name}.lr", was.get("lr")))
+            if group.get("lr") is not rates.get(f"{name}.lr", was.get("lr")):
+                raise CaptureError(f"the step sets the learning rate of {name}; call the scheduler after the step, not in it")
+            values = plain_values(was)
+            if changed := [key for key, value in plain_values(group).items() if values.get(key) != value]:
+                raise CaptureError(f"the step sets {changed[0]} of {name}; set it between steps, not in one")
     finally:
         for optimizer, state, held in before:
             optimizer.state = state
@@ -163,11 +163,3 @@ def _refuse_new_state(optimizer: Optimizer, groups: list[Any], before: Mapping[t
     for (parameter, key), value in _plain_state(optimizer).items():
         if before.get((parameter, key), value) != value:
             raise CaptureError(f"the optimizer {name} keeps {key} outside of tensors, and changes it; keep it in a tensor")
-
-
-def _refuse_other_group(name: str, group: dict[str, Any], before: dict[str, Any], rate: Any) -> None:
-    if group.get("lr") is not rate:
-        raise CaptureError(f"the step sets the learning rate of {name}; call the scheduler after the step, not in it")
-    changed = [key for key, value in plain_values(group).items() if plain_values(before).get(key) != value]
-    if changed:
-        raise CaptureError(f"the step sets {changed[0]} of {name}; set it between steps, not in one")

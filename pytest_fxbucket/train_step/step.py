@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from pytest_fxbucket.capture.override.overrides import overrides_given
+from pytest_fxbucket.capture.override.overrides import Overrides, overrides_given
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.groups import members_of_groups
@@ -18,14 +20,8 @@ from pytest_fxbucket.train_step.guards import Arguments, Guard, Guards, has_grou
 from pytest_fxbucket.train_step.live import Live, LiveValues, Making, refuse_shared_writes
 from pytest_fxbucket.train_step.trace import Traced, trace_call
 from pytest_fxbucket.train_step.transforming import Crossing, described, iterating_of, transformed
+from pytest_fxbucket.transforms.registry import Transform
 from pytest_fxbucket.transforms.traits import traits_of
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.capture.override.overrides import Overrides
-    from pytest_fxbucket.transforms.registry import Transform
 
 
 def capture_step(

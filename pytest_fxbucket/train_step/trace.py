@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_fxbucket.capture.draws import draws_on_tape
@@ -21,28 +22,20 @@ from pytest_fxbucket.capture.optimizers.recorder import Recorder
 from pytest_fxbucket.capture.optimizers.state import make_state
 from pytest_fxbucket.capture.override.anchors import Anchors
 from pytest_fxbucket.capture.override.expand import expand
+from pytest_fxbucket.capture.override.overrides import Overrides
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode, storage_key, takes_fake_tensors
 from pytest_fxbucket.compat.live_numbers import node_of
 from pytest_fxbucket.compat.tracing import untraceable
 from pytest_fxbucket.errors import CaptureError, FxbucketError, text_of
 from pytest_fxbucket.step.roles import Role, Value
-from pytest_fxbucket.train_step.guards import PLAIN
-from pytest_fxbucket.train_step.live import refuse_first_step
+from pytest_fxbucket.train_step.guards import PLAIN, Arguments
+from pytest_fxbucket.train_step.live import Live, refuse_first_step
 from pytest_fxbucket.train_step.recorder import Gradients, StepFunctions, StepNamer, StepRecorder, watching_zero_grad
 from pytest_fxbucket.train_step.stand_ins import Inputs, in_optimizers, refuse_other_kinds, unchanged_modules
 from pytest_fxbucket.user_frame import at_user_frame
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.capture.override.overrides import Overrides
-    from pytest_fxbucket.train_step.guards import Arguments
-    from pytest_fxbucket.train_step.live import Live
-
 _ORDER: tuple[Role, ...] = ("param", "buffer", "grad", "state", "hyper", "batch")
-Described = tuple[Value, torch.Tensor]
-"""What an input or output is, and the fake tensor that stands for it."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,10 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.iterations import Iterating
 from pytest_fxbucket.step.roles import Parameter, StepGraph
+from pytest_fxbucket.train_step.live import Live, LiveValues
+from pytest_fxbucket.train_step.trace import Traced
 from pytest_fxbucket.transforms.fit import refuse_unpaired
 from pytest_fxbucket.transforms.registry import Stage, Transform, refuse_order, run_stages
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.train_step.live import Live, LiveValues
-    from pytest_fxbucket.train_step.trace import Traced
 
 
 @dataclass(frozen=True)

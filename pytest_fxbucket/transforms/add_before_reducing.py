@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import written
@@ -18,16 +19,11 @@ from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, Maker, fake_value
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.step.roles import Phase, StepGraph, Told
 from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.step.roles import Phase, StepGraph
 
 _OPERATORS = frozenset({"_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"})
 _LINEAR = ("sum", "avg")

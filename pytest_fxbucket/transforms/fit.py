@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
-from pytest_fxbucket.errors import CaptureError, PassError
+from pytest_fxbucket.errors import CaptureError, PassError, text_of
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.calls import Call, calls_of
+from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.preserved import carried, lost, other_bytes, other_readers
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.step.roles import StepGraph, Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pytest_fxbucket.step.roles import Phase
+from pytest_fxbucket.step.roles import Phase, StepGraph, Value
 
 _WRITTEN = ("param", "buffer", "state")
 """Roles of outputs that are the new value of an input."""
@@ -55,14 +51,14 @@ def _refuse_other_ends(where: str, graph: fx.Graph, inputs: Sequence[Value], out
     try:
         graph.lint()
     except Exception as error:
-        raise CaptureError(f"{where} left a graph that is not well formed: {' '.join(str(error).split())[:300]}") from error
-    nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    returned = graph.output_node().args[0]
-    results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    _refuse_repeated(where, "inputs", inputs)
-    _refuse_repeated(where, "outputs", outputs)
-    _refuse_other_values(where, "inputs", inputs, nodes)
-    _refuse_other_values(where, "outputs", outputs, results)
+        raise CaptureError(f"{where} left a graph that is not well formed: {text_of(error)[:300]}") from error
+    ends = {"inputs": (inputs, graph.find_nodes(op="placeholder")), "outputs": (outputs, returned(graph.output_node()))}
+    for side, (values, _) in ends.items():
+        names = Counter((value.role, value.fqn) for value in values)
+        if repeated := next((name for name, count in names.items() if count > 1), None):
+            raise CaptureError(f"{where} left {side} with two of {_named(*repeated)}; each has a name of its own")
+    for side, (values, nodes) in ends.items():
+        _refuse_other_values(where, side, values, nodes)
 
 
 def _refuse_lost_on_the_way(where: str, after: StepGraph) -> None:
@@ -75,12 +71,6 @@ def _refuse_lost_on_the_way(where: str, after: StepGraph) -> None:
         taken = {value for value in after.inputs[taker] if value.role == "carried"}
         if odd := next(iter(sorted(given ^ taken, key=lambda value: value.fqn)), None):
             raise CaptureError(f"{where} left {_named('carried', odd.fqn)}, which {giver} gives and {taker} takes differently")
-
-
-def _refuse_repeated(where: str, side: str, values: Sequence[Value]) -> None:
-    names = Counter((value.role, value.fqn) for value in values)
-    if repeated := next((name for name, count in names.items() if count > 1), None):
-        raise CaptureError(f"{where} left {side} with two of {_named(*repeated)}; each has a name of its own")
 
 
 def _refuse_other_values(where: str, side: str, values: Sequence[Value], nodes: Sequence[Any]) -> None:

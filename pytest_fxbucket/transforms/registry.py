@@ -6,20 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.step.portable import own_copy
+from pytest_fxbucket.step.roles import Phase, StepGraph
 from pytest_fxbucket.transforms.fit import Looked, look, refuse_broken, refuse_unpaired
 from pytest_fxbucket.transforms.traits import BUCKET, Traits, traits_of
-from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    import torch
-
-    from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.step.roles import Phase, StepGraph
+from pytest_fxbucket.user_frame import naming_user_frame
 
 BUILT_IN = {
     name: f"pytest_fxbucket.transforms.{name}:{name}" for name in ("merge_duplicates", "add_before_reducing", "next_iteration")
@@ -164,7 +162,7 @@ def _run(stage: Stage, step: StepGraph, state: State) -> StepGraph:
     if missing := next((need for need in traits_of(stage.function).needs if not has[need]), None):
         raise PassError(f"{stage.where} needs {_NEEDS[missing]}")
     mine = replace(step, graphs={phase: own_copy(module) for phase, module in step.graphs.items()})
-    with _naming(stage), blamed(lambda: stage.where):
+    with _naming(stage), naming_user_frame(lambda: stage.where):
         after = stage.function(mine, state, **stage.args)
     refuse_unpaired(stage.where, step, after, state)
     for graph_module in after.graphs.values():

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fixtures.reference.stepping import built, imported
-from pytest_fxbucket.capture.held import held_tensors
 from pytest_fxbucket.capture.override.calls import keep_for_calls, modules_called_by
 from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.capture.unregistered import unregistered_tensors
 from pytest_fxbucket.step.mesh import Mesh, make_groups
 from pytest_fxbucket.step.portable import decode
 from pytest_fxbucket.step.roles import Parameter
@@ -32,7 +32,7 @@ def graph_steps(rank: int, world: int, payload: Mapping[str, Any]) -> dict[str, 
     state = {p.fqn: parts.of_rank(whole[p.fqn].detach(), p, rank) for p in payload["parameters"]}
     state |= {name: buffer.clone() for name, buffer in model.named_buffers()}
     buffers = [name for name, _ in model.named_buffers()]
-    state |= held_tensors(model)
+    state |= unregistered_tensors(model)
     state |= {name: first.clone() for name, first in payload["first_state"].items()}
     keep_for_calls(model, modules_called_by(graph.graph))
     steps = []

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.optimizers.state import first_step_differs, make_state, rates, state_tensors
 from pytest_fxbucket.capture.traced import modules_of
 from pytest_fxbucket.errors import PlanError, named
+from pytest_fxbucket.plan import schema
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.selectors import Entry, ResolvedEntry, resolve
+from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.words import nearest
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from pytest_fxbucket.plan import schema
-    from pytest_fxbucket.step.roles import Parameter
 
 _UNSUPPORTED = {
     "LBFGS": "runs the step's closure again and again; take an optimizer that steps once on given gradients, such as AdamW",

@@ -17,6 +17,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from pytest_fxbucket.capture.functional_operators import given_back, with_some_numbers
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, FakeTensorMode, TorchDispatchMode, value_of
 from pytest_fxbucket.compat.live_numbers import LiveNumber, node_of
 from pytest_fxbucket.errors import CaptureError
@@ -31,14 +32,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self._mode = fake_mode
-        self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[torch.Tensor] = []
+        self._nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
+        """By a tensor's identity its node; with the tensor, which stays alive so."""
 
-    def input(self, name: str, fake: torch.Tensor) -> torch.Tensor:
+    def input(self, name: str, fake: torch.Tensor) -> None:
         """Make ``fake`` the next input of the graph."""
-        node = self.graph.placeholder(re.sub(r"\W", "_", name))
-        self._remember(fake, node)
-        return fake
+        self._remember(fake, self.graph.placeholder(re.sub(r"\W", "_", name)))
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node that is ``tensor``. Raises :class:`CaptureError` for a tensor from elsewhere."""
@@ -47,7 +46,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
             raise CaptureError(
                 f"it uses a tensor of shape {tuple(tensor.shape)} that is neither parameter, gradient, state nor learning rate"
             )
-        return found
+        return found[0]
 
     def number(self, tensor: torch.Tensor) -> LiveNumber:
         """The value of a floating tensor of one element, as a number that the graph computes."""
@@ -76,23 +75,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
         node = self.graph.call_function(func, self._plain(args), self._plain(kwargs))
         if not func._schema.returns:
             return None
-        self._remember_results(result, node)
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor) and id(result) not in self._nodes:
+            self._remember(result, node)
+        for place, part in enumerate(result if isinstance(result, (list, tuple)) else ()):
+            if isinstance(part, torch.Tensor) and id(part) not in self._nodes:
+                self._remember(part, self.graph.call_function(getitem, (node, place)))
         return result
 
     def _remember(self, fake: torch.Tensor, node: fx.Node) -> None:
         node.meta["val"] = fake
-        self._nodes[id(fake)] = node
-        self._alive.append(fake)
-
-    def _remember_results(self, result: Any, node: fx.Node) -> None:
-        node.meta["val"] = result
-        if isinstance(result, torch.Tensor):
-            if id(result) not in self._nodes:
-                self._remember(result, node)
-        elif isinstance(result, (list, tuple)):
-            for place, part in enumerate(result):
-                if isinstance(part, torch.Tensor) and id(part) not in self._nodes:
-                    self._remember(part, self.graph.call_function(getitem, (node, place)))
+        self._nodes[id(fake)] = node, fake
 
     def _constant(self, value: torch.Tensor) -> torch.Tensor:
         """A number that was made a tensor."""
@@ -105,13 +98,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # __init_su
 
     def _plain(self, value: Any) -> Any:
         """Arguments with nodes for tensors and live numbers."""
-        if isinstance(value, torch.Tensor):
-            return self.node(value)
-        if isinstance(value, torch.SymFloat):
-            return node_of(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._plain, value))
-        return {name: self._plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+        def plain(leaf: Any) -> Any:
+            return (
+                self.node(leaf)
+                if isinstance(leaf, torch.Tensor)
+                else node_of(leaf)
+                if isinstance(leaf, torch.SymFloat)
+                else leaf
+            )
+
+        return pytree.tree_map(plain, value)
 
 
 class _Items(TorchFunctionMode):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.functional_operators import written_values
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, storage_key
 from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 _STILL = {"weight_decay": 0.0, "maximize": False}
 """What would let a parameter or a sign into state that begins as a copy of the gradient."""
@@ -96,10 +94,6 @@ class StateTensor:
         """What is in its place now."""
         found: torch.Tensor = self.held_by[self.key]
         return found
-
-    @tensor.setter
-    def tensor(self, value: torch.Tensor) -> None:
-        self.held_by[self.key] = value
 
 
 def state_tensors(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> list[StateTensor]:

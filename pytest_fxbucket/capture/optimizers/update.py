@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
+from torch.optim import Optimizer
 
 from pytest_fxbucket.capture.clip import Clip, clip_
 from pytest_fxbucket.capture.functionalize import make_functional
@@ -22,9 +22,6 @@ from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.process.collector import paused
 from pytest_fxbucket.step.roles import Role, Value
 from pytest_fxbucket.user_frame import at_user_frame
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 Build = Callable[[Mapping[str, torch.Tensor]], Sequence["Optimizer"]]
 """Makes the optimizers of parameters that are given by FQN."""

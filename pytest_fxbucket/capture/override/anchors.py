@@ -23,7 +23,7 @@ from pytest_fxbucket.capture.override.overrides import Overridden, Overrides, Su
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.tracing import looks_at_values, untraced
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import nearest
 
 
@@ -159,7 +159,7 @@ class Anchors:
     def _call_of_module(self, one: Overridden, given: Any, fakes: Tensors) -> ModuleCall:
         args, kwargs = rebuilt(given, fakes)
         if one.output is not None:
-            with blamed(lambda: f"{one.where}: output of module {one.fqn}"):
+            with naming_user_frame(lambda: f"{one.where}: output of module {one.fqn}"):
                 result = one.output(one.module, *args, **kwargs)
         elif fakes:
             result = torch.empty_like(fakes[0])
@@ -232,7 +232,7 @@ def run_subgraph(
     args, kwargs = rebuilt(given, inputs)
     who = f"the sub-graph {one.by} of module {one.fqn}"
     hint = "it is to read the module's tensors by name from its first argument"
-    with blamed(lambda: who, lambda error: "" if looks_at_values(error) else hint):
+    with naming_user_frame(lambda: who, lambda error: "" if looks_at_values(error) else hint):
         made = subgraph.forward(tensors, *args, **kwargs)
     if not subgraph.state:
         return made, {}

@@ -16,19 +16,16 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pytest_fxbucket.capture.backward import autograd_nodes
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, looks_so, rebuilt, shown, written
 from pytest_fxbucket.capture.python_state import state_of
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.words import some
-
-if TYPE_CHECKING:
-    from torch import fx
 
 Tensors = Sequence[torch.Tensor]
 GIVEN = "str module, str call, Tensor[] held, Tensor[] inputs"

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from pytest_fxbucket.capture.functional_operators import value_of_new
 from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FORWARD, Anchors, fake_like, run_subgraph
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, written
 from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
@@ -223,22 +224,17 @@ class _Inlining:
         with anchor.graph.inserting_before(anchor), self.fake_mode, torch.no_grad():
             for node in nodes:
                 if node.op not in ("placeholder", "output") and node not in self.copies:
-                    copy = anchor.graph.node_copy(node, self.copies.__getitem__)
-                    copy.meta = _origin(anchor) | {"val": self._value(node, copy)}
-                    self.copies[node] = copy
+                    self.copies[node] = copy = anchor.graph.node_copy(node, self.copies.__getitem__)
+                    copy.meta = _origin(anchor)
+                    if node.op == "get_attr":
+                        constant = getattr(self.made, str(node.target))
+                        copy.target, copy.meta["val"] = self.hold(constant), self.fake_mode.from_tensor(constant)
+                    else:
+                        copy.meta["val"] = value_of_new(copy)
 
     def placed(self, first: int, last: int | None = None) -> list[fx.Node]:
         """Nodes in the graph that are the sub-graph's results from ``first`` to before ``last``."""
         return [self.copies[node] for node in self.results[first:last]]
-
-    def _value(self, node: fx.Node, copy: fx.Node) -> Any:
-        if node.op == "get_attr":
-            value = getattr(self.made, str(node.target))
-            copy.target = self.hold(value)
-            return self.fake_mode.from_tensor(value)
-        target: Any = copy.target
-        args, kwargs = fx.node.map_arg((copy.args, copy.kwargs), lambda arg: arg.meta["val"])
-        return target(*args, **kwargs)
 
 
 def _refuse_strange(one: Overridden, made: fx.GraphModule, call: ModuleCall) -> None:

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.capture.override.calls import fresh_key, know
-from pytest_fxbucket.capture.parallel.forwards import modules_called
+from pytest_fxbucket.capture.parallel.forwards import Forwards, modules_called
 from pytest_fxbucket.compat.tracing import is_fake
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.plan.schema import Override as OverrideTable
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import some
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.capture.parallel.forwards import Forwards
-    from pytest_fxbucket.plan.schema import Override as OverrideTable
-    from pytest_fxbucket.plan.schema import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +212,7 @@ def _ask(fqn: str, module: nn.Module, override: Override, key: str, where: str) 
     if override.by == "call":
         return Overridden(fqn, module, key, where, override.output, None)
     name = getattr(override.by, "__qualname__", type(override.by).__name__)
-    with blamed(lambda: f"{where}: {name} of module {fqn}"):
+    with naming_user_frame(lambda: f"{where}: {name} of module {fqn}"):
         made = override.by(module, **override.args)
     if made is None:
         raise CaptureError(

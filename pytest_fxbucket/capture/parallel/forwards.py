@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
-from pytest_fxbucket.capture.names import aliases_of, single_selectors, units_of
+from pytest_fxbucket.capture.names import NodeNamer, aliases_of, single_selectors, units_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError, PlanError
 from pytest_fxbucket.plan.entries import Entry, parse_entries
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import resolve
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.capture.names import NodeNamer
-    from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.step.mesh import Group, Mesh
+from pytest_fxbucket.step.mesh import Group, Mesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.step.mesh import Group, Mesh
+from pytest_fxbucket.user_frame import naming_user_frame
 from pytest_fxbucket.words import show
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.plan.schema import Parallel
-    from pytest_fxbucket.step.mesh import Group, Mesh
 
 
 class Mode(Protocol):
@@ -37,38 +35,29 @@ class Mode(Protocol):
         """Rank's part of the gradient, averaged over all ranks of the batch, from the whole one of this rank's batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Modes:
-    """What the parameters of one step travel by."""
+def modes_of(parallel: Parallel, mesh: Mesh, where: str) -> tuple[Mode, Mode]:
+    """The modes of dense parameters and of experts that ``parallel`` asks for on ``mesh``.
 
-    dense: Mode
-    experts: Mode
-
-    def of(self, is_expert: bool) -> Mode:
-        """The mode of a parameter."""
-        return self.experts if is_expert else self.dense
-
-
-def modes_of(parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> Modes:
-    """The modes that ``parallel`` asks for on ``mesh``. Raises CaptureError or PlanError for a callable that gives none."""
+    Raises CaptureError or PlanError for a callable that gives none.
+    """
     if parallel.mode == "replicate":
         mode: Mode = Replicated(mesh.group("dp_replicate"))
-        return Modes(mode, mode)
+        return mode, mode
     if parallel.mode in ("fully_shard", "hybrid_shard"):
         replicate = mesh.group("dp_replicate") if parallel.mode == "hybrid_shard" else None
         first = parallel.reduce_order == "scatter_first"
         dense = Sharded("dp_shard", mesh.group("dp_shard"), replicate, first)
+        if parallel.ep == 1:
+            return dense, dense
         inner = "dp_shard_mod_ep"
-        return Modes(
-            dense, Sharded(inner, mesh.group(inner), replicate, first, mesh.degree("ep")) if parallel.ep > 1 else dense
-        )
+        return dense, Sharded(inner, mesh.group(inner), replicate, first, mesh.degree("ep"))
     mode = _foreign(parallel.mode, parallel, mesh, where)
-    return Modes(mode, mode)
+    return mode, mode
 
 
 def _foreign(name: str, parallel: Parallel, mesh: Mesh, where: str) -> Mode:
     make = cast("Callable[[Parallel, Mesh], object]", import_callable(name, where))
-    with blamed(lambda: f"mode {name}"), _naming(f"mode {name}: "):
+    with naming_user_frame(lambda: f"mode {name}"), _naming(f"mode {name}: "):
         made = make(parallel, mesh)
     mode = _checked(name, made)
     if mode.along:

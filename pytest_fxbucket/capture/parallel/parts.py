@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.names import aliases_of
-from pytest_fxbucket.capture.parallel.modes import Modes, modes_of
+from pytest_fxbucket.capture.parallel.modes import Mode, modes_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_dim
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.step.mesh import GROUPED
+from pytest_fxbucket.plan.schema import Parallel
+from pytest_fxbucket.step.mesh import GROUPED, Mesh
 from pytest_fxbucket.step.roles import Parameter
-from pytest_fxbucket.user_frame import blamed
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.plan.schema import Parallel
-    from pytest_fxbucket.step.mesh import Mesh
+from pytest_fxbucket.user_frame import naming_user_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +25,17 @@ class Parts:
 
     mesh: Mesh
     parallel: Parallel
-    modes: Modes
+    dense: Mode
+    experts: Mode
 
     @classmethod
     def of(cls, parallel: Parallel, mesh: Mesh, where: str = "[parallel] mode") -> Parts:
         """Parts of parameters that travel as ``parallel`` says; ``where`` begins what is said of a mode of the user's own."""
-        return cls(mesh, parallel, modes_of(parallel, mesh, where))
+        return cls(mesh, parallel, *modes_of(parallel, mesh, where))
+
+    def mode(self, is_expert: bool) -> Mode:
+        """What a parameter travels by."""
+        return self.experts if is_expert else self.dense
 
     def local(self, whole: torch.Tensor, tp_dim: int | None, is_expert: bool, rank: int) -> torch.Tensor:
         """What ranks of the data-parallel groups of ``rank`` hold together: a view of ``whole``."""
@@ -48,11 +48,11 @@ class Parts:
     def of_rank(self, whole: torch.Tensor, parameter: Parameter, rank: int) -> torch.Tensor:
         """The part of ``whole`` that ``rank`` holds: a new contiguous tensor."""
         local = self.local(whole, parameter.tp_dim, parameter.is_expert, rank)
-        return self.modes.of(parameter.is_expert).part(local, self.mesh, rank)
+        return self.mode(parameter.is_expert).part(local, self.mesh, rank)
 
     def parted_along(self, parameter: Parameter) -> tuple[str, ...]:
         """Mesh dimensions over which ``parameter`` is parted; along all others ranks hold the same."""
-        mode = self.modes.of(parameter.is_expert)
+        mode = self.mode(parameter.is_expert)
         along = "dp_shard" if parameter.is_expert else mode.along
         return tuple(name for name in (along, "tp" if parameter.tp_dim is not None else "") if name)
 
@@ -71,9 +71,7 @@ class Parts:
         return Clip(max_norm, tuple(NormDim(name, group.name, group.size) for name, group in dims), sharded)
 
 
-def describe_parameters(
-    model: nn.Module, parts: Parts, parted: Mapping[str, str], experts: frozenset[str] = frozenset()
-) -> list[Parameter]:
+def describe_parameters(model: nn.Module, parts: Parts, parted: Mapping[str, str], experts: frozenset[str]) -> list[Parameter]:
     """Parameters of ``model`` in registration order.
 
     ``parted`` says of modules how their parameters are parted over tp, ``experts`` are the FQNs of those that are parted over
@@ -103,8 +101,8 @@ def describe_parameters(
                 )
         _refuse_indivisible(fqn, parameter, dims[fqn], fqn in experts, parts.mesh)
         local = parts.local(parameter, dims[fqn], fqn in experts, 0)
-        with blamed(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
-            part = parts.modes.of(fqn in experts).part(local, parts.mesh, 0)
+        with naming_user_frame(lambda fqn=fqn: f"mode {parts.parallel.mode} of parameter {fqn}"):  # type: ignore[misc]
+            part = parts.mode(fqn in experts).part(local, parts.mesh, 0)
         described.append(
             Parameter(
                 fqn,

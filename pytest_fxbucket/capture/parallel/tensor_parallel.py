@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.step.mesh import Group
+from pytest_fxbucket.step.mesh import Group
+from pytest_fxbucket.words import some
 
 _DIMS = {"colwise": {"weight": 0, "bias": 0}, "rowwise": {"weight": 1}}
 
@@ -34,7 +32,12 @@ def parted_forward(fqn: str, module: nn.Module, style: str, group: Group) -> Cal
         return lambda x: whole(_CopyIn.apply(x, group))  # type: ignore[no-untyped-call]
 
     def rowwise(x: torch.Tensor) -> torch.Tensor:
-        _refuse_whole(fqn, x.shape[-1], module.weight.shape[1], group.size)  # type: ignore[index, arg-type]
+        width, part = x.shape[-1], module.weight.shape[1]  # type: ignore[index]
+        if width == part * group.size:
+            raise CaptureError(
+                f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
+                "make the linears that its input is made by colwise"
+            )
         out: torch.Tensor = _SumOut.apply(torch.nn.functional.linear(x, module.weight), group)  # type: ignore
         bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
         return out if bias is None else out + bias
@@ -61,29 +64,18 @@ def refuse_unpartable(model: nn.Module, styles: Mapping[str, str]) -> None:
             )
 
 
-def blame_tp(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
+def tp_hint(parted: Mapping[str, str], ranks: int, error: Exception) -> str:
     """End of the sentence about ``error``, which a model raised while its linears ``parted`` gave parts of their outputs."""
     narrow = [fqn for fqn, style in parted.items() if style == "colwise"]
     if ranks == 1 or not narrow or not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
-    more = f" and {len(narrow) - 1} more" if narrow[1:] else ""
-    outputs = (
-        f"the outputs of {narrow[0]}{more} (colwise) are a rank's part"
-        if more
-        else f"the output of {narrow[0]} (colwise) is a rank's part"
-    )
+    outputs = f"the output of {narrow[0]} (colwise) is a rank's part"
+    if narrow[1:]:
+        outputs = f"the outputs of {some(narrow, 1)} (colwise) are a rank's part"
     return (
         f"under tp = {ranks} {outputs}: let heads follow from the width, as in view(batch, sequence, -1, head_dim), "
         "and make what reads them rowwise"
     )
-
-
-def _refuse_whole(fqn: str, width: int, part: int, ranks: int) -> None:
-    if width == part * ranks:
-        raise CaptureError(
-            f"tp_plan makes {fqn} rowwise, so its input must be a rank's part, {part} of {width} wide, but it is whole; "
-            "make the linears that its input is made by colwise"
-        )
 
 
 class _CopyIn(torch.autograd.Function):

@@ -6,20 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_fxbucket.capture.backward import Edge
+from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.parallel.modes import Mode
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import TorchFunctionMode, functions_given, with_parameters
 from pytest_fxbucket.compat.tracing import is_tracing
 from pytest_fxbucket.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pytest_fxbucket.capture.names import NodeNamer
-    from pytest_fxbucket.capture.parallel.modes import Mode
 
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 """What ``Tensor.register_hook`` takes."""
@@ -126,7 +124,7 @@ class Reader:
         return self._edges[fqn]
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def summed_separately(self) -> Iterator[None]:
         """Inside, the gradients of a parameter's reads are summed before they meet those of reads elsewhere."""
         before, self._edges = self._edges, {}
         try:
@@ -231,10 +229,4 @@ class _Exchanged(TorchFunctionMode):
 
     def of(self, value: Any) -> Any:
         """``value`` with gathered tensors for parameters in it."""
-        if isinstance(value, torch.Tensor):
-            return self._gathered(value)
-        if type(value) in (list, tuple):
-            return type(value)(map(self.of, value))
-        if type(value) is dict:
-            return {key: self.of(item) for key, item in value.items()}
-        return value
+        return pytree.map_tensors(self._gathered, value)

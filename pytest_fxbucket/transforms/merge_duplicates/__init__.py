@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import getitem
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import fresh_like
 from pytest_fxbucket.errors import PlanError
@@ -16,17 +17,12 @@ from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.step.roles import Phase, StepGraph, Told
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, labelled
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.step.roles import Phase, StepGraph
-    from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent
+from pytest_fxbucket.words import some
 
 _clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default
 
@@ -151,4 +147,4 @@ def _left(left: Sequence[Left], labels: Labels) -> Iterator[tuple[str, str]]:
         key = (str(collectives.launch_kind(one.launch)), labels.direction(one.launch), one.why)
         on_purpose.setdefault(key, []).append(one.launch)
     for (kind, direction, why), launches in on_purpose.items():
-        yield labelled(kind, list(dict.fromkeys(map(labels.carried, launches))), direction), why
+        yield f"{kind} of {some(list(dict.fromkeys(map(labels.carried, launches))))} ({direction})", why

@@ -5,23 +5,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import FakeTensor
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.walks import made_of, writers_in
 from pytest_fxbucket.passes.new_nodes import has_numbers
+from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.step.roles import Value
 
 Again = Literal[False, True, "backward", "microbatches"]
 """What is merged although it is launched again on purpose: in backward of one round, in rounds of one side, or both."""
@@ -100,8 +98,8 @@ class Duplicates:
                 yield sent, before
 
     def _stretch(self, turn: Turn) -> Hashable:
-        stretches = {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}
-        return stretches[self.again]
+        """Equal for two launches that are merged although one is launched again on purpose."""
+        return {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}[self.again]
 
     def _is_given_out(self, sent: Sent) -> bool:
         return not self.out.isdisjoint(self.order.storages(sent.launch))

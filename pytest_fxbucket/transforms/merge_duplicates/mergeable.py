@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import getitem
-from typing import TYPE_CHECKING
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.errors import PassError
@@ -19,13 +19,9 @@ from pytest_fxbucket.graph.buckets import Bucket
 from pytest_fxbucket.graph.effects import effects_of, written
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.reading import read_graph
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.step.roles import Value
+from pytest_fxbucket.step.roles import Value
 
 _FORMS = ("_coalesced", "_out", "_")
 """What the names of operators end in that launch the same in another form."""
@@ -120,7 +116,7 @@ class Labels:
 
     def of(self, launch: fx.Node) -> str:
         """``all_gather of layers.0.wq.weight (forward)``; what carries no parameter is called by what it sends."""
-        return labelled(str(collectives.launch_kind(launch)), [self.carried(launch)], self.direction(launch))
+        return f"{collectives.launch_kind(launch)} of {self.carried(launch)} ({self.direction(launch)})"
 
     def carried(self, launch: fx.Node) -> str:
         """FQNs of the parameters that ``launch`` carries, else the names of the nodes that it sends."""
@@ -141,12 +137,6 @@ class Labels:
         with suppress(PassError):
             return {bucket.node: bucket for bucket in read_graph(self._graph, self._inputs, self._outputs).buckets}
         return {}
-
-
-def labelled(kind: str, carried: Sequence[str], direction: str) -> str:
-    """One label for launches of one kind and direction: the first three that they carry, and how many more."""
-    names = ", ".join(carried[:3]) + (f" and {len(carried) - 3} more" if len(carried) > 3 else "")
-    return f"{kind} of {names} ({direction})"
 
 
 # When memory of a graph is written, by whomever: by what says so, and by what may write anything.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from operator import getitem
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fx import inputs_of
@@ -17,12 +18,8 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.effects import effects_of, written
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import by_operator, operator_name, overload
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.transforms.merge_duplicates.mergeable import Writes
+from pytest_fxbucket.graph.order import Order
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Writes
 
 
 def form_of(node: fx.Node) -> Hashable:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
@@ -13,16 +14,11 @@ from pytest_fxbucket.graph.update_provenance import reductions_of
 from pytest_fxbucket.passes.keep_order import AFTER, without_kept_order
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter, resolve
-from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.step.roles import StepGraph, Told
 from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions, refuse_illegal
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
 from pytest_fxbucket.transforms.next_iteration.steady import place_late
 from pytest_fxbucket.transforms.traits import BUCKET, transformation
-
-if TYPE_CHECKING:
-    import torch
-
-    from pytest_fxbucket.step.roles import StepGraph
 
 __all__ = ["next_iteration"]
 

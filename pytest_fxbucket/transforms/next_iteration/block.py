@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import waits_of
@@ -17,17 +18,11 @@ from pytest_fxbucket.graph.gradients import returned
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.graph.order import Order, order_of
-from pytest_fxbucket.graph.update_provenance import is_result
+from pytest_fxbucket.graph.update_provenance import Reduction, is_result
 from pytest_fxbucket.graph.updates import UPDATED, readiness
 from pytest_fxbucket.graph.walks import ancestors, readers_of
-from pytest_fxbucket.plan.selectors import entry_by_parameter
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.update_provenance import Reduction
-    from pytest_fxbucket.plan.selectors import ResolvedEntry
-    from pytest_fxbucket.step.roles import StepGraph, Value
+from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter
+from pytest_fxbucket.step.roles import StepGraph, Value
 
 NAME = "next_iteration"
 
@@ -137,19 +132,19 @@ def block_of(
 
 def _copied(block: Block) -> set[fx.Node]:
     """What packs gradients for the reductions, and what is made of the block's own inputs alone, as far as it needs them."""
+    makers = {maker for one in block.reductions for maker in one.makers} | block.nodes
+    launches = [one.launch for one in block.reductions if one.level == 0]
+    packing = _behind(launches, lambda node: node not in makers and _packs(block, node))
+    own = _made_of_own(block) - block.nodes
+    return packing | _behind([*block.nodes, *packing], own.__contains__)
+
+
+def _behind(nodes: Iterable[fx.Node], takes: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """What ``nodes`` are made of, as far as it is taken."""
     found: set[fx.Node] = set()
-    queue = [one.launch for one in block.reductions if one.level == 0]
-    makers = {maker for one in block.reductions for maker in one.makers}
+    queue = list(nodes)
     for node in queue:
-        fresh = [
-            s for s in node.all_input_nodes if s not in makers and s not in found and s not in block.nodes and _packs(block, s)
-        ]
-        found.update(fresh)
-        queue.extend(fresh)
-    made_of_own = _made_of_own(block)
-    queue = [node for node in block.order.nodes if node in block.nodes or node in found]
-    for node in queue:
-        fresh = [s for s in node.all_input_nodes if s in made_of_own and s not in found and s not in block.nodes]
+        fresh = [source for source in node.all_input_nodes if source not in found and takes(source)]
         found.update(fresh)
         queue.extend(fresh)
     return found

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from pytest_fxbucket.passes.new_nodes import Maker, fake_value
 from pytest_fxbucket.step.roles import Value
-
-if TYPE_CHECKING:
-    from pytest_fxbucket.transforms.next_iteration.block import Block
+from pytest_fxbucket.transforms.next_iteration.block import Block
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+from torch import fx
 
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.order import Order, order_of
 from pytest_fxbucket.passes.arrange import arranged, relink
-
-if TYPE_CHECKING:
-    from torch import fx
-
-    from pytest_fxbucket.graph.order import Order
 
 _LAUNCHED, _FINISHED = 0.75, 0.5
 """How far before a node that stays something of the block wishes to stand."""

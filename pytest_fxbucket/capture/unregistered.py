@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import fx, nn
 
+from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.storages import base
 from pytest_fxbucket.step.roles import Value
 
-if TYPE_CHECKING:
-    from torch import fx, nn
 
-    from pytest_fxbucket.capture.names import NodeNamer
-    from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
-
-
-def held_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def unregistered_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Tensors that are no parameter or buffer, by name: ``0.table``, ``0.tables[1]``, ``mytrainer.rope.TABLE``."""
     found: dict[str, torch.Tensor] = {}
     for fqn, module in model.named_modules():
@@ -40,7 +37,7 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
 
     Raises :class:`CaptureError` for one that is written, or for a constant that a gradient is asked of.
     """
-    names = {id(tensor): name for name, tensor in reversed(held_tensors(model).items())}
+    names = {id(tensor): name for name, tensor in reversed(unregistered_tensors(model).items())}
     found: dict[str, fx.Node] = {}
     values: list[Value] = []
     behind = list(graph_module.graph.nodes)[place]
@@ -63,18 +60,14 @@ def take_as_inputs(graph_module: fx.GraphModule, model: nn.Module, mode: FakeTen
             values.append(Value("held", name, tuple(tensor.shape), tensor.dtype))
         node.replace_all_uses_with(found[name])
         graph_module.graph.erase_node(node)
-    _refuse_written(graph_module.graph, {node: name for name, node in found.items()})
+    names_of = {node: name for name, node in found.items()}
+    for node in graph_module.graph.nodes:
+        if name := next((names_of[base(t)] for t in written_arguments(node) if base(t) in names_of), ""):
+            raise CaptureError(
+                f"{name} is written in place in forward ({node.target}), so the next step would need it, but it is no "
+                "buffer; register it with register_buffer"
+            )
     return values
-
-
-def _refuse_written(graph: fx.Graph, held: dict[fx.Node, str]) -> None:
-    for node in graph.nodes:
-        for target in written_arguments(node):
-            if (name := held.get(base(target))) is not None:
-                raise CaptureError(
-                    f"{name} is written in place in forward ({node.target}), so the next step would need it, but it is no "
-                    "buffer; register it with register_buffer"
-                )
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
