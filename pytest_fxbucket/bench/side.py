@@ -95,6 +95,7 @@ class TimedSide:
 
     def facts(self) -> Mapping[str, Any]:
         """What is to be run, as plain data."""
+        backend = self._backend()  # before the step is traced, which takes longer
         import torch
 
         from pytest_fxbucket.bench.measure import digests
@@ -105,7 +106,7 @@ class TimedSide:
             "row": world.plan.matrix_id,
             "digest": list(digests(self.variant, world, 0)),
             "ranks": world.size,
-            "backend": self._backend(),
+            "backend": backend,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "benchmark": dataclasses.asdict(benchmark) if dataclasses.is_dataclass(benchmark) else None,

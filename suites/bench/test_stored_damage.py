@@ -24,8 +24,6 @@ DAMAGE = {
     "no UTF-8": (b"\xff\xfe{", "is damaged, as it is no JSON"),
     "a list": (b"[]", 'has no list "benchmarks"'),
     "another file": (b'{"benchmarks": {}}', 'has no list "benchmarks"'),
-    "another version": (file_text(fields(format=2)).encode(), "has format 2 and this version reads 1"),
-    "a version that is no number": (file_text(fields(format=True)).encode(), "has format True and this version reads 1"),
     "an entry that is none": (b'{"benchmarks": [3]}', "an entry of it is no table"),
     "no extra info": (b'{"benchmarks": [{"extra_info": null}]}', "an entry of it is no table"),
     **{
@@ -33,17 +31,12 @@ DAMAGE = {
             f'{{"benchmarks": [{{"extra_info": {{"fxbucket": {text}}}}}]}}'.encode(),
             "is damaged: Expected `object`",
         )
-        for text in ("null", "[]", "3", '"text"', "false")
+        for text in ("null", "3")
     },
     "a plan that is no text": (file_text(fields(plan=["plans/tiny.toml"])).encode(), "got `array` - at `$.plan`"),
     "a plan that is null": (file_text(fields(plan=None)).encode(), "got `null` - at `$.plan`"),
     "a row that is no text": (file_text(fields(row=False)).encode(), "got `bool` - at `$.row`"),
     "nested too deeply": (b'{"benchmarks":' + b"[" * 100_000, "nested too deeply"),
-    "a workload that is nested too deeply": (
-        file_text(fields(workload={"x": 0})).replace('"x": 0', '"x": ' + "[" * 400 + "]" * 400).encode(),
-        "nested too deeply",
-    ),
-    "a number of 401 digits": (file_text(fields(capture_s=10**400)).encode(), "at `$.capture_s`"),
     "a number of 5000 digits": (
         file_text(fields(capture_s=0)).replace('"capture_s": 0', f'"capture_s": {"9" * 5000}').encode(),
         "no JSON",

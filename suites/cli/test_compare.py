@@ -97,9 +97,9 @@ def test_each_side_has_its_own_interpreter(timed: SmallRepository, untouched: No
     lacking = tmp_path / "python"
     lacking.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
     lacking.chmod(0o755)
-    words = ["compare", "fast", "slow", "--plan", "plans/plan.toml", "--python", sys.executable, "--python", str(lacking)]
+    words = ["compare", "fast", "slow", "--plan", "plans/plan.toml", "--python", str(lacking), "--python", sys.executable]
     assert main(words) == 2
-    sha = timed.git("rev-parse", "slow")[:7]
+    sha = timed.git("rev-parse", "fast")[:7]
     assert (
-        f"at slow ({sha}): {lacking} cannot be used: ModuleNotFoundError: No module named 'torch'\n" in capsys.readouterr().err
+        f"at fast ({sha}): {lacking} cannot be used: ModuleNotFoundError: No module named 'torch'\n" in capsys.readouterr().err
     )

@@ -6,16 +6,18 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.golden.store import render
-from suites.cli.small_repository import BODY, OTHER_PLAN, PLAN, SmallRepository, command, environment
+from suites.cli.small_repository import BODY, OTHER_PLAN, PLAN, SHOWN, SmallRepository, command, environment
 from suites.pytest_plugin.processes import ends
 
 Capsys = pytest.CaptureFixture[str]
+Refused = Callable[[list[str], int, str], str]
 
 
 def test_plan_model_and_pass_are_those_of_the_commit_and_nothing_is_touched(
@@ -47,7 +49,7 @@ def test_plan_model_and_pass_are_those_of_the_commit_and_nothing_is_touched(
 def test_two_commits_are_compared_and_a_schedule_that_is_the_same_is_said_to_be(
     repository: SmallRepository, untouched: None, capsys: Capsys
 ) -> None:
-    repository.stub("sys.stdout.write(Path('shown.txt').read_text())")
+    repository.stub(SHOWN)
     repository.write("shown.txt", render("plan plan.toml\n" + BODY))
     first = repository.commit(plan=PLAN)
     repository.write("shown.txt", render("plan plan.toml\n" + BODY + "  wait    all_gather layers.0\n"))
@@ -117,7 +119,7 @@ def test_a_signal_while_git_makes_or_removes_the_worktree_leaves_none(
     repository: SmallRepository, untouched: None, tmp_path: Path, meanwhile: str
 ) -> None:
     """A git that sends one to who called it."""
-    repository.stub("sys.stdout.write(Path('shown.txt').read_text())")
+    repository.stub(SHOWN)
     repository.write("shown.txt", render("plan x\n" + BODY))
     repository.commit(plan=PLAN)
     repository.commit()
@@ -167,34 +169,29 @@ def test_the_commit_s_own_pytest_fxbucket_is_run_in_the_same_subfolder_without_g
     ],
 )
 def test_what_fails_at_a_commit_is_one_sentence_that_names_it(
-    repository: SmallRepository, untouched: None, capsys: Capsys, show: str, says: str
+    repository: SmallRepository, untouched: None, refused: Refused, show: str, says: str
 ) -> None:
     if not says:
         show = "import argparse; p = argparse.ArgumentParser(); p.add_argument('command', choices=['init']); p.parse_args()"
         says = "at HEAD ({sha}): the pytest_fxbucket there has no command show"
     repository.stub(show.replace("{{", "{").replace("}}", "}"))
     sha = repository.commit(plan=PLAN)
-    assert main(["diff", "plan.toml", "--at", "HEAD"]) == 2
-    said = capsys.readouterr()
-    assert says.format(sha=sha[:7]) in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
+    refused(["diff", "plan.toml", "--at", "HEAD"], 2, says.format(sha=sha[:7]))
 
 
 def test_a_plan_that_is_none_at_a_commit_says_so_in_its_own_words(
-    repository: SmallRepository, untouched: None, capsys: Capsys
+    repository: SmallRepository, untouched: None, refused: Refused
 ) -> None:
     sha = repository.commit(plan="no plan")
     repository.write("plan.toml", PLAN)
-    assert main(["diff", "plan.toml", "--at", "HEAD"]) == 2
-    assert capsys.readouterr().err.startswith(f"fxbucket: at HEAD ({sha[:7]}): plan.toml:1: this is not TOML: ")
+    refused(["diff", "plan.toml", "--at", "HEAD"], 2, f"fxbucket: at HEAD ({sha[:7]}): plan.toml:1: this is not TOML: ")
 
 
 def test_what_is_imported_from_the_working_tree_after_all_is_refused(
     repository: SmallRepository, untouched: None, capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a package that is installed in place is, where the commit lacks it."""
-    repository.stub("import late_at\nsys.stdout.write(Path('shown.txt').read_text())\n")
+    repository.stub(f"import late_at\n{SHOWN}")
     repository.write("shown.txt", render("plan x\n" + BODY))
     repository.commit(plan=PLAN)
     repository.write("lib/late_at.py", "")
@@ -230,19 +227,15 @@ def test_what_is_imported_from_the_working_tree_after_all_is_refused(
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(
-    repository: SmallRepository, untouched: None, capsys: Capsys, words: list[str], says: str
+    repository: SmallRepository, untouched: None, refused: Refused, words: list[str], says: str
 ) -> None:
     sha = repository.commit(plan=PLAN, was=OTHER_PLAN)
     repository.git("tag", "v1.0")
     repository.git("mv", "was.toml", "moved.toml")
-    assert main(["diff", *(word.format(top=repository.top) for word in words)]) == 2
-    said = capsys.readouterr()
-    assert says.format(top=repository.top, sha=sha[:7]) in said.err
-    assert said.out == ""
-    assert said.err.count("\n") == 1
+    asked = [word.format(top=repository.top) for word in words]
+    assert refused(["diff", *asked], 2, says.format(top=repository.top, sha=sha[:7])).count("\n") == 1
 
 
-def test_without_git_it_is_said(repository: SmallRepository, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_it_is_said(repository: SmallRepository, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert main(["diff", "plan.toml", "--at", "HEAD"]) == 2
-    assert "--at needs git, and there is no git on PATH" in capsys.readouterr().err
+    refused(["diff", "plan.toml", "--at", "HEAD"], 2, "--at needs git, and there is no git on PATH")

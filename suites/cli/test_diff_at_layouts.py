@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.cli.__main__ import main
 from pytest_fxbucket.golden.store import render
-from suites.cli.small_repository import BODY, PLAN, SmallRepository
+from suites.cli.small_repository import BODY, PLAN, SHOWN, SmallRepository
 
 Capsys = pytest.CaptureFixture[str]
 SAME = ["diff", "plan.toml", "--at", "HEAD~1", "--at", "HEAD"]
@@ -20,7 +20,7 @@ SAME = ["diff", "plan.toml", "--at", "HEAD~1", "--at", "HEAD"]
 @pytest.fixture
 def shown(repository: SmallRepository) -> SmallRepository:
     """Two commits whose own ``show`` prints the same golden."""
-    repository.stub("sys.stdout.write(Path('shown.txt').read_text())")
+    repository.stub(SHOWN)
     repository.write("shown.txt", render("plan x\n" + BODY))
     repository.commit(plan=PLAN)
     repository.commit()
@@ -110,7 +110,7 @@ def test_a_module_in_a_submodule_is_not_taken_from_the_working_tree(
     inner.write("from_inner.py", "")
     inner.commit()
     shown.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner.top), "inner")
-    shown.stub("import from_inner\nsys.stdout.write(Path('shown.txt').read_text())")
+    shown.stub(f"import from_inner\n{SHOWN}")
     shown.commit()
     site = tmp_path / "site"
     site.mkdir()

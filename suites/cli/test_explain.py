@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ bucket.unplanned = "error"
 bucket.cap_mb = 1
 """
 Capsys = pytest.CaptureFixture[str]
+Refused = Callable[[list[str], int, str], str]
 
 
 @pytest.fixture
@@ -212,12 +211,8 @@ def test_a_foreign_pass_that_is_ours_in_all_but_name_is_read_as_ours_reports_it(
         ([], 2, "arguments are required: PLAN[::ROW]"),
     ],
 )
-def test_what_cannot_be_told_is_one_sentence(plan: Path, capsys: Capsys, arguments: list[str], code: int, says: str) -> None:
-    assert main(["explain", *arguments]) == code
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
+def test_what_cannot_be_told_is_one_sentence(plan: Path, refused: Refused, arguments: list[str], code: int, says: str) -> None:
+    refused(["explain", *arguments], code, says)
 
 
 def test_a_bare_graph_is_told_by_its_inputs_names_and_a_foreign_pass_on_it_is_refused(plan: Path, capsys: Capsys) -> None:
@@ -229,14 +224,11 @@ def test_a_bare_graph_is_told_by_its_inputs_names_and_a_foreign_pass_on_it_is_re
     assert "without the roles of the graph's inputs none can be read off the graph" in capsys.readouterr().err
 
 
-def test_a_parameter_is_told_in_any_folder(tmp_path: Path) -> None:
-    """As a user would, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
-    words = ["explain", f"{ROOT}/fixtures/plans/buckets.toml::capped", "--why", "layers.1.feed_forward.w1.weight"]
-    command = [sys.executable, "-m", "pytest_fxbucket.cli", *words]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "because cap_mb = 0.02 (20,972 bytes) is reached: 18,432 bytes, and layers.1" in done.stdout
+def test_a_parameter_is_told_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = f"{ROOT}/fixtures/plans/buckets.toml::capped"
+    told = explain(capsys, plan, "--why", "layers.1.feed_forward.w1.weight")
+    assert "because cap_mb = 0.02 (20,972 bytes) is reached: 18,432 bytes, and layers.1" in told
 
 
 def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys: Capsys) -> None:
@@ -250,3 +242,78 @@ def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys
         )
         (found,) = document(capsys, "two.toml")["transformations"]
         assert found == {"transformation": "telling", "done": ["said it"], "left": [["a launch", "it was not asked for"]]}
+
+
+# A whole step: what hides each reduction, which reductions each entry's updates are made of, what cannot move.
+
+
+WHOLE = """
+[graph]
+factory = "suites.cli.updated_steps:by_entry"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["a", "b", "c"]
+
+[overlap]
+updates = "ready"
+
+[checks]
+bitwise = false
+same = false
+eager = false
+"""
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole.toml").write_text(WHOLE)
+    return "whole.toml"
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def joint(capsys: Capsys, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = document(capsys, *arguments)["graphs"]["joint"]
+    return found
+
+
+def test_people_see_what_hides_each_reduction_and_what_each_update_is_made_of(whole: str, capsys: Capsys) -> None:
+    told = flat(explain(capsys, whole))
+    assert "nodes of a; 1 update: c" in told
+    assert (
+        "updates, and the reductions that they are made of a: 2 parameters and 6 states of reduce_scatter a "
+        "b: 2 parameters and 6 states of reduce_scatter b c: 2 parameters and 6 states of reduce_scatter c left alone: nothing"
+    ) in told
+
+
+def test_programs_get_the_same_of_updates(whole: str, capsys: Capsys) -> None:
+    found = joint(capsys, whole)
+    behind = {b["entry"]: b["updates"] for b in found["buckets"] if b["kind"] == "reduce_scatter"}
+    assert behind == {"c": [], "b": ["c"], "a": ["b"]}
+    assert found["updates"][0] == {
+        "entry": "a",
+        "parameters": ["a.w", "a.b"],
+        "states": 6,
+        "reductions": ["reduce_scatter a"],
+    }
+
+
+def test_of_a_foreign_pass_the_same_is_read_off_its_graph(whole: str, capsys: Capsys) -> None:
+    ours, theirs = joint(capsys, whole), joint(capsys, whole, "--pass=suites.cli.updated_steps:early")
+    for key in ("entry", "kind", "updates", "overlap_nodes"):
+        assert [bucket[key] for bucket in theirs["buckets"]] == [bucket[key] for bucket in ours["buckets"]]
+    assert theirs["updates"] == ours["updates"]
+
+
+def test_with_clipping_each_update_is_made_of_all_reductions_and_why_none_moved_is_said(whole: str, capsys: Capsys) -> None:
+    Path(whole).write_text(WHOLE.replace("by_entry", "clipped"))
+    told = flat(explain(capsys, whole))
+    assert "a: 2 parameters and 6 states of reduce_scatter c, reduce_scatter b, reduce_scatter a b: 2 parameters" in told
+    assert "updates of a, b, c: they need the reductions of all of these, of which _foreach_norm_scalar makes one value" in told
+    assert "1 update" not in told
