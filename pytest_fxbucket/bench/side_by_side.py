@@ -71,16 +71,13 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessS
         side.answer()  # raises, since none is due before its turns are over
         raise BenchmarkError(f"{side.label}: it ended its turns by itself")
 
-    def turn(server: TurnServer, steps: int) -> list[float]:
-        return server.turn(steps, watched, on_other)
-
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(TurnServer()) for name in SIDES}
+        servers = {name: stack.enter_context(TurnServer(watched, on_other)) for name in SIDES}
         for side, server in zip(sides, servers.values(), strict=True):
             side.ask({"address": server.address, "budget_s": budget_s})
         for server in servers.values():
-            server.accept(watched, on_other)
-        found = _rounds(servers, Pacing(budget_s, 0.0), length.least_rounds, turn)
+            server.accept()
+        found = _rounds(servers, Pacing(budget_s, 0.0), length.least_rounds)
     for name, side in zip(SIDES, sides, strict=True):
         answer = side.answer()
         found.peak_bytes[name] = answer["peak_bytes"]
@@ -88,9 +85,7 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessS
     return found
 
 
-def _rounds(
-    servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int, turn: Callable[[TurnServer, int], list[float]]
-) -> ProcessSet:
+def _rounds(servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int) -> ProcessSet:
     """Warm-up, then samples till the time is over; which side is first changes from round to round.
 
     A sample is the fastest of a few steps of a turn: what else the machine does only ever makes a step slower (Chen & Revels,
@@ -100,7 +95,7 @@ def _rounds(
 
     def add_one(samples: dict[str, list[float]], steps: int) -> None:
         for name in next(orders):
-            samples[name].append(min(turn(servers[name], steps)))
+            samples[name].append(min(servers[name].turn(steps)))
 
     warm: dict[str, list[float]] = {name: [] for name in SIDES}
     while not is_warm(warm, time.monotonic() - begin, pacing):

@@ -202,23 +202,16 @@ def ratio_of(
     return _estimate(draws.centre, draws.some(Random(seed)), confidence)
 
 
-def ratio_between(
-    run_a: tuple[Samples, Samples],
-    run_b: tuple[Samples, Samples],
-    *,
-    confidence: float = 0.99,
-    seed: int = 0,
-    process_spread: float = PROCESS_SPREAD,
-) -> Estimate:
-    """log((num_b / den_b) / (num_a / den_a)) of two runs, each (num, den) of variants that took turns.
+def ratio_between(run_a: tuple[Samples, Samples], run_b: tuple[Samples, Samples]) -> Estimate:
+    """log((num_b / den_b) / (num_a / den_a)) of two runs, each (num, den) of variants that took turns; 99 % sure.
 
     A change of the machine's speed between the runs cancels out. The runs are resampled independently of each other. Raises
     BenchmarkError as ``ratio_of`` does.
     """
-    random = Random(seed)
-    a, b = (_Draws(_log_ratios(*run), process_spread) for run in (run_a, run_b))
+    random = Random(0)
+    a, b = (_Draws(_log_ratios(*run), PROCESS_SPREAD) for run in (run_a, run_b))
     differences = [of_b - of_a for of_a, of_b in zip(a.some(random), b.some(random), strict=True)]
-    return _estimate(b.centre - a.centre, differences, confidence)
+    return _estimate(b.centre - a.centre, differences, 0.99)
 
 
 def midmean(values: Sequence[float]) -> float:
