@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.bench.job import Timed, TimingTask
-from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of
+from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of, timed_graph
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.errors import BenchmarkError
@@ -21,7 +21,10 @@ from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.step.portable import digest
 from suites.bench.timing_jobs import Clocked
+from suites.checks.test_bitwise_iterations import ADAMW
+from suites.checks.test_bitwise_iterations import PLAN as CROSSING
 
 PLAN = """
 [model]
@@ -171,3 +174,12 @@ def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanO
     )  # type: ignore[misc]  # jobs give objects
     assert not torch.equal(before, after)
     assert not torch.equal(other_before, other_after)
+
+
+def test_a_step_that_crosses_iterations_is_refused_and_unbucketed_is_not(tmp_path: Path) -> None:
+    text = CROSSING.format(ranks=2, steps=1, optimizer=ADAMW[0], args=ADAMW[1], transform="next_iteration", more="")
+    (plan,) = parse_plans(text, tmp_path / "plan.toml")
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    with pytest.raises(BenchmarkError, match=r"plan.toml: the step runs as graphs setup, steady, cleanup, which"):
+        timed_graph("bucketed", world, 0, "joint")
+    assert digest(timed_graph("unbucketed", world, 0, "joint")) == digest(world.unbucketed(0, "joint"))
