@@ -53,7 +53,7 @@ def draft(model: nn.Module) -> Draft:
     left = [name for name in names.parameters if name not in planned]
     if not left:
         return Draft(tuple(blocks), "error")
-    rest = _apart(_together(left, planned, names), planned, names, model)
+    rest = _grouped(_together(left, planned, names), planned, names, model)
     entries = (*blocks, *("+".join(together) for together in rest))
     try:
         _resolve(entries, names, "error")
@@ -68,7 +68,7 @@ def draft(model: nn.Module) -> Draft:
     return Draft(tuple(sorted(entries, key=first_parameter)), "error")
 
 
-def _apart(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
+def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
     """Names in ``covers`` (by the parameters that they hold) that share an entry: neighbours; embeddings alone."""
     groups: list[list[str]] = []
     last: tuple[int, bool] | None = None
@@ -143,11 +143,11 @@ def _untied(blocks: tuple[str, ...], names: BlockNames) -> tuple[str, ...]:
     groups: list[tuple[list[Entry], set[str]]] = []
     for entry in entries:
         alone = resolve([entry], names.parameters, names.modules, aliases=names.aliases, unplanned="allow")
-        held = set(alone.entries[0].parameters)
-        tied = [group for group in groups if group[1] & held]
-        groups = [group for group in groups if not group[1] & held]
+        carried = set(alone.entries[0].parameters)
+        tied = [group for group in groups if group[1] & carried]
+        groups = [group for group in groups if not group[1] & carried]
         together = [each for group in tied for each in group[0]] + [entry]
-        groups.append((together, held.union(*(group[1] for group in tied))))
+        groups.append((together, carried.union(*(group[1] for group in tied))))
     if all(len(group) == 1 for group, _ in groups):
         return blocks
     return tuple("+".join(entry.name for entry in group) for group, _ in groups)

@@ -10,7 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
-from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
+from pytest_fxbucket.bench.timeline.traced_steps import begins_of, with_clocks
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks.pools import Pools
