@@ -10,7 +10,7 @@ from pytest_fxbucket.bench.job import come_first
 from pytest_fxbucket.ranks.backend import PLAIN
 from pytest_fxbucket.ranks.pools import Pools
 
-JOB = "suites.bench.priority_jobs:priorities"
+JOB = "suites.bench.timing_jobs:priorities"
 
 
 @pytest.fixture

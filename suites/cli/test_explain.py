@@ -249,7 +249,7 @@ def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys
 
 WHOLE = """
 [graph]
-factory = "suites.cli.updated_steps:by_entry"
+factory = "suites.cli.explain_steps:by_entry"
 
 [parallel]
 dp_shard = 2
@@ -305,7 +305,7 @@ def test_programs_get_the_same_of_updates(whole: str, capsys: Capsys) -> None:
 
 
 def test_of_a_foreign_pass_the_same_is_read_off_its_graph(whole: str, capsys: Capsys) -> None:
-    ours, theirs = joint(capsys, whole), joint(capsys, whole, "--pass=suites.cli.updated_steps:early")
+    ours, theirs = joint(capsys, whole), joint(capsys, whole, "--pass=suites.cli.explain_steps:early")
     for key in ("entry", "kind", "updates", "overlap_nodes"):
         assert [bucket[key] for bucket in theirs["buckets"]] == [bucket[key] for bucket in ours["buckets"]]
     assert theirs["updates"] == ours["updates"]

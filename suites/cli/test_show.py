@@ -72,7 +72,7 @@ def test_the_plan_above_the_rows_is_shown_and_stderr_says_how_to_get_a_row(plan:
 
 def test_every_rank_has_the_same_text_and_one_that_a_pass_treats_otherwise_is_shown_as_it_is(capsys: Capsys) -> None:
     assert len({show(capsys, TRACED, "--rank", str(rank)) for rank in range(4)}) == 1
-    by_rank = [show(capsys, TRACED, "--pass", "suites.cli.show_passes:not_on_rank_3", f"--rank={rank}") for rank in (0, 3)]
+    by_rank = [show(capsys, TRACED, "--pass", "suites.cli.explain_steps:not_on_rank_3", f"--rank={rank}") for rank in (0, 3)]
     assert ["2 members" in text for text in by_rank] == [True, False]
 
 
