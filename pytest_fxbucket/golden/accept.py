@@ -25,7 +25,7 @@ def accepts(mode: str | None, path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a flush did: goldens really changed on disk, and a sentence for each that could not be written."""
+    """What was done on disk: goldens that were really written, or removed, and a sentence for each that could not be."""
 
     paths: tuple[Path, ...] = ()
     errors: tuple[str, ...] = ()
@@ -159,14 +159,6 @@ class Found:
     """Whether this run compared every golden that has an owner."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What pruning did: goldens that are gone, and a sentence for each that had to stay."""
-
-    paths: tuple[Path, ...] = ()
-    errors: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class Owners:
     """Finds the owners of goldens on disk, as plan files and test files say.
@@ -235,12 +227,12 @@ def goldens_below(root: Path) -> list[Path]:
     return [path for path in files if (number := format_of(path)) is not None and number <= FORMAT]
 
 
-def prune(orphans: Iterable[Orphan], start: Snapshot) -> Removed:
+def prune(orphans: Iterable[Orphan], start: Snapshot) -> Written:
     """Remove ``orphans``, and folders that this leaves empty; what is not as it was at the ``start`` of the run stays."""
     paths: list[Path] = []
     errors = []
     if not start.root.is_dir():
-        return Removed()
+        return Written()
     with locked(start.root):
         for path in (orphan.path for orphan in orphans):
             change = start.change(path)
@@ -255,7 +247,7 @@ def prune(orphans: Iterable[Orphan], start: Snapshot) -> Removed:
                 continue
             paths.append(path)
             _remove_empty(path.parent, start.root)
-    return Removed(tuple(paths), tuple(errors))
+    return Written(tuple(paths), tuple(errors))
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
