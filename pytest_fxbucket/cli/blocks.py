@@ -70,6 +70,9 @@ def draft(model: nn.Module) -> Draft:
 
 def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
     """Names in ``covers`` (by the parameters that they hold) that share an entry: neighbours; embeddings alone."""
+    from torch import nn
+
+    modules = dict(model.named_modules())
     groups: list[list[str]] = []
     last: tuple[int, bool] | None = None
     number = 0
@@ -77,25 +80,15 @@ def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model
         number += fqn in planned
         if fqn in planned or any(covers[fqn] in group for group in groups):
             continue
-        key = (number, _is_embedding(covers[fqn], model))
+        key = (number, isinstance(modules.get(covers[fqn]), nn.Embedding))
         if key != last:
             groups.append([])
         groups[-1].append(covers[fqn])
         last = key
-    return _tied_to_last(groups, covers, names)
-
-
-def _tied_to_last(groups: list[list[str]], covers: dict[str, str], names: BlockNames) -> list[list[str]]:
-    """``groups`` with those of tied parameters, as of an embedding and its head, joined to the last."""
+    # Groups of tied parameters, as of an embedding and its head, are joined to the last.
     tied = {covers[fqn] for fqn in names.aliases.values() if fqn in covers}
     ends = [group for group in groups[:-1] if tied.intersection(group)]
     return [*(group for group in groups[:-1] if group not in ends), [name for group in (*ends, groups[-1]) for name in group]]
-
-
-def _is_embedding(name: str, model: nn.Module) -> bool:
-    from torch import nn
-
-    return isinstance(dict(model.named_modules()).get(name), nn.Embedding)
 
 
 def _resolve(entries: tuple[str, ...], names: BlockNames, unplanned: str) -> set[str]:

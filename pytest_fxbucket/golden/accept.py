@@ -124,7 +124,8 @@ def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> b
         if start is not None and (change := start.change(path)):
             raise GoldenError(f"{path} {change} since the run began, so it is left alone; run again to compare with it")
 
-    if _holds(path, text) or mode is None:
+    is_there = path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
+    if is_there or mode is None:
         return False
     if start is not None and (reason := obstacle(path, start.root)):
         raise GoldenError(reason)  # before the check, to which what lies behind a linked folder is somebody else's
@@ -133,10 +134,6 @@ def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> b
         raise GoldenError(f"{path} is {'there' if path.exists() else 'missing'}, and --fxbucket-accept={mode} leaves it so")
     check_not_newer(path)
     return write_whole(path, text, check)
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
 
 
 # Whose goldens lie on disk: those that no plan and no test owns any more are found, and removed where that is asked for.
