@@ -80,8 +80,6 @@ class Folder:
         """Write the unbucketed graphs, the bucketed graphs by rank, and the pass's report."""
         if self._log_of is not None:
             return
-        if not self.path.exists():
-            self.make()
         for phase, graph_module in step.graphs.items():
             self.write(f"{phase}.unbucketed.txt", str(graph_module.graph))
         for rank, graphs in passed.items():
@@ -101,8 +99,8 @@ class Folder:
 
     def write(self, name: str, text: str) -> None:
         """Write a file, unless that is another process's business."""
-        if self._log_of is None:
-            (self.path / name).write_text(text + "\n", encoding="utf-8")
+        if (path := self.file(name)) is not None:
+            path.write_text(text + "\n", encoding="utf-8")
 
 
 def why_elsewhere(path: Path) -> str:

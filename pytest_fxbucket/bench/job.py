@@ -27,7 +27,7 @@ from torch import fx
 
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.timeline.marks import Span
-from pytest_fxbucket.bench.timeline.record import traced_steps
+from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
 from pytest_fxbucket.bench.turns import REST_STEPS, TurnClient
 from pytest_fxbucket.capture.from_plan import import_model
 from pytest_fxbucket.checks.devices import place

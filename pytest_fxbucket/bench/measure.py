@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.bench.job import Timed, TimingPhase, TimingTask
-from pytest_fxbucket.bench.stats import Pacing, ProcessSet, Series
+from pytest_fxbucket.bench.stats import Pacing, Series
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
 from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
 from pytest_fxbucket.errors import BenchmarkError
@@ -52,16 +52,17 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
     Raises :class:`BenchmarkError` if a rank ran another graph than the one that was checked.
     """
     pacing = Pacing(options.budget_s / SETS, options.precision * SETS**0.5)
-    sets = []
+    series = Series()
     for number in range(SETS):
         say(f"timing {', '.join(worlds)} in processes {number + 1} of {SETS}")
         last = number == SETS - 1
         timed = cast("list[Timed]", run(tasks_of(worlds, pacing, TRACED_STEPS if last else 0)))
         _refuse_other_graphs(worlds, timed)
-        sets.append(timed)
-    series = Series.of([_process_set(timed) for timed in sets])
-    graphs = {name: _facts(name, world, series, sets[-1]) for name, world in worlds.items()}
-    return Measured(series, graphs, _drawn(sets[-1]))
+        first, has_priority = timed[0], all(one.has_priority for one in timed)
+        peaks = {name: [one.peak_bytes[name] for one in timed] for name in first.samples}
+        series.add_set(first.samples, first.warmup_rounds, first.is_stable, has_priority, peaks)
+    graphs = {name: _facts(name, world, series, timed) for name, world in worlds.items()}
+    return Measured(series, graphs, _drawn(timed))
 
 
 def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[TimingTask]:
@@ -90,13 +91,6 @@ def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:
         for name, world in worlds.items():
             if one.digests[name] != digests(name, world, rank):
                 raise BenchmarkError(f"rank {rank} timed another {name} graph than the one that it was sent")
-
-
-def _process_set(timed: Sequence[Timed]) -> ProcessSet:
-    """What all ranks of one set of processes say together."""
-    first = timed[0]
-    peak_bytes = {name: [one.peak_bytes[name] for one in timed] for name in first.samples}
-    return ProcessSet(first.samples, first.warmup_rounds, first.is_stable, peak_bytes, all(one.has_priority for one in timed))
 
 
 def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]) -> GraphFacts:

@@ -25,16 +25,16 @@ _MODEL = re.compile(r"^(?:model name|Model|Hardware|cpu)\s*:\s*(.+)$", re.MULTIL
 _WORKLOAD = ("model", "graph", "parallel", "step", "optimizer")
 
 
-def commit_of(file: Path, stored: tuple[str, ...] = (".benchmarks", ".fxbucket")) -> tuple[str | None, bool]:
+def commit_of(file: Path) -> tuple[str | None, bool]:
     """Sha of HEAD in the repository of ``file``, and whether files there differ from it; of new ones, code and plans only.
 
-    (None, False) where there is no repository, no commit yet, or no git. What lies in folders of the names ``stored``, at any
-    depth, is not looked at: a run that stores its samples would make the next one dirty.
+    (None, False) where there is no repository, no commit yet, or no git. What lies in folders of stored runs, at any depth,
+    is not looked at: a run that stores its samples would make the next one dirty.
     """
     try:
         repository = Repository.of(file, "a benchmark")
         sha = repository.git("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
-        but = [f":(top,exclude,glob)**/{name}/**" for name in stored]
+        but = [f":(top,exclude,glob)**/{name}/**" for name in (".benchmarks", ".fxbucket")]
         changed = repository.git("status", "--porcelain", "--untracked-files=no", "--", ":/", *but)
         new = repository.git("ls-files", "--others", "--exclude-standard", "--", *_CODE, *but)
     except FxbucketError:

@@ -23,10 +23,12 @@ from pytest_fxbucket.errors import BenchmarkError, FxbucketError
 from pytest_fxbucket.explain.find import find_plan, folders_of
 from pytest_fxbucket.plan.factories import first_on_path
 from pytest_fxbucket.ranks.call_job import die_with, ignore_interrupts
+from pytest_fxbucket.ranks.machine import this_machine
 from pytest_fxbucket.ranks.pools import Pools
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.job import TurnsTaken
+    from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
 
 PROTOCOL = 1
@@ -71,6 +73,7 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
 def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
     plan, _ = find_plan(asked["plan"])
+    backend = _backend(plan, asked["backend"])  # which may refuse, before anything takes long
     folders = folders_of(plan)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
@@ -79,7 +82,18 @@ def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
     world = PlanOnMesh(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)
-    return TimedSide(world, asked["variant"], asked["backend"], pools, folders)
+    return TimedSide(world, asked["variant"], backend, pools, folders)
+
+
+def _backend(plan: Plan, asked: str | None) -> str:
+    """What the ranks of ``plan`` run on; ``asked``: instead of the plan's. Raises BenchmarkError where nothing can be timed."""
+    name = asked or plan.run.backend
+    if not row_of(name).timed_on:
+        raise BenchmarkError(f"{plan.path}: back end {name} has no step time; use gloo, nccl or auto")
+    found = choose(name, plan.run_world, this_machine())
+    if found.backend is None:
+        raise BenchmarkError(f"{plan.path}: {found.lacking}")
+    return BACKENDS[found.backend].timed_on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,8 +103,7 @@ class TimedSide:
     world: PlanOnMesh
     variant: str
     """bucketed or unbucketed"""
-    asked_backend: str | None
-    """Instead of the plan's; None: the plan's."""
+    backend: str
     pools: Pools
     folders: list[Path]
 
@@ -106,7 +119,7 @@ class TimedSide:
             "row": world.plan.matrix_id,
             "digest": list(digests(self.variant, world, 0)),
             "ranks": world.size,
-            "backend": self._backend(),
+            "backend": self.backend,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "benchmark": dataclasses.asdict(benchmark) if dataclasses.is_dataclass(benchmark) else None,
@@ -121,7 +134,7 @@ class TimedSide:
         world = self.world
         timed = tasks_of({self.variant: world}, Pacing(request["budget_s"], 0.0))
         tasks = [TurnTask(self.variant, task.phases, request["address"]) for task in timed]
-        pool = self.pools.get(world.size, self._backend())
+        pool = self.pools.get(world.size, self.backend)
         results = pool.run(
             f"{_JOB}:take_turns",
             tasks,
@@ -134,17 +147,6 @@ class TimedSide:
         if [one.digests for one in taken] != [digests(self.variant, world, rank) for rank in range(world.size)]:
             raise BenchmarkError(f"{world.plan.path}: a rank timed another graph than the one that it was sent")
         return {"peak_bytes": [one.peak_bytes for one in taken], "has_priority": all(one.has_priority for one in taken)}
-
-    def _backend(self) -> str:
-        from pytest_fxbucket.ranks.machine import this_machine
-
-        asked = self.asked_backend or self.world.plan.run.backend
-        if not row_of(asked).timed_on:
-            raise BenchmarkError(f"{self.world.plan.path}: back end {asked} has no step time; use gloo, nccl or auto")
-        found = choose(asked, self.world.size, this_machine())
-        if found.backend is None:
-            raise BenchmarkError(f"{self.world.plan.path}: {found.lacking}")
-        return BACKENDS[found.backend].timed_on
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import cycle
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from pytest_fxbucket.bench.side import PROTOCOL
-from pytest_fxbucket.bench.stats import WINDOW, Pacing, ProcessSet, Series, has_settled, is_warm
+from pytest_fxbucket.bench.stats import WINDOW, Pacing, Series, has_settled, is_warm
 from pytest_fxbucket.bench.turns import TurnServer
 from pytest_fxbucket.errors import BenchmarkError
 
@@ -51,17 +51,16 @@ def run(
 
     Both sides have answered their first request. Raises BenchmarkError if one of them fails, in its words.
     """
-    done: list[ProcessSet] = []
-    for number in range(length.sets):
-        say(f"set {number + 1} of at most {length.sets}")
-        done.append(_one_set(sides, length))
-        series = Series.of(done)
-        if len(done) >= length.least_sets and is_enough(series):
+    series = Series()
+    for number in range(1, length.sets + 1):
+        say(f"set {number} of at most {length.sets}")
+        _add_set(series, sides, length)
+        if number >= length.least_sets and is_enough(series):
             break
     return series
 
 
-def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessSet:
+def _add_set(series: Series, sides: tuple[SideProcess, SideProcess], length: Length) -> None:
     """Fresh processes of both sides, warmed up, timed and ended."""
     budget_s = length.budget_s / length.sets
     watched = [side.descriptor for side in sides]
@@ -71,51 +70,44 @@ def _one_set(sides: tuple[SideProcess, SideProcess], length: Length) -> ProcessS
         side.answer()  # raises, since none is due before its turns are over
         raise BenchmarkError(f"{side.label}: it ended its turns by itself")
 
-    def turn(server: TurnServer, steps: int) -> list[float]:
-        return server.turn(steps, watched, on_other)
-
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(TurnServer()) for name in SIDES}
+        servers = {name: stack.enter_context(TurnServer(watched, on_other)) for name in SIDES}
         for side, server in zip(sides, servers.values(), strict=True):
             side.ask({"address": server.address, "budget_s": budget_s})
         for server in servers.values():
-            server.accept(watched, on_other)
-        found = _rounds(servers, Pacing(budget_s, 0.0), length.least_rounds, turn)
-    for name, side in zip(SIDES, sides, strict=True):
-        answer = side.answer()
-        found.peak_bytes[name] = answer["peak_bytes"]
-        found.has_priority &= answer["has_priority"]
-    return found
+            server.accept()
+        samples, warm = _rounds(servers, Pacing(budget_s, 0.0), length.least_rounds)
+    answers = {name: side.answer() for name, side in zip(SIDES, sides, strict=True)}
+    has_priority = all(answer["has_priority"] for answer in answers.values())
+    peaks = {name: answer["peak_bytes"] for name, answer in answers.items()}
+    series.add_set(samples, len(warm[OLD]), has_settled(warm), has_priority, peaks)
 
 
-def _rounds(
-    servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int, turn: Callable[[TurnServer, int], list[float]]
-) -> ProcessSet:
-    """Warm-up, then samples till the time is over; which side is first changes from round to round.
+Rounds = dict[str, list[float]]
+"""Of each side the seconds of its rounds."""
+
+
+def _rounds(servers: Mapping[str, TurnServer], pacing: Pacing, least_rounds: int) -> tuple[Rounds, Rounds]:
+    """Samples till the time is over, and the warm-up before them; which side is first changes from round to round.
 
     A sample is the fastest of a few steps of a turn: what else the machine does only ever makes a step slower (Chen & Revels,
     Robust benchmarking in noisy environments, arXiv 1608.04295).
     """
-    found, begin, orders = ProcessSet({name: [] for name in SIDES}), time.monotonic(), cycle((SIDES, SIDES[::-1]))
+    begin, orders = time.monotonic(), cycle((SIDES, SIDES[::-1]))
+    warm, samples = ({name: list[float]() for name in SIDES} for _ in range(2))
 
-    def add_one(samples: dict[str, list[float]], steps: int) -> None:
+    def add_one(rounds: Rounds, steps: int) -> None:
         for name in next(orders):
-            samples[name].append(min(turn(servers[name], steps)))
+            rounds[name].append(min(servers[name].turn(steps)))
 
-    warm: dict[str, list[float]] = {name: [] for name in SIDES}
     while not is_warm(warm, time.monotonic() - begin, pacing):
         add_one(warm, 1)
-    found.warmup_rounds, found.is_stable = len(warm[OLD]), has_settled(warm)
-    steps = _steps_of_turn(warm)
-    while len(found.samples[OLD]) < least_rounds or time.monotonic() - begin < pacing.budget_s:
-        add_one(found.samples, steps)
-    return found
-
-
-def _steps_of_turn(warm: Mapping[str, Sequence[float]]) -> int:
-    """The same for both sides: as many as are short beside what the machine does over time."""
-    step_s = median(sample for samples in warm.values() for sample in samples[-WINDOW:])
-    return max(1, min(_MOST_STEPS, round(_TURN_S / step_s)))
+    # The same for both sides: as many as are short beside what the machine does over time.
+    step_s = median(sample for rounds in warm.values() for sample in rounds[-WINDOW:])
+    steps = max(1, min(_MOST_STEPS, round(_TURN_S / step_s)))
+    while len(samples[OLD]) < least_rounds or time.monotonic() - begin < pacing.budget_s:
+        add_one(samples, steps)
+    return samples, warm
 
 
 @dataclass(frozen=True, slots=True)

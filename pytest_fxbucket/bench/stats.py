@@ -37,43 +37,36 @@ LEAST_S, MOST_S = 1e-9, 1e6
 
 
 @dataclass(slots=True)
-class ProcessSet:
-    """What variants took in one set of processes."""
-
-    samples: dict[str, list[float]]
-    warmup_rounds: int = 0
-    is_stable: bool = False
-    peak_bytes: dict[str, list[int]] = field(default_factory=dict)
-    """By variant, of each rank."""
-    has_priority: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Series:
     """Samples of variants that took turns in the same processes: round r of all of them ran right after one another."""
 
-    samples: Mapping[str, Samples]
+    samples: dict[str, Samples] = field(default_factory=dict)
     """By the variant's name: unbucketed, bucketed, or a pass. All have equally many rounds in each set of processes."""
-    warmup_rounds: tuple[int, ...]
+    warmup_rounds: tuple[int, ...] = ()
     """Rounds before the first sample, of each set of processes."""
-    is_stable: bool
+    is_stable: bool = True
     """Whether step time settled before sampling began, in every set of processes."""
-    has_priority: bool
+    has_priority: bool = True
     """Whether all ranks ran before everything else on the machine."""
-    peak_bytes: Mapping[str, tuple[int, ...]]
+    peak_bytes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By variant, largest resident size of each rank's process during a step of it; on a GPU memory of the rank's tensors."""
 
-    @classmethod
-    def of(cls, sets: Sequence[ProcessSet]) -> Series:
-        """All sets together."""
-        names = list(sets[0].samples)
-        return cls(
-            samples={name: tuple(tuple(one.samples[name]) for one in sets) for name in names},
-            warmup_rounds=tuple(one.warmup_rounds for one in sets),
-            is_stable=all(one.is_stable for one in sets),
-            has_priority=all(one.has_priority for one in sets),
-            peak_bytes={name: tuple(map(max, zip(*(one.peak_bytes[name] for one in sets), strict=True))) for name in names},
-        )
+    def add_set(
+        self,
+        samples: Mapping[str, Sequence[float]],
+        warmup_rounds: int,
+        is_stable: bool,
+        has_priority: bool,
+        peak_bytes: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Add what variants took in one more set of processes."""
+        for name, rounds in samples.items():
+            self.samples[name] = (*self.samples.get(name, ()), tuple(rounds))
+            peaks = zip(self.peak_bytes.get(name, peak_bytes[name]), peak_bytes[name], strict=True)
+            self.peak_bytes[name] = tuple(map(max, peaks))
+        self.warmup_rounds += (warmup_rounds,)
+        self.is_stable &= is_stable
+        self.has_priority &= has_priority
 
     def all_of(self, variant: str) -> list[float]:
         """Seconds of every round of ``variant``, in the order in which they ran."""
@@ -202,23 +195,16 @@ def ratio_of(
     return _estimate(draws.centre, draws.some(Random(seed)), confidence)
 
 
-def ratio_between(
-    run_a: tuple[Samples, Samples],
-    run_b: tuple[Samples, Samples],
-    *,
-    confidence: float = 0.99,
-    seed: int = 0,
-    process_spread: float = PROCESS_SPREAD,
-) -> Estimate:
-    """log((num_b / den_b) / (num_a / den_a)) of two runs, each (num, den) of variants that took turns.
+def ratio_between(run_a: tuple[Samples, Samples], run_b: tuple[Samples, Samples]) -> Estimate:
+    """log((num_b / den_b) / (num_a / den_a)) of two runs, each (num, den) of variants that took turns; 99 % sure.
 
     A change of the machine's speed between the runs cancels out. The runs are resampled independently of each other. Raises
     BenchmarkError as ``ratio_of`` does.
     """
-    random = Random(seed)
-    a, b = (_Draws(_log_ratios(*run), process_spread) for run in (run_a, run_b))
+    random = Random(0)
+    a, b = (_Draws(_log_ratios(*run), PROCESS_SPREAD) for run in (run_a, run_b))
     differences = [of_b - of_a for of_a, of_b in zip(a.some(random), b.some(random), strict=True)]
-    return _estimate(b.centre - a.centre, differences, confidence)
+    return _estimate(b.centre - a.centre, differences, 0.99)
 
 
 def midmean(values: Sequence[float]) -> float:

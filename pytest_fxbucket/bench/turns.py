@@ -51,9 +51,13 @@ class TurnClient:
 
 
 class TurnServer:
-    """The end of who compares, for one side; a context, which ends the side's turns."""
+    """The end of who compares, for one side; a context, which ends the side's turns.
 
-    def __init__(self) -> None:
+    ``on_other``, which is to raise, is called when one of the descriptors ``others`` can be read: while all is well none can.
+    """
+
+    def __init__(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
+        self._others, self._on_other = others, on_other
         self.address = f"fxbucket-{uuid.uuid4().hex}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.address)
@@ -66,10 +70,10 @@ class TurnServer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def accept(self, others: Sequence[int], on_other: Callable[[int], None]) -> None:
-        """Wait until rank 0 connects; see ``turn`` for ``others``."""
+    def accept(self) -> None:
+        """Wait until rank 0 connects."""
         while self._connection is None:
-            _await(self._listener.fileno(), others, on_other)
+            self._await(self._listener.fileno())
             connection, _ = self._listener.accept()
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
             if _PEER.unpack(credentials)[1] == os.getuid():
@@ -77,24 +81,23 @@ class TurnServer:
             else:
                 connection.close()  # the name can be read by everybody on this machine
 
-    def turn(self, steps: int, others: Sequence[int], on_other: Callable[[int], None]) -> list[float]:
+    def turn(self, steps: int) -> list[float]:
         """Have the side run so many timed steps, 1 to MOST_STEPS, and give their seconds.
 
-        ``on_other`` is called when one of the descriptors ``others`` can be read, which it cannot while all is well; it is to
-        raise. Raises BenchmarkError if it does not and the side is gone.
+        Raises BenchmarkError if the side is gone and ``on_other`` does not raise.
         """
         assert self._connection is not None
         data, size = b"", steps * _SECONDS.size
         try:
             self._connection.sendall(steps.to_bytes(1, "big"))
             while len(data) < size:
-                _await(self._connection.fileno(), others, on_other)
+                self._await(self._connection.fileno())
                 part = self._connection.recv(size - len(data))
                 if not part:
                     raise ConnectionResetError
                 data += part
         except ConnectionError:
-            _await(None, others, on_other)
+            self._await()
             raise BenchmarkError("the ranks of a side left in the middle of its turn") from None
         return [seconds for (seconds,) in _SECONDS.iter_unpack(data)]
 
@@ -107,13 +110,9 @@ class TurnServer:
             connection.close()
         self._listener.close()
 
-
-def _await(descriptor: int | None, others: Sequence[int], on_other: Callable[[int], None]) -> None:
-    """Return when ``descriptor`` can be read, after ``on_other`` was called for each of ``others`` that can be.
-
-    None: when one of the others can be.
-    """
-    ready = wait([*others, *([] if descriptor is None else [descriptor])])
-    for fd in others:
-        if fd in ready:
-            on_other(fd)
+    def _await(self, *descriptor: int) -> None:
+        """Return when ``descriptor`` can be read, or without one any of the others, of which it tells first."""
+        ready = wait([*self._others, *descriptor])
+        for fd in self._others:
+            if fd in ready:
+                self._on_other(fd)

@@ -53,7 +53,7 @@ def draft(model: nn.Module) -> Draft:
     left = [name for name in names.parameters if name not in planned]
     if not left:
         return Draft(tuple(blocks), "error")
-    rest = _apart(_together(left, planned, names), planned, names, model)
+    rest = _grouped(_together(left, planned, names), planned, names, model)
     entries = (*blocks, *("+".join(together) for together in rest))
     try:
         _resolve(entries, names, "error")
@@ -68,8 +68,11 @@ def draft(model: nn.Module) -> Draft:
     return Draft(tuple(sorted(entries, key=first_parameter)), "error")
 
 
-def _apart(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
+def _grouped(covers: dict[str, str], planned: set[str], names: BlockNames, model: nn.Module) -> list[list[str]]:
     """Names in ``covers`` (by the parameters that they hold) that share an entry: neighbours; embeddings alone."""
+    from torch import nn
+
+    modules = dict(model.named_modules())
     groups: list[list[str]] = []
     last: tuple[int, bool] | None = None
     number = 0
@@ -77,25 +80,15 @@ def _apart(covers: dict[str, str], planned: set[str], names: BlockNames, model: 
         number += fqn in planned
         if fqn in planned or any(covers[fqn] in group for group in groups):
             continue
-        key = (number, _is_embedding(covers[fqn], model))
+        key = (number, isinstance(modules.get(covers[fqn]), nn.Embedding))
         if key != last:
             groups.append([])
         groups[-1].append(covers[fqn])
         last = key
-    return _tied_to_last(groups, covers, names)
-
-
-def _tied_to_last(groups: list[list[str]], covers: dict[str, str], names: BlockNames) -> list[list[str]]:
-    """``groups`` with those of tied parameters, as of an embedding and its head, joined to the last."""
+    # Groups of tied parameters, as of an embedding and its head, are joined to the last.
     tied = {covers[fqn] for fqn in names.aliases.values() if fqn in covers}
     ends = [group for group in groups[:-1] if tied.intersection(group)]
     return [*(group for group in groups[:-1] if group not in ends), [name for group in (*ends, groups[-1]) for name in group]]
-
-
-def _is_embedding(name: str, model: nn.Module) -> bool:
-    from torch import nn
-
-    return isinstance(dict(model.named_modules()).get(name), nn.Embedding)
 
 
 def _resolve(entries: tuple[str, ...], names: BlockNames, unplanned: str) -> set[str]:
@@ -143,11 +136,11 @@ def _untied(blocks: tuple[str, ...], names: BlockNames) -> tuple[str, ...]:
     groups: list[tuple[list[Entry], set[str]]] = []
     for entry in entries:
         alone = resolve([entry], names.parameters, names.modules, aliases=names.aliases, unplanned="allow")
-        held = set(alone.entries[0].parameters)
-        tied = [group for group in groups if group[1] & held]
-        groups = [group for group in groups if not group[1] & held]
+        carried = set(alone.entries[0].parameters)
+        tied = [group for group in groups if group[1] & carried]
+        groups = [group for group in groups if not group[1] & carried]
         together = [each for group in tied for each in group[0]] + [entry]
-        groups.append((together, held.union(*(group[1] for group in tied))))
+        groups.append((together, carried.union(*(group[1] for group in tied))))
     if all(len(group) == 1 for group, _ in groups):
         return blocks
     return tuple("+".join(entry.name for entry in group) for group, _ in groups)

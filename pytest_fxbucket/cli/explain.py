@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
         from pytest_fxbucket.explain.report import explanation_of
 
         found = explanation_of(plan, name, say)
-    document, lines = _why(found, options.why, shown) if options.why else _all(found, shown)
+    document, lines = _why(found, options.why) if options.why else _all(found, shown)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": name, "ranks": plan.world_size}
         said_by = "pass" if found.by_report else "graph"
@@ -61,7 +61,7 @@ def _all(found: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
     return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(found, shown))
 
 
-def _why(found: Explanation, asked: str, shown: str) -> tuple[dict[str, Any], list[str]]:
+def _why(found: Explanation, asked: str) -> tuple[dict[str, Any], list[str]]:
     from pytest_fxbucket.explain.why import answered, why
 
     answers = [why(found, parameter) for parameter in find_parameters(asked, found.parameters)]

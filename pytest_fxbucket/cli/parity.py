@@ -95,18 +95,18 @@ class _Log:
     peaks: tuple[int, int] = (0, 0)
     """Bytes of the largest rank after the first tenth of the steps told so far, and now."""
 
-    def took(self, told: list[StepReport]) -> None:
-        """Print a step that all ranks have told."""
+    def took(self, of_ranks: list[StepReport]) -> None:
+        """Print a step that all ranks have run."""
         self.steps += 1
-        self.first = self.first or next((one.first for one in told if one.first), "")
+        self.first = self.first or next((one.first for one in of_ranks if one.first), "")
         self.equal += not self.first
-        if self.not_finite is None and not all(math.isfinite(one.eager) for one in told):
-            self.not_finite = told[0].step
-        peak = max(one.peak_bytes for one in told)
+        if self.not_finite is None and not all(math.isfinite(one.eager) for one in of_ranks):
+            self.not_finite = of_ranks[0].step
+        peak = max(one.peak_bytes for one in of_ranks)
         self.peaks = (self.peaks[0] if self.steps > 10 else peak, peak)
-        graph, eager = (sum(getattr(one, side) for one in told) / len(told) for side in ("graph", "eager"))
+        graph, eager = (sum(getattr(one, side) for one in of_ranks) / len(of_ranks) for side in ("graph", "eager"))
         how = "other bits" if self.first else "equal"
-        print(f"step {told[0].step}: loss {graph:.9g}, eager {eager:.9g}, {how}", flush=True)
+        print(f"step {of_ranks[0].step}: loss {graph:.9g}, eager {eager:.9g}, {how}", flush=True)
 
     def compared(self) -> str:
         """What is known by now."""

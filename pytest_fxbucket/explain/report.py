@@ -65,7 +65,7 @@ class EntryUpdates:
 def entry_updates(reading: GraphAnalysis, entry_of: Mapping[str, str], labels: Mapping[str, str]) -> tuple[EntryUpdates, ...]:
     """The updates that ``reading`` found, in order of their first parameter; ``labels`` names buckets by their launch's node.
 
-    Of a gradient that is reduced twice, the second reduction feeds the update.
+    Of a gradient that is reduced twice, the update is made of the second reduction.
     """
     order: dict[str, int] = {}
     brings: dict[str, str] = {}

@@ -167,7 +167,7 @@ def transformation_lines(one: Transformed) -> Iterator[str]:
 def _table(buckets: Sequence[BucketReport], graph: GraphReport) -> Iterator[str]:
     head = ("entry", "launches", "members", "bytes", "dtype", "group", "overlaps with")
     rows = [(row.entry, *row.cells) for row in fold([_row(bucket, graph) for bucket in buckets])]
-    rows = [(_cut(row[0]), *row[1:]) for row in rows]
+    rows = [(row[0] if len(row[0]) <= _ENTRY else f"{row[0][: _ENTRY - 3]}...", *row[1:]) for row in rows]
     width = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
     for row in [head, *rows]:
         cells = (
@@ -268,7 +268,3 @@ def _rest(graph: GraphReport) -> Iterator[str]:
         f"other nodes in another order than before: {report.displaced:,} of {report.compared:,}; gathered at once at most "
         f"{human_bytes(report.gathered_after)}, before {human_bytes(report.gathered_before)}"
     )
-
-
-def _cut(entry: str) -> str:
-    return entry if len(entry) <= _ENTRY else entry[: _ENTRY - 3] + "..."

@@ -15,7 +15,6 @@ from pytest_fxbucket.words import counted
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import ExplainedParameter, Explanation, GraphReport
     from pytest_fxbucket.passes.report import BucketReport
-    from pytest_fxbucket.passes.targets import LeftAlone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,9 @@ def why(found: Explanation, parameter: ExplainedParameter) -> Why:
     """Where ``parameter`` went in each graph, direction and kind, and why."""
     fqn = parameter.fqn
     places = tuple(place for graph in found.graphs for place in _places(found, graph, fqn))
-    entry = found.entry_of.get(fqn) or next((bucket.entry for _, bucket in _buckets(found, fqn)), "") or None
-    return Why(fqn, entry, _note(parameter, entry, places), places)
-
-
-def _buckets(found: Explanation, fqn: str) -> Iterator[tuple[GraphReport, BucketReport]]:
-    return ((graph, bucket) for graph in found.graphs for bucket in graph.report.buckets if fqn in bucket.members)
+    buckets = (bucket for graph in found.graphs for bucket in graph.report.buckets if fqn in bucket.members)
+    entry = found.entry_of.get(fqn) or next((bucket.entry for bucket in buckets), "") or None
+    return Why(fqn, entry, _note(parameter, places), places)
 
 
 def _places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator[BucketPlace]:
@@ -89,7 +85,7 @@ def _places(found: Explanation, graph: GraphReport, fqn: str) -> Iterator[Bucket
             yield _in_bucket(found, graph, bucket, fqn)
     for left in graph.report.left_alone:
         if left.kind and fqn in left.fqns:
-            reason = Reason("left_alone", left.reason, _change(found, left, fqn))
+            reason = Reason("left_alone", left.reason, _change(found, fqn))
             yield BucketPlace(graph.phase, left.direction, left.kind, None, None, None, None, None, left.fqns, (), (reason,))
 
 
@@ -125,7 +121,7 @@ def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn
     )
 
 
-def _change(found: Explanation, left: LeftAlone, fqn: str) -> str:
+def _change(found: Explanation, fqn: str) -> str:
     if fqn in found.entry_of or not found.entry_of:
         return "nothing in the plan can change that: it follows from the graph"
     entries = list(dict.fromkeys(found.entry_of.values()))
@@ -134,7 +130,7 @@ def _change(found: Explanation, left: LeftAlone, fqn: str) -> str:
     return f'add an entry such as "{holder}", or set bucket.unplanned = "root"; nearest entries: {", ".join(near)}'
 
 
-def _note(parameter: ExplainedParameter, entry: str | None, places: tuple[BucketPlace, ...]) -> str:
+def _note(parameter: ExplainedParameter, places: tuple[BucketPlace, ...]) -> str:
     if parameter.role != "param":
         return f"it is a {parameter.role}, no parameter: every rank has all of it, so nothing gathers or reduces it"
     kinds = {place.kind for place in places}
@@ -165,7 +161,12 @@ def _lines(one: Why) -> Iterator[str]:
     several = len({place.graph for place in one.places}) > 1
     for place in one.places:
         graph = f" in the {place.graph} graph" if several else ""
-        yield from _bucket(place, one.parameter, graph) if place.bucket is not None else _left_alone(place, graph)
+        yield f"  {place.direction} {place.kind}{graph}: {_where(place)}"
+        yield from _neighbours(place, one.parameter)
+        for reason in place.reasons:
+            if reason.reason != "direction":
+                yield f"    because {reason.why}"
+                yield f"      to change that: {reason.change}"
     yield from _directions(one)
 
 
@@ -180,17 +181,20 @@ def _directions(one: Why) -> Iterator[str]:
                 return
 
 
-def _left_alone(place: BucketPlace, graph: str) -> Iterator[str]:
-    yield f"  {place.direction} {place.kind}{graph}: left alone"
-    yield from _reasons(place)
+def _where(place: BucketPlace) -> str:
+    if place.bucket is None:
+        return "left alone"
+    if place.first_byte is None or place.bytes is None:
+        return f"bucket {place.bucket}"
+    end = place.first_byte + place.bytes
+    return f"bucket {place.bucket}, bytes {place.first_byte:,} to {end:,} of {place.of_bytes or 0:,} on a rank"
 
 
-def _bucket(place: BucketPlace, fqn: str, graph: str) -> Iterator[str]:
-    at = ""
-    if place.first_byte is not None and place.bytes is not None:
-        at = f", bytes {place.first_byte:,} to {place.first_byte + place.bytes:,} of {place.of_bytes or 0:,} on a rank"
-    yield f"  {place.direction} {place.kind}{graph}: bucket {place.bucket}{at}"
-    label = place.bucket or ""
+def _neighbours(place: BucketPlace, fqn: str) -> Iterator[str]:
+    """With which others it is in one bucket, and with which of its entry it is not."""
+    if place.bucket is None:
+        return
+    label = place.bucket
     others = [member for member in place.members if member != fqn]
     every = "" if place.apart else "all others of its entry here: "
     yield f"    with {every}{some_folded(list(below(label, others)), 12)}" if others else "    alone"
@@ -200,11 +204,3 @@ def _bucket(place: BucketPlace, fqn: str, graph: str) -> Iterator[str]:
         yield f"    not with bucket {other.bucket}: {some_folded(list(below(label, other.members)), _MOST)}"
     if len(place.apart) > _MOST:
         yield f"    nor with {counted(len(place.apart) - _MOST, 'more bucket')} of its entry"
-    yield from _reasons(place)
-
-
-def _reasons(place: BucketPlace) -> Iterator[str]:
-    for reason in place.reasons:
-        if reason.reason != "direction":
-            yield f"    because {reason.why}"
-            yield f"      to change that: {reason.change}"

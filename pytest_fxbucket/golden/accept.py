@@ -25,7 +25,7 @@ def accepts(mode: str | None, path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a flush did: goldens really changed on disk, and a sentence for each that could not be written."""
+    """What was done on disk: goldens that were really written, or removed, and a sentence for each that could not be."""
 
     paths: tuple[Path, ...] = ()
     errors: tuple[str, ...] = ()
@@ -124,7 +124,8 @@ def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> b
         if start is not None and (change := start.change(path)):
             raise GoldenError(f"{path} {change} since the run began, so it is left alone; run again to compare with it")
 
-    if _holds(path, text) or mode is None:
+    is_there = path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
+    if is_there or mode is None:
         return False
     if start is not None and (reason := obstacle(path, start.root)):
         raise GoldenError(reason)  # before the check, to which what lies behind a linked folder is somebody else's
@@ -133,10 +134,6 @@ def _write(path: Path, text: str, mode: str | None, start: Snapshot | None) -> b
         raise GoldenError(f"{path} is {'there' if path.exists() else 'missing'}, and --fxbucket-accept={mode} leaves it so")
     check_not_newer(path)
     return write_whole(path, text, check)
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
 
 
 # Whose goldens lie on disk: those that no plan and no test owns any more are found, and removed where that is asked for.
@@ -157,14 +154,6 @@ class Found:
     orphans: tuple[Orphan, ...] = ()
     has_seen_all: bool = False
     """Whether this run compared every golden that has an owner."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What pruning did: goldens that are gone, and a sentence for each that had to stay."""
-
-    paths: tuple[Path, ...] = ()
-    errors: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -235,12 +224,12 @@ def goldens_below(root: Path) -> list[Path]:
     return [path for path in files if (number := format_of(path)) is not None and number <= FORMAT]
 
 
-def prune(orphans: Iterable[Orphan], start: Snapshot) -> Removed:
+def prune(orphans: Iterable[Orphan], start: Snapshot) -> Written:
     """Remove ``orphans``, and folders that this leaves empty; what is not as it was at the ``start`` of the run stays."""
     paths: list[Path] = []
     errors = []
     if not start.root.is_dir():
-        return Removed()
+        return Written()
     with locked(start.root):
         for path in (orphan.path for orphan in orphans):
             change = start.change(path)
@@ -255,7 +244,7 @@ def prune(orphans: Iterable[Orphan], start: Snapshot) -> Removed:
                 continue
             paths.append(path)
             _remove_empty(path.parent, start.root)
-    return Removed(tuple(paths), tuple(errors))
+    return Written(tuple(paths), tuple(errors))
 
 
 def _remove_empty(folder: Path, root: Path) -> None:

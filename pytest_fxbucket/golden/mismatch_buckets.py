@@ -74,7 +74,6 @@ def _changes(
     yield from _each(
         alone,
         [f"{fqn} is no longer bucketed: it left {old.name} and is launched alone" for fqn in alone],
-        "",
         f"are no longer bucketed: they left {old.name} and are launched one by one",
     )
     if old.label != new.label and old.entry != new.entry:
@@ -87,7 +86,7 @@ def _changes(
     yield from _moved(f"{new.name} gained", "from", gained, old, before, settled)
     resized = [fqn for fqn, size in brought.items() if members.get(fqn, size) != size]
     sizes = [f"{fqn} of {new.name} changed: {members[fqn]} -> {brought[fqn]} elements" for fqn in resized]
-    yield from _each(resized, sizes, "", f"of {new.name} have other sizes")
+    yield from _each(resized, sizes, f"of {new.name} have other sizes")
     yield from _facts(old, new, has_other_members=bool(gone or gained or alone))
     yield from _layout(old, new)
 
@@ -104,12 +103,12 @@ def _renamed(old: ReadBucket, new: ReadBucket, now: Holders, before: Holders) ->
             yield fqn, name
 
 
-def _each(fqns: Collection[str], sentences: Sequence[str], before: str, behind: str = "") -> Iterator[str]:
-    """A sentence for each of a few members; of many one: ``before`` the first and last of them ``behind``."""
+def _each(fqns: Collection[str], sentences: Sequence[str], behind: str) -> Iterator[str]:
+    """A sentence for each of a few members; of many one: the first and last of them, and what stands ``behind``."""
     if len(sentences) <= _FEW:
         yield from sentences
-        return
-    yield " ".join(filter(None, (before, _several(list(fqns)), behind))).rstrip(",")
+    else:
+        yield f"{_several(list(fqns))} {behind}"
 
 
 def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders) -> dict[str, ReadBucket]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from pytest_fxbucket.golden.read_back import Paired, ReadBucket
+from pytest_fxbucket.golden.read_back import Paired
 from pytest_fxbucket.golden.schedule import COMPUTING, direction_of
 
 
@@ -145,31 +145,30 @@ def event_sentences(section: str, old: Sequence[str], new: Sequence[str], paired
     """Sentences on the events of one section; a bucket that has another name now is called by it."""
     direction = direction_of(section)
     names = {a.label: b.label for a, b in paired.pairs if a.direction == direction}
-    told = {one.label for one in (*paired.lost, *paired.new) if one.direction == direction}
-    old, new = _without(old, direction, paired.lost), _without(new, direction, paired.new)
+    lost, fresh = ({one.label for one in buckets if one.direction == direction} for buckets in (paired.lost, paired.new))
+    old, new = _without(old, lost), _without(new, fresh)
     before, after = _distinct(old, names), _distinct(new, {})
     shared = set(before) & set(after)
     for events, others, what in ((before, shared, "gone"), (after, shared, "new")):
         lone = [event for event in events if event not in others]
         known = {plain(event) for event in (after if what == "gone" else before)}
         lone = [event for event in lone if not _computes(event) or plain(event) not in known]
-        yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in told)
+        yield from (f"{section}: {event} is {what}" for event in lone if event.partition(" ")[2] not in lost | fresh)
     moved = list(_moved([e for e in before if e in shared], [e for e in after if e in shared]))
     hidden, still_hidden = _hidden(before), _hidden(after)
     unhidden = [label for label, count in hidden.items() if count and still_hidden.get(label) == 0]
     swapped: set[str] = set()
     for one in moved:
         if one.event not in swapped:
-            yield f"{section}: {_told(one, swapped)}{_lost(one.event.partition(' ')[2], unhidden)}"
+            yield f"{section}: {_moved_sentence(one, swapped)}{_lost(one.event.partition(' ')[2], unhidden)}"
     said = swapped | {one.event for one in moved}
     labels = {event.partition(" ")[2] for event in said}
     yield from (f"{section}: {label}{_lost(label, unhidden)}" for label in unhidden if label not in labels)
-    yield from (f"{section}: {told}" for told in within_sentences((before, old), (after, new), said))
+    yield from (f"{section}: {sentence}" for sentence in within_sentences((before, old), (after, new), said))
 
 
-def _without(events: Sequence[str], direction: str, told: Sequence[ReadBucket]) -> list[str]:
-    """``events`` without those of the buckets ``told``, of which enough is said: another may have the name now."""
-    labels = {one.label for one in told if one.direction == direction}
+def _without(events: Sequence[str], labels: Set[str]) -> list[str]:
+    """``events`` without those of buckets called ``labels``, of which enough is said: another may have the name now."""
     return [event for event in events if _computes(event) or event.partition(" ")[2] not in labels]
 
 
@@ -201,7 +200,7 @@ def _moved(old: Sequence[str], new: Sequence[str]) -> Iterator[_Moved]:
         yield _Moved(event, is_later, tuple(passed))
 
 
-def _told(one: _Moved, swapped: set[str]) -> str:
+def _moved_sentence(one: _Moved, swapped: set[str]) -> str:
     way = "later" if one.is_later else "earlier"
     if len(one.past) == 1 and one.event.startswith("launch ") and one.past[0].startswith("launch "):
         swapped.add(one.past[0])

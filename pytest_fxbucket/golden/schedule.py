@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_fxbucket.errors import GoldenError
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
+    from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.step.roles import Direction
 
 ACTIVATIONS = "activations"
@@ -208,15 +208,11 @@ def _members(bucket: Bucket, mixed: bool) -> Iterator[tuple[str, str]]:
     for member in bucket.members:
         if member.offset > end:
             yield PADDING, f"{member.offset - end} bytes"
-        yield member.fqn or NAMELESS, _size(member, mixed)
+        yield member.fqn or NAMELESS, f"{member.numel} {_named_dtype(member.dtype)}" if mixed else str(member.numel)
         end = member.offset + member.bytes
     part = bucket.bytes // bucket.parts
     if bucket.members and end < part:
         yield PADDING, f"{part - end} bytes"
-
-
-def _size(member: Member, mixed: bool) -> str:
-    return f"{member.numel} {_named_dtype(member.dtype)}" if mixed else str(member.numel)
 
 
 def _named_dtype(dtype: object) -> str:

@@ -16,7 +16,7 @@ from pytest_fxbucket.golden.accept import Written
 from pytest_fxbucket.pytest_plugin.terminal import record, summary_lines
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.golden.accept import Found, Removed
+    from pytest_fxbucket.golden.accept import Found
     from pytest_fxbucket.pytest_plugin.options import Options
     from pytest_fxbucket.pytest_plugin.session import FxSession
 
@@ -30,7 +30,7 @@ class Done:
     written: Written = field(default_factory=Written)
     found: Found | None = None
     """goldens that nobody owns; None where nothing can be said"""
-    removed: Removed | None = None
+    removed: Written | None = None
     """what --fxbucket-prune did; None without it"""
     report: list[str] = field(default_factory=list)
     """what became of the report, in sentences"""

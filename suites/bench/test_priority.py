@@ -7,16 +7,18 @@ import os
 import pytest
 
 from pytest_fxbucket.bench.job import come_first
-from pytest_fxbucket.ranks.pools import Pools
 
-JOB = "suites.bench.priority_jobs:priorities"
+JOB = "suites.bench.timing_jobs:priorities"
 
 
-@pytest.fixture
-def pools():
-    found = Pools()
-    yield found
-    found.close()
+def priorities(pools, is_allowed):
+    """In ranks of their own: who came first stays first, and who became nobody stays nobody."""
+    pool = pools.get(2, "gloo:plain")
+    pool.close()
+    try:
+        return pool.run(JOB, [is_allowed] * 2, timeout_s=60)
+    finally:
+        pool.close()
 
 
 def is_allowed() -> bool:
@@ -29,7 +31,7 @@ def is_allowed() -> bool:
 def test_communication_comes_before_compute(pools):
     if not is_allowed():
         pytest.skip("this user may not have real-time priority: neither CAP_SYS_NICE nor ulimit -r")
-    for answer, main, others in pools.get(2, "gloo:plain").run(JOB, [True] * 2, timeout_s=60):
+    for answer, main, others in priorities(pools, True):
         assert answer is True
         assert main == (os.SCHED_RR, 1)
         assert others == [(os.SCHED_RR, 2)]
@@ -38,7 +40,7 @@ def test_communication_comes_before_compute(pools):
 def test_where_it_is_not_allowed_nothing_happens(pools):
     if os.getuid() != 0:
         pytest.skip("only root can become nobody")
-    for answer, main, others in pools.get(2, "gloo:plain").run(JOB, [False] * 2, timeout_s=60):
+    for answer, main, others in priorities(pools, False):
         assert answer is False
         assert main == (os.SCHED_OTHER, 0)
         assert others == [(os.SCHED_OTHER, 0)]

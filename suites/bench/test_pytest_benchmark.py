@@ -68,7 +68,9 @@ def entries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class TestInterrupted:
-    def test_ctrl_c_saves_the_items_that_are_done_and_leaves_older_runs_as_they_are(self, steps: pytest.Pytester) -> None:
+    def test_ctrl_c_saves_the_items_that_are_done_and_neither_it_nor_a_kill_touches_older_runs(
+        self, steps: pytest.Pytester
+    ) -> None:
         steps.makepyfile(test_x=INTERRUPTED)
         assert run(steps, "--benchmark-autosave", "test_steps.py").ret == 0
         (first,) = stored(steps)
@@ -80,10 +82,7 @@ class TestInterrupted:
         assert set(entries(second)) == set(entries(Path("all.json"))) == {"test_step[bucketed]", "test_step[unbucketed]"}
         assert entries(second)["test_step[bucketed]"]["extra_info"]["fxbucket"] == fields()
         assert "ValueError" not in result.stdout.str() + result.stderr.str()
-
-    def test_a_kill_leaves_older_runs_as_they_are(self, steps: pytest.Pytester) -> None:
         steps.makepyfile(test_x="import os\ndef test_killed(benchmark):\n    benchmark(lambda: os.kill(os.getpid(), 9))\n")
-        run(steps, "--benchmark-autosave", "test_steps.py")
         before = {path: path.read_bytes() for path in stored(steps)}
         assert run(steps, "--benchmark-autosave", "test_steps.py", "test_x.py").ret == -9
         assert {path: path.read_bytes() for path in stored(steps)} == before
@@ -164,7 +163,7 @@ class TestUnchanged:
         ours, theirs = (run(steps, "--benchmark-autosave", *more, "test_x.py") for more in ((), ("-p", "no:fxbucket")))
         assert (ours.ret, stored(steps)) == (theirs.ret, [])
 
-    def test_what_is_stored_is_what_pytest_benchmark_stores(self, steps: pytest.Pytester) -> None:
+    def test_what_is_stored_is_what_pytest_benchmark_stores_and_its_comparisons_read_it(self, steps: pytest.Pytester) -> None:
         run(steps, "--benchmark-save=ours")
         run(steps, "--benchmark-save=theirs", "-p", "no:fxbucket")
         ours, theirs = stored(steps)
@@ -173,9 +172,7 @@ class TestUnchanged:
         for mine, other in zip(entries(ours).items(), entries(theirs).items(), strict=True):
             assert mine == other
         assert ours.read_text().splitlines()[:2] == theirs.read_text().splitlines()[:2]
-
-    def test_its_comparisons_read_what_is_stored(self, steps: pytest.Pytester) -> None:
-        run(steps, "--benchmark-autosave")
+        theirs.unlink()
         result = run(steps, "--benchmark-compare", "--benchmark-autosave", "--benchmark-columns=median")
         assert result.ret == 0
         result.stdout.fnmatch_lines(["test_step?bucketed? (0001_*", "test_step?bucketed? (NOW)*"])

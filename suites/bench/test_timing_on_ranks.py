@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.bench.job import Timed, TimingTask
-from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of
+from pytest_fxbucket.bench.measure import SETS, TRACED_STEPS, measure, tasks_of, timed_graph
 from pytest_fxbucket.bench.stats import Pacing
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.errors import BenchmarkError
@@ -20,7 +20,10 @@ from pytest_fxbucket.ranks.failure import RankFailure
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.step.portable import digest
 from suites.bench.timing_jobs import Clocked
+from suites.checks.test_bitwise_iterations import ADAMW
+from suites.checks.test_bitwise_iterations import PLAN as CROSSING
 
 PLAN = """
 [model]
@@ -43,9 +46,15 @@ JOB = "suites.bench.timing_jobs:timed"
 
 
 @pytest.fixture(scope="module")
-def world() -> PlanOnMesh:
+def plan_run(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> PlanRun:
     (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
-    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    folder = tmp_path_factory.mktemp("run")
+    return PlanRun(plan, RunSettings(ROOT, folder / "golden", folder / "artifacts"), pools)
+
+
+@pytest.fixture(scope="module")
+def world(plan_run: PlanRun) -> PlanOnMesh:
+    return plan_run.world
 
 
 def run(
@@ -84,28 +93,6 @@ def test_a_rank_that_fails_is_named_with_the_round_that_it_was_in(world: PlanOnM
         run(pools, tasks, [((1.0,), (1.0,))] * 2, fails_at=2)
 
 
-def test_each_set_has_new_processes_and_the_last_one_a_timeline_of_every_rank(world: PlanOnMesh, pools: Pools) -> None:
-    pids: list[tuple[int, ...]] = []
-
-    def on_ranks(tasks: list[TimingTask]) -> list[object]:
-        pool = pools.get(2, "gloo:plain")
-        found = pool.run("pytest_fxbucket.bench.job:run", tasks, timeout_s=60)
-        pids.append(pool.pids)
-        pool.close()
-        return found
-
-    measured = measure(worlds_of(world, Benchmark()), Benchmark(budget_s=0.01), on_ranks)
-    assert len({pid for one in pids for pid in one}) == 2 * SETS
-    assert [len(rounds) for rounds in measured.series.samples["bucketed"]] == [8] * SETS
-    assert all(sample > 0 for name in measured.series.samples for sample in measured.series.all_of(name))
-    for name, launches in (("unbucketed", 60), ("bucketed", 10)):
-        facts = measured.graphs[name]
-        assert facts["launches"] == len(facts["buckets"]) == launches
-        assert {span.rank for span in measured.spans[name]} == {0, 1}
-        assert all(peak > 1 << 20 for peak in facts["peak_bytes"])
-    assert TRACED_STEPS > 1
-
-
 def test_ranks_that_ran_another_graph_are_an_error(world: PlanOnMesh, pools: Pools) -> None:
     def swapped(tasks: list[TimingTask]) -> list[object]:
         others = []
@@ -137,24 +124,25 @@ def test_what_is_asked_of_all_sets_together_is_asked_less_of_each(world: PlanOnM
     assert asked == [Pacing(20 / SETS, 0.01 * SETS**0.5)]
 
 
-def test_a_plan_is_timed_once_and_in_new_processes_for_each_set(pools: Pools, tmp_path: Path) -> None:
-    (plan,) = parse_plans(PLAN, ROOT / "plan.toml")
-    run = PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools)
-    seen: list[tuple[int, ...]] = []
+def test_a_plan_is_timed_once_each_set_in_new_processes_and_the_last_one_with_a_timeline_of_every_rank(
+    plan_run: PlanRun, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
     pool = pools.get(2, "gloo:plain")
     close = pool.close
-
-    def noted() -> None:
-        seen.append(pool.pids)
-        close()
-
-    pool.close = noted  # type: ignore[method-assign]  # what is closed is seen
-    try:
-        found = run.step_time(Benchmark(budget_s=0.01))
-        assert run.step_time(Benchmark(budget_s=0.01)) is found
-    finally:
-        pool.close = close  # type: ignore[method-assign]  # as it was
-    assert len({pid for pids in seen for pid in pids}) == 2 * SETS
+    monkeypatch.setattr(pool, "close", lambda: (pids.extend(pool.pids), close()))
+    found = plan_run.step_time(Benchmark(budget_s=0.01))
+    assert plan_run.step_time(Benchmark(budget_s=0.01)) is found
+    assert len(set(pids)) == 2 * SETS
+    record = found.record
+    assert [len(rounds) for rounds in record.samples["bucketed"]] == [8] * SETS
+    assert all(sample > 0 for name in record.samples for sample in found.samples(name))
+    for name, launches in (("unbucketed", 60), ("bucketed", 10)):
+        facts = record.graphs[name]
+        assert facts["launches"] == len(facts["buckets"]) == launches
+        assert {span.rank for span in found.spans[name]} == {0, 1}
+        assert all(peak > 1 << 20 for peak in facts["peak_bytes"])
+    assert TRACED_STEPS > 1
 
 
 def test_peak_memory_is_that_of_the_step_and_not_of_what_came_before(pools: Pools) -> None:
@@ -170,3 +158,12 @@ def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanO
     )  # type: ignore[misc]  # jobs give objects
     assert not torch.equal(before, after)
     assert not torch.equal(other_before, other_after)
+
+
+def test_a_step_that_crosses_iterations_is_refused_and_unbucketed_is_not(tmp_path: Path) -> None:
+    text = CROSSING.format(ranks=2, steps=1, optimizer=ADAMW[0], args=ADAMW[1], transform="next_iteration", more="")
+    (plan,) = parse_plans(text, tmp_path / "plan.toml")
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    with pytest.raises(BenchmarkError, match=r"plan.toml: the step runs as graphs setup, steady, cleanup, which"):
+        timed_graph("bucketed", world, 0, "joint")
+    assert digest(timed_graph("unbucketed", world, 0, "joint")) == digest(world.unbucketed(0, "joint"))

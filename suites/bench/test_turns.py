@@ -18,12 +18,12 @@ def nobody(descriptor: int) -> None:
 
 def connected(server: TurnServer) -> TurnClient:
     turn = TurnClient(server.address)
-    server.accept((), nobody)
+    server.accept()
     return turn
 
 
 def test_a_turn_is_told_its_steps_and_gives_back_as_many_times() -> None:
-    with TurnServer() as server:
+    with TurnServer((), nobody) as server:
         turn = connected(server)
         asked: list[int] = []
 
@@ -34,8 +34,8 @@ def test_a_turn_is_told_its_steps_and_gives_back_as_many_times() -> None:
 
         thread = threading.Thread(target=side)
         thread.start()
-        assert server.turn(2, (), nobody) == [0.0, 0.5]
-        assert len(server.turn(MOST_STEPS, (), nobody)) == MOST_STEPS
+        assert server.turn(2) == [0.0, 0.5]
+        assert len(server.turn(MOST_STEPS)) == MOST_STEPS
         server.close()
         thread.join()
         assert asked == [2, MOST_STEPS]
@@ -58,37 +58,40 @@ def test_a_side_that_leaves_in_its_turn_is_told_in_the_words_of_its_process() ->
     class Sentence(Exception):
         pass
 
+    sentences = [Sentence()]
+
     def on_other(descriptor: int) -> None:
         assert descriptor == reading
-        raise Sentence
+        if sentences:
+            raise sentences.pop()
 
-    with TurnServer() as server:
+    with TurnServer((reading,), on_other) as server:
         connected(server).close()
         timer = threading.Timer(0.05, os.write, (writing, b"x"))
         timer.start()
         with pytest.raises(Sentence):
-            server.turn(1, (reading,), on_other)
+            server.turn(1)
         timer.join()
         with pytest.raises(BenchmarkError, match="left in the middle of its turn"):
-            server.turn(1, (reading,), lambda _: None)
+            server.turn(1)
 
 
 def test_a_side_that_fails_before_it_connects_is_told() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x")
-    with TurnServer() as server, pytest.raises(AssertionError, match=str(reading)):
-        server.accept((reading,), nobody)
+    with TurnServer((reading,), nobody) as server, pytest.raises(AssertionError, match=str(reading)):
+        server.accept()
     os.close(reading)
     os.close(writing)
 
 
 def test_nothing_is_left_of_a_server_and_no_other_user_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TurnServer() as server:
+    with TurnServer((), nobody) as server:
         stranger = TurnClient(server.address)
         monkeypatch.setattr(os, "getuid", lambda: -1)
         thread = threading.Thread(target=lambda: (stranger.wait(), monkeypatch.undo(), TurnClient(server.address)))
         thread.start()
-        server.accept((), nobody)
+        server.accept()
         thread.join()
     with pytest.raises(ConnectionRefusedError):
         TurnClient(server.address)

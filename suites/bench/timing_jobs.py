@@ -1,14 +1,16 @@
-"""Jobs that time steps on ranks by a clock that the test sets, so that what is asserted depends on no machine's speed."""
+"""Jobs that time steps on ranks by a clock that the test sets, so that nothing depends on speed; and one for priorities."""
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from pytest_fxbucket.bench import job
-from pytest_fxbucket.bench.job import Timed, TimingTask, peak_bytes_of
+from pytest_fxbucket.bench.job import Timed, TimingTask, come_first, peak_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,14 @@ def peaks(rank: int, world: int, nothing: None) -> tuple[int, int]:
         bytearray(256 << 20)
 
     return peak_bytes_of(large, "cpu"), peak_bytes_of(lambda: None, "cpu")
+
+
+def priorities(rank, world, is_allowed):
+    if not is_allowed:
+        resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
+        os.setresuid(65534, 65534, 65534)  # as nobody, who may not even ask
+    answer = come_first()
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    found = {thread: (os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority) for thread in threads}
+    main = found.pop(os.getpid())
+    return answer, main, sorted(set(found.values()))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Bucket, cut_views, pack
@@ -114,7 +115,7 @@ def measure(pools: Pools, dim: int, turns: int) -> list[list[float]]:
     """Seconds of each turn in each form, and unbucketed."""
     plans = [parse_plans(plan_text(dim, form), Path("pack_forms.toml"))[0] for form in FORMS]
     worlds = [PlanOnMesh(plan, shard_mesh(RANKS), "manual", lambda _: None) for plan in plans]
-    payloads = [(turns, [task(world, rank) for world in worlds]) for rank in range(RANKS)]
+    payloads = [(turns, [task_of(world, "joint", rank, "gloo") for world in worlds]) for rank in range(RANKS)]
     told = pools.get(RANKS, "gloo").run("suites.benchmarks.pack_forms:job", payloads, timeout_s=600)
     return [[max(times) for times in zip(*form, strict=True)] for form in zip(*told, strict=True)]
 
@@ -132,25 +133,6 @@ dp_shard = {RANKS}
 plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
 packer = "{form}"
 """
-
-
-def task(world: PlanOnMesh, rank: int) -> BitwiseTask:
-    step = world.step(rank)
-    return BitwiseTask(
-        unbucketed=world.unbucketed(rank, "joint"),
-        bucketed=world.passed(rank)["joint"].portable,
-        inputs=step.inputs["joint"],
-        outputs=step.outputs["joint"],
-        model=world.plan.model,
-        example_inputs=(),
-        seed=0,
-        steps=1,
-        where="pack_forms.toml",
-        mesh=world.mesh,
-        parallel=world.plan.parallel,
-        parameters=step.parameters,
-        optimizing=step.optimizing,
-    )
 
 
 def job(rank: int, world: int, payload: tuple[int, Sequence[BitwiseTask]]) -> list[list[float]]:

@@ -18,14 +18,15 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_fxbucket.ranks.pool import RankPool
 from pytest_fxbucket.ranks.pools import Pools
+from suites.benchmarks.main_path import timed
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = "suites.benchmarks.rank_jobs:"
+JOBS = "suites.benchmarks.ranks:"
 WORLD = 4
 WARM = 100
 TURNS = 3
@@ -130,13 +131,6 @@ def respawn(ranks: RankPool) -> float:
     return time.perf_counter() - begin
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Wall seconds of ``work``."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def theirs(name: str) -> dict[str, list[float]]:
     """Seconds by what, of one of torch's classes."""
     command = [sys.executable, str(Path(__file__).with_name("torch_classes.py")), name]
@@ -155,6 +149,18 @@ def item_seconds() -> dict[str, list[float]]:
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr}")
         return dict(json.loads(Path(folder, "seconds.json").read_text()))
+
+
+def nothing(rank, world, payload):
+    """A job."""
+
+
+def all_reduce(rank, world, payload):
+    """A job."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(3))
 
 
 def _add(to: dict[str, list[float]], more: dict[str, list[float]]) -> None:

@@ -1,12 +1,13 @@
-"""A repository for ``fxbucket diff --at``, and what no test may leave behind."""
+"""The command as tests run it, a repository for ``fxbucket diff --at``, and what no test may leave behind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.cli.__main__ import main
 from suites.cli.small_repository import SmallRepository
 
 
@@ -28,3 +29,19 @@ def untouched(repository: SmallRepository, tmp_path: Path) -> Iterator[None]:
     yield
     assert repository.git("worktree", "list").count("\n") == 1
     assert [path for path in (tmp_path / "temporary").iterdir() if not path.name.startswith("torchinductor")] == []
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str], int, str], str]:
+    """Run a command that cannot be done: its status, a sentence on stderr that says this, and nothing on stdout."""
+
+    def run(words: list[str], status: int, says: str) -> str:
+        capsys.readouterr()
+        assert main(words) == status
+        said = capsys.readouterr()
+        assert says in said.err
+        assert said.out == ""
+        assert "Traceback" not in said.err
+        return said.err
+
+    return run

@@ -1,13 +1,16 @@
-"""Steps written by hand for ``fxbucket explain``: forward and backward apart, with something of everything in them."""
+"""Steps for ``fxbucket explain``, by hand with something of everything in them, and whole; passes of somebody else."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
 
 from pytest_fxbucket.capture.traced import TracedStep
+from pytest_fxbucket.passes import manual_overlap_bucketing
+from suites.graph.whole_steps import WholeStep, passed
 from suites.passes.hand_made import COLUMNS, RANKS, ROWS, HandMade, aten, c10d
 
 LAYERS = [f"layers.{i}.{name}" for i in range(2) for name in ("weight", "bias")]
@@ -59,3 +62,32 @@ def _inputs(gm: fx.GraphModule) -> tuple[torch.Tensor, ...]:
 def merges_nothing(gm: fx.GraphModule, module_bucket_plans: Any) -> fx.GraphModule:
     """A pass of somebody else."""
     return gm
+
+
+def by_entry() -> TracedStep:
+    return _traced(WholeStep(kind="fused"))
+
+
+def clipped() -> TracedStep:
+    return _traced(WholeStep(kind="fused", clips=True))
+
+
+def early(gm: fx.GraphModule, module_bucket_plans: Any) -> fx.GraphModule:
+    """A pass of somebody else, which does what ours does."""
+    return fx.GraphModule(torch.nn.Module(), passed(WholeStep(kind="fused")).graph)
+
+
+def _traced(step: WholeStep) -> TracedStep:
+    gm = fx.GraphModule(torch.nn.Module(), step.finish())
+    ends = {"inputs": step.inputs, "outputs": step.outputs}
+    return TracedStep(
+        graphs={"joint": gm},
+        inputs={"joint": tuple(torch.ones(value.shape, dtype=value.dtype) for value in step.inputs)},
+        roles={"joint": {side: [value.role for value in values] for side, values in ends.items()}},
+        fqns={"joint": {side: [value.fqn for value in values] for side, values in ends.items()}},
+    )
+
+
+def not_on_rank_3(gm: fx.GraphModule, module_bucket_plans: Any) -> fx.GraphModule:
+    """Wrongly makes another graph on one rank."""
+    return gm if dist.get_rank() == 3 else manual_overlap_bucketing(gm, module_bucket_plans)

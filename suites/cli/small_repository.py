@@ -25,6 +25,8 @@ from pathlib import Path
 assert sys.argv[1] == "show"
 """
 """Begin of a ``pytest_fxbucket`` that a repository holds: quick, for what needs no graph."""
+SHOWN = "sys.stdout.write(Path('shown.txt').read_text())"
+"""The rest of one that shows what the commit has in a file."""
 BODY = "mesh dp_shard=4\n\ngraph joint\n\nforward\n  launch  all_gather layers.0\n"
 
 
@@ -35,9 +37,8 @@ class SmallRepository:
         self.top = top
         top.mkdir(exist_ok=True)
         self.git("init", "-q", "-b", "main")
-        self.git("config", "user.email", "a@b.c")
-        self.git("config", "user.name", "a")
-        self.git("config", "core.hooksPath", str(top / ".git" / "hooks"))
+        with (top / ".git" / "config").open("a") as config:  # quicker than a git for each
+            config.write(f"[user]\n\temail = a@b.c\n\tname = a\n[core]\n\thooksPath = {top / '.git' / 'hooks'}\n")
         self.write("pytest.ini", "[pytest]\n")
         self.write(".gitignore", "__pycache__\n.fxbucket\n")
 

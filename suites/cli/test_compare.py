@@ -1,9 +1,13 @@
-"""``fxbucket compare``: two commits really take turns on ranks, and what was seen is told."""
+"""``fxbucket compare``: commits really take turns on ranks; what cannot be done is a sentence, status 2, nothing is left."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +16,8 @@ import pytest
 from pytest_fxbucket.bench.side_by_side import Length
 from pytest_fxbucket.cli import compare
 from pytest_fxbucket.cli.__main__ import main
-from suites.cli.small_repository import SmallRepository
+from suites.cli.small_repository import SmallRepository, command, environment
+from suites.pytest_plugin.processes import ends
 from suites.soak.speeds_project import MODEL, PLAN
 
 Capsys = pytest.CaptureFixture[str]
@@ -97,9 +102,132 @@ def test_each_side_has_its_own_interpreter(timed: SmallRepository, untouched: No
     lacking = tmp_path / "python"
     lacking.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
     lacking.chmod(0o755)
-    words = ["compare", "fast", "slow", "--plan", "plans/plan.toml", "--python", sys.executable, "--python", str(lacking)]
+    words = ["compare", "fast", "slow", "--plan", "plans/plan.toml", "--python", str(lacking), "--python", sys.executable]
     assert main(words) == 2
-    sha = timed.git("rev-parse", "slow")[:7]
+    sha = timed.git("rev-parse", "fast")[:7]
     assert (
-        f"at slow ({sha}): {lacking} cannot be used: ModuleNotFoundError: No module named 'torch'\n" in capsys.readouterr().err
+        f"at fast ({sha}): {lacking} cannot be used: ModuleNotFoundError: No module named 'torch'\n" in capsys.readouterr().err
     )
+
+
+Refused = Callable[[list[str], int, str], str]
+BESIDE_ITSELF = ["compare", "HEAD", "HEAD", "--plan", "plan.toml"]
+STUB = "import json, os, signal, sys\nanswers = open(int(sys.argv[1]), 'w')\nrequest = json.loads(sys.stdin.readline())\n"
+"""Begin of a side that a repository's own pytest_fxbucket has: quick, for what needs no ranks."""
+FACTS = """
+print(json.dumps({"protocol": 1, "facts": {"benchmark": None}, "files": []}), file=answers, flush=True)
+sys.stdin.readline()
+"""
+"""It answers the first request, and has read that its first set is to run."""
+
+
+@pytest.fixture
+def stubbed(repository: SmallRepository) -> SmallRepository:
+    repository.write("pytest_fxbucket/__init__.py", "")
+    repository.write("pytest_fxbucket/bench/__init__.py", "")
+    return repository
+
+
+def side(repository: SmallRepository, code: str) -> str:
+    """Commit a side that does `code` after it was asked."""
+    repository.write("pytest_fxbucket/bench/side.py", STUB + code)
+    return repository.commit(plan=PLAN)[:7]
+
+
+def children() -> set[str]:
+    """Processes that this one has started and that are still there."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mian", "--plan", "plan.toml"], 'REF mian is no commit of {top}; did you mean "main"?'),
+        (["HEAD", "--plan", "plam.toml"], 'plam.toml is not in HEAD ({sha}); did you mean "plan.toml"?'),
+        (["HEAD"], "no plan is named, and there is no ini fxbucket_plans; name one: --plan PATH[::ROW], or a folder"),
+        (["HEAD", "--plan", "off"], "--plan: no plan there has [checks] benchmark = true; turn it on, or name a plan"),
+        (["HEAD", "--plan", "plan.toml", "--threshold", "much"], "--threshold much: expected a fraction of the step below 1"),
+        (["HEAD", "--plan", "plan.toml", "--threshold", "3"], "--threshold 3: expected a fraction of the step below 1"),
+        (["HEAD", "--plan", "plan.toml", "--threshold", "nan"], "--threshold nan: expected a fraction of the step below 1"),
+        (["HEAD", "--plan", "plan.toml", "--confidence", "99"], "--confidence 99: expected a number from 0.5 to 1"),
+        (["HEAD", "--plan", "plan.toml", "--budget-s", "-1"], "--budget-s -1: expected seconds"),
+        (["HEAD", "--plan", "plan.toml", "--pass", "manul"], '--pass: "manul" is no pass'),
+        (["HEAD", "--plan", "plan.toml", *["--python", "x"] * 3], "--python is given 3 times, and there are two sides"),
+        (["HEAD", "--plan", "plan.toml", "--python", "/no/python"], "/no/python cannot be started: No such file or directory"),
+        (["HEAD", "--plan", "plan.toml::no"], 'plan.toml has no [[matrix]] row "no"; it has no rows'),
+        (["HEAD", "--plan", "plan.toml", "--backend", "local"], "back end local has no step time; use gloo, nccl or auto"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    repository: SmallRepository, untouched: None, refused: Refused, words: list[str], says: str
+) -> None:
+    repository.write("net.py", MODEL)
+    repository.write("extra.txt", "0")
+    sha = repository.commit(plan=PLAN, off__plan=PLAN.replace("benchmark = true", ""))
+    err = refused(["compare", *words], 2, says.format(top=repository.top, sha=sha[:7]))
+    assert [line for line in err.splitlines() if line.startswith("fxbucket: ")] == err.splitlines()[-1:]
+
+
+def test_a_model_that_fails_at_a_commit_is_told_with_the_commit(
+    repository: SmallRepository, untouched: None, refused: Refused
+) -> None:
+    repository.write("net.py", MODEL.replace("return Net()", "raise ValueError('no model yet in ' + __file__)"))
+    repository.write("extra.txt", "0")
+    sha = repository.commit(plan=PLAN)
+    repository.write("net.py", MODEL)
+    said = f"fxbucket: plan.toml: at HEAD ({sha[:7]}): [model] factory net:build"
+    err = refused(["compare", "HEAD", "--plan", "plan.toml"], 2, said)
+    assert "no model yet in net.py" in err, "the folder of the commit is not there any more"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("print(json.dumps({'protocol': 9}), file=answers, flush=True)\nsignal.pause()", "it takes turns by protocol 9, not 1"),
+        ("raise ValueError('a side that breaks')", "its process ended with status 1: ValueError: a side that breaks"),
+        ("os.kill(os.getpid(), 9)", "its process ended by signal 9"),
+        (f"{FACTS}\nos.kill(os.getpid(), 9)", "its process ended by signal 9"),
+        (f"{FACTS}\nprint(json.dumps({{'protocol': 1, 'error': 'no more'}}), file=answers)", "no more"),
+        (f"{FACTS}\nprint(json.dumps({{'protocol': 1}}), file=answers)", "it ended its turns by itself"),
+        ("answers.write('{\"prot'); answers.flush(); os._exit(3)", "its process ended with status 3"),
+    ],
+)
+def test_a_side_that_cannot_go_on_is_told_with_its_commit(
+    stubbed: SmallRepository, untouched: None, refused: Refused, code: str, says: str
+) -> None:
+    sha, before = side(stubbed, code), children()
+    assert f"fxbucket: plan.toml: at HEAD ({sha}): " in refused(BESIDE_ITSELF, 2, says)
+    assert children() == before
+
+
+def test_a_commit_whose_own_package_times_no_steps_is_refused(
+    stubbed: SmallRepository, untouched: None, refused: Refused
+) -> None:
+    sha = stubbed.commit(plan=PLAN)[:7]
+    refused(BESIDE_ITSELF, 2, f"at HEAD ({sha}): the pytest_fxbucket there cannot time steps beside another commit's")
+
+
+def test_what_is_read_from_the_working_tree_is_refused(stubbed: SmallRepository, untouched: None, refused: Refused) -> None:
+    late = stubbed.write("late.py", "")
+    stubbed.git("add", "late.py")
+    side(stubbed, f"print(json.dumps({{'protocol': 1, 'facts': {{}}, 'files': [{str(late)!r}]}}), file=answers)")
+    refused(BESIDE_ITSELF, 2, "late.py was imported from the working tree")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_leaves_no_side(repository: SmallRepository, tmp_path: Path, number: int, status: int) -> None:
+    """Nor a worktree, but for SIGKILL, after which nobody can take it away."""
+    waiting = tmp_path / "waiting"
+    os.mkfifo(waiting)
+    tell = f"import os, signal\nos.write(os.open({str(waiting)!r}, os.O_WRONLY), b'%d\\n' % os.getpid())\nsignal.pause()\n"
+    repository.write("net.py", tell)
+    repository.commit(plan=PLAN)
+    process = subprocess.Popen(command(*BESIDE_ITSELF), cwd=repository.top, env=environment(), start_new_session=True)
+    with open(waiting) as file:
+        sides = [int(file.readline()), int(file.readline())]
+        assert repository.git("worktree", "list").count("\n") == 3
+        os.kill(process.pid, number)
+        assert process.wait(timeout=60) == status
+        assert all(ends(pid) for pid in sides)
+    if number != signal.SIGKILL:
+        assert repository.git("worktree", "list").count("\n") == 1

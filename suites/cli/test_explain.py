@@ -1,18 +1,20 @@
-"""``fxbucket explain``: what people read, what programs read, and one sentence where it cannot be had."""
+"""``fxbucket explain``: what people read, what programs read, equal layers as one row, a sentence where it cannot be had."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_fxbucket.cli.__main__ import main
+from pytest_fxbucket.explain.report import GraphReport
+from pytest_fxbucket.explain.text import WIDTH, TextRow, fold, fold_names, graph_lines
+from pytest_fxbucket.passes.report import BucketReport, PassReport
+from pytest_fxbucket.passes.targets import LeftAlone
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "explain.md").read_text(encoding="utf-8")
@@ -39,6 +41,7 @@ bucket.unplanned = "error"
 bucket.cap_mb = 1
 """
 Capsys = pytest.CaptureFixture[str]
+Refused = Callable[[list[str], int, str], str]
 
 
 @pytest.fixture
@@ -212,12 +215,8 @@ def test_a_foreign_pass_that_is_ours_in_all_but_name_is_read_as_ours_reports_it(
         ([], 2, "arguments are required: PLAN[::ROW]"),
     ],
 )
-def test_what_cannot_be_told_is_one_sentence(plan: Path, capsys: Capsys, arguments: list[str], code: int, says: str) -> None:
-    assert main(["explain", *arguments]) == code
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
+def test_what_cannot_be_told_is_one_sentence(plan: Path, refused: Refused, arguments: list[str], code: int, says: str) -> None:
+    refused(["explain", *arguments], code, says)
 
 
 def test_a_bare_graph_is_told_by_its_inputs_names_and_a_foreign_pass_on_it_is_refused(plan: Path, capsys: Capsys) -> None:
@@ -229,14 +228,11 @@ def test_a_bare_graph_is_told_by_its_inputs_names_and_a_foreign_pass_on_it_is_re
     assert "without the roles of the graph's inputs none can be read off the graph" in capsys.readouterr().err
 
 
-def test_a_parameter_is_told_in_any_folder(tmp_path: Path) -> None:
-    """As a user would, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
-    words = ["explain", f"{ROOT}/fixtures/plans/buckets.toml::capped", "--why", "layers.1.feed_forward.w1.weight"]
-    command = [sys.executable, "-m", "pytest_fxbucket.cli", *words]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "because cap_mb = 0.02 (20,972 bytes) is reached: 18,432 bytes, and layers.1" in done.stdout
+def test_a_parameter_is_told_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = f"{ROOT}/fixtures/plans/buckets.toml::capped"
+    told = explain(capsys, plan, "--why", "layers.1.feed_forward.w1.weight")
+    assert "because cap_mb = 0.02 (20,972 bytes) is reached: 18,432 bytes, and layers.1" in told
 
 
 def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys: Capsys) -> None:
@@ -250,3 +246,145 @@ def test_transformations_say_what_they_did_and_what_they_left(plan: Path, capsys
         )
         (found,) = document(capsys, "two.toml")["transformations"]
         assert found == {"transformation": "telling", "done": ["said it"], "left": [["a launch", "it was not asked for"]]}
+
+
+# A whole step: what hides each reduction, which reductions each entry's updates are made of, what cannot move.
+
+
+WHOLE = """
+[graph]
+factory = "suites.cli.explain_steps:by_entry"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["a", "b", "c"]
+
+[overlap]
+updates = "ready"
+
+[checks]
+bitwise = false
+same = false
+eager = false
+"""
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole.toml").write_text(WHOLE)
+    return "whole.toml"
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def joint(capsys: Capsys, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = document(capsys, *arguments)["graphs"]["joint"]
+    return found
+
+
+def test_people_see_what_hides_each_reduction_and_what_each_update_is_made_of(whole: str, capsys: Capsys) -> None:
+    told = flat(explain(capsys, whole))
+    assert "nodes of a; 1 update: c" in told
+    assert (
+        "updates, and the reductions that they are made of a: 2 parameters and 6 states of reduce_scatter a "
+        "b: 2 parameters and 6 states of reduce_scatter b c: 2 parameters and 6 states of reduce_scatter c left alone: nothing"
+    ) in told
+
+
+def test_programs_get_the_same_of_updates(whole: str, capsys: Capsys) -> None:
+    found = joint(capsys, whole)
+    behind = {b["entry"]: b["updates"] for b in found["buckets"] if b["kind"] == "reduce_scatter"}
+    assert behind == {"c": [], "b": ["c"], "a": ["b"]}
+    assert found["updates"][0] == {
+        "entry": "a",
+        "parameters": ["a.w", "a.b"],
+        "states": 6,
+        "reductions": ["reduce_scatter a"],
+    }
+
+
+def test_of_a_foreign_pass_the_same_is_read_off_its_graph(whole: str, capsys: Capsys) -> None:
+    ours, theirs = joint(capsys, whole), joint(capsys, whole, "--pass=suites.cli.explain_steps:early")
+    for key in ("entry", "kind", "updates", "overlap_nodes"):
+        assert [bucket[key] for bucket in theirs["buckets"]] == [bucket[key] for bucket in ours["buckets"]]
+    assert theirs["updates"] == ours["updates"]
+
+
+def test_with_clipping_each_update_is_made_of_all_reductions_and_why_none_moved_is_said(whole: str, capsys: Capsys) -> None:
+    Path(whole).write_text(WHOLE.replace("by_entry", "clipped"))
+    told = flat(explain(capsys, whole))
+    assert "a: 2 parameters and 6 states of reduce_scatter c, reduce_scatter b, reduce_scatter a b: 2 parameters" in told
+    assert "updates of a, b, c: they need the reductions of all of these, of which _foreach_norm_scalar makes one value" in told
+    assert "1 update" not in told
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["layers.0.w", "layers.1.w", "layers.2.w"], ["layers.[0-2].w"]),
+        (["layers.2.w", "layers.1.w"], ["layers.[1-2].w"]),
+        (["layers.0.w", "layers.2.w"], ["layers.0.w", "layers.2.w"]),
+        (["layers.0.w", "layers.1.b", "layers.1.w"], ["layers.[0-1].w", "layers.1.b"]),
+        (["blocks.0.layers.0", "blocks.0.layers.1", "blocks.1.layers.1"], ["blocks.0.layers.[0-1]", "blocks.1.layers.1"]),
+        (["0.weight", "1.weight"], ["[0-1].weight"]),
+        (["w1", "w2"], ["w1", "w2"]),
+        (["layers.9", "layers.10", "layers.11"], ["layers.[9-11]"]),
+    ],
+)
+def test_neighbouring_numbers_of_equal_names_are_a_range(names: list[str], folded: list[str]) -> None:
+    assert fold_names(names) == folded
+
+
+def test_a_neighbour_in_a_cell_is_folded_along_and_another_one_keeps_rows_apart() -> None:
+    rows = [TextRow(f"layers.{i}", (f"9 nodes of layers.{i - 1}",)) for i in range(1, 4)]
+    (row,) = fold(rows)
+    assert (row.entry, row.cells, row.count) == ("layers.[1-3]", ("9 nodes of layers.[0-2]",), 3)
+    assert len(fold([*rows, TextRow("layers.4", ("9 nodes of layers.0",))])) == 2
+
+
+def test_a_count_that_grows_with_the_layer_is_no_number_of_a_layer() -> None:
+    rows = [TextRow(f"{i}", (f"{i} nodes",)) for i in range(3)]
+    assert fold(rows) == rows
+    assert [row.entry for row in fold([TextRow(f"{i}", ("9 nodes",)) for i in range(3)])] == ["[0-2]"]
+
+
+def test_a_range_in_a_cell_is_folded_too() -> None:
+    rows = [TextRow(f"layers.{i}", (f"of layers.[{i - 1}-{i}]",)) for i in (2, 3)]
+    assert [row.cells for row in fold(rows)] == [("of layers.[1-3]",)]
+
+
+def test_a_hundred_layers_and_long_names_fit_a_screen() -> None:
+    """Whatever the names are: at most 120 columns, and equal layers in as many lines as one."""
+    name = "a_module_with_quite_a_long_name"
+    buckets = [
+        BucketReport(
+            entry=f"{name}.{i}",
+            direction="forward",
+            kind="all_gather",
+            group="0",
+            op="",
+            dtype="float32",
+            members=tuple(f"{name}.{i}.{part}.{'x' * 50}" for part in "abc"),
+            bytes=1 << 30,
+            launch=f"launch_{i}",
+            launches_before=3,
+            overlap_nodes=7,
+            overlaps=(f"{name}.{i - 1}", "+".join(f"other.{n}" for n in range(4))),
+        )
+        for i in range(1, 101)
+    ]
+    left = tuple(LeftAlone(f"all_gather of {name}.{i}.w (forward)", "no entry names its parameter") for i in range(100))
+    barriers = ("custom.op (op_1) does not say what it writes: nothing is moved past it",)
+    report = PassReport(400, 200, tuple(buckets), left, barriers=barriers)
+    labels = {bucket.launch: bucket.entry for bucket in buckets}
+    lines = list(graph_lines(GraphReport("joint", report, {"0": "dp_shard"}, {}, labels)))
+    assert len(lines) < 25
+    assert max(map(len, lines)) <= WIDTH
+    text = "\n".join(lines)
+    assert f"all_gather of {name}.[0-99].w (forward): no entry names its parameter" in " ".join(text.split())
+    assert "1 barrier\n  custom.op (op_1) does not say what it writes: nothing is moved past it" in text

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fxbucket.errors import GoldenError
 from pytest_fxbucket.files import Snapshot, write_whole
-from pytest_fxbucket.golden.accept import AcceptQueue, accepts
+from pytest_fxbucket.golden.accept import AcceptQueue
 from pytest_fxbucket.golden.store import render
 
 OLD, NEW = render("old"), render("new")
@@ -129,13 +129,6 @@ def test_a_golden_can_be_read_by_others_as_any_new_file(tmp_path: Path) -> None:
     write_whole(tmp_path / "a.txt", NEW)
     (tmp_path / "b.txt").write_text(NEW)
     assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "b.txt").stat().st_mode
-
-
-def test_a_check_can_ask_beforehand_whether_its_golden_will_be_written(tmp_path: Path) -> None:
-    (tmp_path / "there.txt").write_text(OLD)
-    there, missing = tmp_path / "there.txt", tmp_path / "missing.txt"
-    assert [accepts(mode, there) for mode in (None, "new", "changed", "all")] == [False, False, True, True]
-    assert [accepts(mode, missing) for mode in (None, "new", "changed", "all")] == [False, True, False, True]
 
 
 def test_a_golden_is_replaced_and_never_written_over(tmp_path: Path) -> None:

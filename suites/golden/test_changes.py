@@ -429,10 +429,3 @@ def test_several_graphs_are_told_apart() -> None:
     other = body(schedule(replace(A, bytes=256), B, C, RA, RB)).partition("graph joint")[2]
     before, after = f"graph forward{one}\ngraph backward{one}", f"graph forward{one}\ngraph backward{other}"
     assert changes(before, after) == ["graph backward: bytes of forward all_gather a changed: 128 -> 256"]
-
-
-def test_the_text_gives_all_that_the_schedule_had() -> None:
-    (graph,) = read_back(body(GOOD)).graphs.values()
-    read = {one.name: (one.dtype, one.bytes, one.dims, one.op, one.members) for one in graph.buckets}
-    assert read == {f"{b.direction} {b.label}": (b.dtype, b.bytes, b.dims, b.op, b.members) for b in GOOD.buckets}
-    assert graph.events["forward"] == [f"{e.what} {e.label}" for e in GOOD.events if e.section == "forward"]

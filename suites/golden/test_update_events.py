@@ -42,14 +42,6 @@ def test_updates_that_come_last_are_a_section_of_their_own(kind: Kind) -> None:
     assert not [event for event in found["backward"] if "update" in event]
 
 
-@pytest.mark.parametrize("updates", ["last", "ready"])
-def test_what_is_written_is_read_back_in_order(updates: str) -> None:
-    step = WholeStep(kind="plain")
-    whole = schedule(step, updates)
-    for direction, found in sections(step, updates).items():
-        assert found == [f"{event.what} {event.label}" for event in whole.events if event.section == direction]
-
-
 def test_the_norm_to_clip_by_is_the_optimizers() -> None:
     found = sections(WholeStep(kind="foreach", clips=True), "last")
     norm = ["launch all_reduce norms", "wait all_reduce norms"]

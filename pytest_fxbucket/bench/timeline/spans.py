@@ -130,7 +130,9 @@ def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int =
         found = _fewer_ranks(found, ends, ranks)
     shortest = max(0, len(found) - most_spans)
     if shortest:
-        found = _longest(found, most_spans)
+        # Waits before all others, since they are what one looks for; of equally long ones, some from everywhere.
+        weight = [(span.kind != "wait", span.start_ns - span.end_ns, jitter(at)) for at, span in enumerate(found)]
+        found = [found[at] for at in sorted(sorted(range(len(found)), key=weight.__getitem__)[:most_spans])]
     left_out = []
     if ranks < len(ends):
         slowest = max(ends, key=lambda rank: (ends[rank], -rank))
@@ -140,12 +142,6 @@ def drawn(spans: Sequence[Span], most_ranks: int = MOST_RANKS, most_spans: int =
     if shortest:
         left_out.append(f"{shortest} of the shortest spans are not drawn")
     return Drawn(tuple(found), tuple(left_out))
-
-
-def _longest(spans: Sequence[Span], most: int) -> list[Span]:
-    """Waits before all others, since they are what one looks for; of equally long ones, some from everywhere."""
-    order = sorted(range(len(spans)), key=lambda i: (spans[i].kind != "wait", spans[i].start_ns - spans[i].end_ns, jitter(i)))
-    return [spans[i] for i in sorted(order[:most])]
 
 
 def jitter(number: int) -> float:

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.bench.timeline.marks import Mark, Span
-from pytest_fxbucket.bench.timeline.record import profiled_steps, range_name, steps_of
 from pytest_fxbucket.bench.timeline.spans import exposed
+from pytest_fxbucket.bench.timeline.traced_steps import profiled_steps, range_name, steps_of
 from pytest_fxbucket.errors import BenchmarkError
 
 MARKS = (

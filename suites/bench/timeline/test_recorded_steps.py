@@ -10,7 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
-from pytest_fxbucket.bench.timeline.record import begins_of, with_clocks
+from pytest_fxbucket.bench.timeline.traced_steps import begins_of, with_clocks
 from pytest_fxbucket.checks.bitwise.check import task_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.ranks.pools import Pools
@@ -19,6 +19,8 @@ from suites.checks.small_llama import SmallLlama
 
 RANKS, STEPS = 4, 2
 Steps = tuple[tuple[Span, ...], ...]
+Outcomes = list[tuple[dict[str, Steps], list[str]]]
+"""Of each rank: spans of its steps by variant, and what clocks changed."""
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +35,7 @@ def marks(llama: SmallLlama) -> dict[str, tuple[Mark, ...]]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    llama: SmallLlama, marks: dict[str, tuple[Mark, ...]], tmp_path_factory: pytest.TempPathFactory
-) -> list[tuple[dict[str, Steps], list[str]]]:
+def outcomes(llama: SmallLlama, marks: dict[str, tuple[Mark, ...]], tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     world = llama.run("manual").world
     every = [
         {variant: marks_of(world, rank, "joint", variant) for variant in ("unbucketed", "bucketed")} for rank in range(RANKS)
@@ -46,14 +46,12 @@ def outcomes(
     return llama.pools.get(RANKS).run("suites.bench.timeline.trace_jobs:trace", payloads, timeout_s=60, log_dir=log)
 
 
-def test_clocks_change_no_bit(outcomes: list[tuple[dict[str, Steps], list[str]]]) -> None:
+def test_clocks_change_no_bit(outcomes: Outcomes) -> None:
     assert [different for _, different in outcomes] == [[]] * RANKS
 
 
 @pytest.mark.parametrize("variant", ["unbucketed", "bucketed"])
-def test_each_mark_is_a_span_of_each_step(
-    outcomes: list[tuple[dict[str, Steps], list[str]]], marks: dict[str, tuple[Mark, ...]], variant: str
-) -> None:
+def test_each_mark_is_a_span_of_each_step(outcomes: Outcomes, marks: dict[str, tuple[Mark, ...]], variant: str) -> None:
     wanted = [(mark.kind, mark.label, mark.direction, mark.bucket) for mark in marks[variant]]
     for rank, (spans, _) in enumerate(outcomes):
         assert len(spans[variant]) == STEPS
@@ -64,7 +62,7 @@ def test_each_mark_is_a_span_of_each_step(
 
 
 @pytest.mark.parametrize("variant", ["unbucketed", "bucketed"])
-def test_a_ranks_own_spans_fill_the_step_without_gap(outcomes: list[tuple[dict[str, Steps], list[str]]], variant: str) -> None:
+def test_a_ranks_own_spans_fill_the_step_without_gap(outcomes: Outcomes, variant: str) -> None:
     for spans, _ in outcomes:
         for step in spans[variant]:
             own = [span for span in step if span.stream == "compute"]
@@ -73,9 +71,7 @@ def test_a_ranks_own_spans_fill_the_step_without_gap(outcomes: list[tuple[dict[s
 
 
 @pytest.mark.parametrize("variant", ["unbucketed", "bucketed"])
-def test_flights_go_from_launch_to_the_end_of_the_wait(
-    outcomes: list[tuple[dict[str, Steps], list[str]]], variant: str
-) -> None:
+def test_flights_go_from_launch_to_the_end_of_the_wait(outcomes: Outcomes, variant: str) -> None:
     for spans, _ in outcomes:
         for step in spans[variant]:
             flights = {span.bucket: span for span in step if span.kind == "flight"}
@@ -88,7 +84,7 @@ def test_flights_go_from_launch_to_the_end_of_the_wait(
             assert {span.stream for span in flights.values()} == {"communication"}
 
 
-def test_a_step_begins_when_its_first_rank_does(outcomes: list[tuple[dict[str, Steps], list[str]]]) -> None:
+def test_a_step_begins_when_its_first_rank_does(outcomes: Outcomes) -> None:
     """One origin for all ranks of a machine: exactly the first of them starts at nought."""
     for variant in ("unbucketed", "bucketed"):
         for step in range(STEPS):
@@ -102,7 +98,7 @@ def test_only_ranks_of_one_machine_share_a_clock() -> None:
     assert begins_of(everybody[3], everybody) == [6, 8]
 
 
-def test_ranks_of_one_collective_overlap_on_the_common_clock(outcomes: list[tuple[dict[str, Steps], list[str]]]) -> None:
+def test_ranks_of_one_collective_overlap_on_the_common_clock(outcomes: Outcomes) -> None:
     """No rank's wait for a gather ends before the last rank has begun to launch it: clocks that differ would show here."""
     for variant in ("unbucketed", "bucketed"):
         for step in range(STEPS):

@@ -9,7 +9,7 @@ import torch
 from torch import distributed, fx
 
 from pytest_fxbucket.bench.timeline.marks import Mark, Span
-from pytest_fxbucket.bench.timeline.record import traced_steps
+from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
 from pytest_fxbucket.checks.bitwise.job import BitwiseTask, bits, state_and_batches
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.step.mesh import make_groups
