@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.addinivalue_line("markers", body.MARKER)
     options = read_options(config)
-    config.stash[STATE] = FxSession(options, torchrun=_torchrun(config))
+    torchrun = _torchrun(config)
+    log_of = torchrun.log_name if torchrun is not None else None
+    config.stash[STATE] = FxSession(replace(options, log_of=log_of), torchrun=torchrun)
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, odd = as_arguments(options.plans, config.invocation_params.dir)
         if odd:

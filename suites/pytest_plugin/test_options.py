@@ -73,6 +73,7 @@ class TestTwins:
         )
         assert options_of(project) == Options(
             rootdir=project.path,
+            artifacts=project.path / ".fxbucket",
             plans=(project.path / "plans" / "good.toml",),
             pass_name="torch",
             backend="fake",

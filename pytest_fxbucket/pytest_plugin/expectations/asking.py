@@ -33,8 +33,7 @@ class Asking:
         """For what is too long to be shown of ``name``."""
         from pytest_fxbucket.artifacts import Folder
 
-        log_of = self.fx.torchrun.log_name if self.fx.torchrun is not None else None
-        return Folder(self.options.rootdir / ".fxbucket", self.item.nodeid.partition("::")[0], name, log_of)
+        return Folder(self.options.artifacts, self.item.nodeid.partition("::")[0], name, self.options.log_of)
 
     def arguments(self) -> list[str]:
         """Arguments of pytest that run the test: its node id, and the plan that the option gave it."""
