@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.errors import UsageError, without_our_frames
-from pytest_fxbucket.pytest_plugin.expectations.asking import Asking
-from pytest_fxbucket.pytest_plugin.expectations.texts import difference_lines, text_of
+from pytest_fxbucket.pytest_plugin.expectations.texts import Asking, difference_lines, text_of
 
 _LITERAL = re.compile(r"(?P<prefix>\w*)(?P<quote>'''|\"\"\"|'|\")")
 _LINE_END = re.compile(rb"\r\n|\r|\n")

@@ -12,8 +12,7 @@ from pytest_fxbucket.errors import GoldenError, UsageError, without_our_frames
 from pytest_fxbucket.files import digest
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.pytest_plugin.expectations.asking import Asking
-from pytest_fxbucket.pytest_plugin.expectations.texts import difference_lines, text_of
+from pytest_fxbucket.pytest_plugin.expectations.texts import Asking, difference_lines, text_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pytest_plugin.expectations.texts import Entries
