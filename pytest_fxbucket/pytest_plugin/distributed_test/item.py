@@ -20,7 +20,7 @@ from pytest_fxbucket.ranks.backend import CHOICES, ON_GPUS
 from pytest_fxbucket.words import LONGEST_S
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body, Ending, Manner
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body, Ending
 
 __all__ = ["MARKER", "check", "is_marked", "per_rank", "run_body"]
 
@@ -188,6 +188,7 @@ def _backend(item: pytest.Item, asked: Wanted) -> str:
 def _body(item: pytest.Function, asked: Wanted) -> Body:
     from pytest_fxbucket.pytest_plugin.distributed_test.job import Body
     from pytest_fxbucket.pytest_plugin.distributed_test.modules import origins, own_conftest
+    from pytest_fxbucket.pytest_plugin.pytest_internals import INI_NAMES, warning_filters
     from pytest_fxbucket.ranks.launch import import_path
 
     owner = item.cls.__qualname__.split(".") if item.cls is not None else ()
@@ -199,20 +200,11 @@ def _body(item: pytest.Function, asked: Wanted) -> Body:
             sys_path=tuple(import_path()),
             given=_item_given(item),
             mesh=asked.sizes,
-            manner=_manner(item),
+            verbosity=item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
+            ini={name: value for name in INI_NAMES if (value := _ini(item.config, name)) is not None},
+            warning_filters=warning_filters(item),
+            runs_xfail=item.config.option.runxfail,
         )
-
-
-def _manner(item: pytest.Item) -> Manner:
-    from pytest_fxbucket.pytest_plugin.distributed_test.job import Manner
-    from pytest_fxbucket.pytest_plugin.pytest_internals import INI_NAMES, warning_filters
-
-    return Manner(
-        verbosity=item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
-        ini={name: value for name in INI_NAMES if (value := _ini(item.config, name)) is not None},
-        warning_filters=warning_filters(item),
-        runs_xfail=item.config.option.runxfail,
-    )
 
 
 def _ini(config: pytest.Config, name: str) -> Any:
