@@ -16,7 +16,7 @@ from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.pytest_plugin.controller import Controller, WholeFiles
 from pytest_fxbucket.pytest_plugin.distributed_test import item as body
 from pytest_fxbucket.pytest_plugin.expectations.inline import Expectation, edits_of, expectation_of
-from pytest_fxbucket.pytest_plugin.expectations.named import NamedGolden, book_of, explained, told_by
+from pytest_fxbucket.pytest_plugin.expectations.named import NamedGolden, book_of, explained, texts_of
 from pytest_fxbucket.pytest_plugin.items import (
     OfPlan,
     PlanFile,
@@ -141,8 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Say what differs from a golden, in words and as a diff, and how to accept it."""
-    told = explained(left, right) if op in ("==", "!=") else None
-    return list(told) if told else None
+    lines = explained(left, right) if op in ("==", "!=") else None
+    return list(lines) if lines else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -185,16 +185,16 @@ def pytest_runtest_makereport(
         # In a user's test, which saw the error itself: its sentence is shown there, and here the rest of what it has to say.
         text = error_text(call.excinfo.value)
         report.sections += [("what the ranks did", text)] if "\n" in text else []
-    told: dict[str, Any] = dict(fx.drain())
-    told |= edits_of(item) | told_by(item, report)
+    sent: dict[str, Any] = dict(fx.drain())
+    sent |= edits_of(item) | texts_of(item, report)
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, OfPlan) and call.when == "call":
-        told |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
+        sent |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
         if report.skipped and isinstance(report.longrepr, tuple):
             report.longrepr = (str(item.path), 1, report.longrepr[2])
-    if told:
-        vars(report)["fxbucket"] = told
+    if sent:
+        vars(report)["fxbucket"] = sent
     return report
 
 

@@ -130,9 +130,9 @@ class FxSession:
 
     def drain(self) -> dict[str, list[Any]]:
         """Return what the item that runs now has to tell the controller of goldens, as plain data, and forget it."""
-        told: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
+        sent: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
         self.compared.clear()
-        return {name: entries for name, entries in told.items() if entries}
+        return {name: entries for name, entries in sent.items() if entries}
 
     def sizes_of(self, plan: Plan) -> dict[str, int] | None:
         """Return launches, buckets and bytes of a plan whose pass ran in this process, as a plain dict."""

@@ -129,15 +129,15 @@ def per_rank(request: pytest.FixtureRequest, kind: Literal["rank", "mesh"]) -> o
 
 def run_body(item: pytest.Function) -> None:
     """Run the body of a marked test on its ranks; raise what pytest makes the item's outcome of."""
-    told = _ran(item)
-    kinds = {ending.kind for ending in told}
+    endings = _ran(item)
+    kinds = {ending.kind for ending in endings}
     if len(kinds) > 1:
-        each = ", ".join(f"rank {rank} {_ended(ending)}" for rank, ending in enumerate(told))
+        each = ", ".join(f"rank {rank} {_ended(ending)}" for rank, ending in enumerate(endings))
         _fail(f"{item.nodeid}: the ranks disagree: {each}")
     if kinds == {"skipped"}:
-        pytest.skip(told[0].reason)
+        pytest.skip(endings[0].reason)
     if kinds == {"xfailed"}:
-        pytest.xfail(told[0].reason)
+        pytest.xfail(endings[0].reason)
 
 
 def _ran(item: pytest.Function) -> list[Ending]:
@@ -224,10 +224,10 @@ def _item_given(item: pytest.Function) -> bytes:
         try:
             pack_whole(value)
         except Unpicklable as error:
-            told = f"{item.nodeid}: the value of {name} cannot be sent to the ranks ({error})"
+            problem = f"{item.nodeid}: the value of {name} cannot be sent to the ranks ({error})"
         else:
             continue
-        _fail(f"{told}; make it in the body, or give what it is made of")
+        _fail(f"{problem}; make it in the body, or give what it is made of")
     return pack_whole((values, state))
 
 

@@ -199,8 +199,8 @@ class Expectation:
         nothing = "" if expected else ", which is nothing yet"
         nodeid = self._asking.item.nodeid
         command = shlex.join(["pytest", *self._asking.arguments(), f"--fxbucket-accept={kind}"])
-        told = difference_lines(actual, expected, text, command, self._asking.folder(nodeid.rpartition("::")[2]))
-        return [f"the text is not what is expected here{nothing}", *told]
+        difference = difference_lines(actual, expected, text, command, self._asking.folder(nodeid.rpartition("::")[2]))
+        return [f"the text is not what is expected here{nothing}", *difference]
 
     def _shown(self, path: str) -> str:
         return Path(path).relative_to(self._rootdir).as_posix() if Path(path).is_relative_to(self._rootdir) else path
