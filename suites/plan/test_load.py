@@ -247,10 +247,7 @@ def test_a_table_written_as_a_value_is_refused() -> None:
     [
         ({"graph": 'factory = "t:step"'}, "[model] and [graph] are both there; keep the one that is to be checked"),
         ({"model": "-"}, "there is neither [model] nor [graph]; one of them says what is checked"),
-        ({"parallel": "-"}, "[parallel] dp_shard = 1 leaves nothing to shard; use 2 or more"),
-        ({"run": "world = { dp_shard = 8 }"}, "[run] world.dp_shard = 8 is more than [parallel] dp_shard = 4;"),
         ({"bucket": "-"}, "[bucket] plan has no entry; name one, or use"),
-        ({"bucket": "plan = []"}, "[bucket] plan has no entry; name one, or use"),
     ],
 )
 def test_keys_that_contradict_each_other_are_named_together(tables: dict[str, str], says: str) -> None:
