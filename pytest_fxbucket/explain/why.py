@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.explain.text import TextRow, below, fold, some_folded, wrapped
 from pytest_fxbucket.passes.report import remedy, sentence
-from pytest_fxbucket.plan.names import new_entry
+from pytest_fxbucket.plan.selectors import new_entry
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:

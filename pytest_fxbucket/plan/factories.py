@@ -62,7 +62,7 @@ def _why_not(module_name: str, error: BaseException) -> str:
 
 
 @dataclass(slots=True)
-class _Left:
+class _Changes:
     """What the import of a module changed, so that it can be had again once it was put back."""
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -72,19 +72,19 @@ class _Left:
     """Folders that are new on it, and where."""
 
 
-_left: dict[str, _Left] = {}
+_changes_by: dict[str, _Changes] = {}
 
 
 def import_as_first(name: str) -> ModuleType:
     """Import the module ``name``; if that was done before, with what it set then: torch's settings, environment, path."""
     if name in sys.modules:
-        if left := _left.get(name):
-            _put(left)
+        if changes := _changes_by.get(name):
+            _put(changes)
         return importlib.import_module(name)
     settings, environ, path = torch_settings_now(), dict(os.environ), list(sys.path)
     module = importlib.import_module(name)
     now = os.environ
-    _left[name] = _Left(
+    _changes_by[name] = _Changes(
         {key: value for key, value in torch_settings_now().items() if settings.get(key, value) != value},
         {key: now.get(key) for key in {*environ, *now} if environ.get(key) != now.get(key)},
         [folder for folder in sys.path if folder not in path],
@@ -92,14 +92,14 @@ def import_as_first(name: str) -> ModuleType:
     return module
 
 
-def _put(left: _Left) -> None:
-    put_torch_settings(left.settings)
-    for key, value in left.environ.items():
+def _put(changes: _Changes) -> None:
+    put_torch_settings(changes.settings)
+    for key, value in changes.environ.items():
         if value is None:
             os.environ.pop(key, None)
         else:
             os.environ[key] = value
-    sys.path[:0] = [folder for folder in left.path if folder not in sys.path]
+    sys.path[:0] = [folder for folder in changes.path if folder not in sys.path]
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:

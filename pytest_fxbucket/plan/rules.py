@@ -28,7 +28,6 @@ class Rule:
     doc: str
     expects: str
     read: Callable[[object, str], object]
-    choices: tuple[object, ...] = ()  # every value that has a meaning, if they can be listed
     built: bool = True  # False: no value but the default is taken yet
     options: type[Any] | None = None  # dataclass whose fields are the keys of a table that is a value too
 
@@ -56,7 +55,7 @@ def one_of(doc: str, *choices: str, omit: bool = False) -> Metadata:
             raise PlanError(f"{wrong(where, expects, value)}{near}")
         return value
 
-    return {"rule": Rule(doc, expects, read, choices)}
+    return {"rule": Rule(doc, expects, read)}
 
 
 def some_of(doc: str, *known: str) -> Metadata:
@@ -83,7 +82,7 @@ def switch(doc: str, *, unbuilt: str = "") -> Metadata:
             raise not_built(where, value, f"{unbuilt}, so leave the key out")
         return value
 
-    return {"rule": Rule(doc, "true or false", read, (False, True), built=not unbuilt)}
+    return {"rule": Rule(doc, "true or false", read, built=not unbuilt)}
 
 
 def check_switch(doc: str, options: type[Any] | None = None) -> Metadata:
@@ -96,7 +95,7 @@ def check_switch(doc: str, options: type[Any] | None = None) -> Metadata:
             raise wrong(where, "true, false or a table", value)
         return options() if value and options is not None else value
 
-    return {"rule": Rule(doc, "true, false or a table", read, (False, True), options=options)}
+    return {"rule": Rule(doc, "true, false or a table", read, options=options)}
 
 
 def table_of(doc: str, options: type[Any]) -> Metadata:

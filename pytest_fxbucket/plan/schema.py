@@ -221,17 +221,12 @@ class Plan:
 
 
 class Key(NamedTuple):
-    """One key of the plan file.
-
-    ``default`` is ``dataclasses.MISSING`` for a key that must be given; ``choices`` lists every value with a meaning
-    (empty if they cannot be listed); ``built`` is False if no value but the default is taken yet.
-    """
+    """One key of the plan file; ``default`` is ``dataclasses.MISSING`` for a key that must be given."""
 
     table: str
     key: str
     default: object
-    choices: tuple[object, ...]
-    built: bool
+    rule: Rule
 
 
 def tables() -> dict[str, type[Any]]:
@@ -254,6 +249,5 @@ def keys() -> Iterator[Key]:
     """Yield every key of the plan file, in the order of the schema."""
     for table, cls in tables().items():
         for spec in dataclasses.fields(cls):
-            rule: Rule = spec.metadata["rule"]
             default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
-            yield Key(table, spec.name, default, rule.choices, rule.built)
+            yield Key(table, spec.name, default, spec.metadata["rule"])

@@ -66,7 +66,7 @@ def reshard(doc: str) -> Metadata:
                 raise wrong(f'{where}."{selector}"', "true or false; a selector with dots stands in quotes", again)
         return dict(value)
 
-    return {"rule": Rule(doc, expects, read, (False, True))}
+    return {"rule": Rule(doc, expects, read)}
 
 
 # ``[parallel] tp_plan``: how linears are parted over tensor parallel ranks.

@@ -48,7 +48,7 @@ class Controller:
         self._start: Snapshot | None = None
         self._compared: set[Path] = set()
         self._outcomes: dict[str, str] = {}
-        self._is_interrupted = self._has_stopped = self._has_told = False
+        self._is_interrupted = self._has_stopped = self._has_reported = False
         self._done = Done()
 
     @pytest.hookimpl(tryfirst=True)
@@ -65,15 +65,15 @@ class Controller:
             self._outcomes[report.nodeid] = report.outcome
         elif report.failed:
             self._outcomes[report.nodeid] = "error"
-        told: Mapping[str, Any] = getattr(report, "fxbucket", {})
-        self._fx.to_write.extend(told.get("goldens", ()))
-        self._compared.update(map(Path, told.get("compared", ())))
+        sent: Mapping[str, Any] = getattr(report, "fxbucket", {})
+        self._fx.to_write.extend(sent.get("goldens", ()))
+        self._compared.update(map(Path, sent.get("compared", ())))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what a worker of pytest-xdist knew of its collection."""
-        told: Mapping[str, list[str]] = getattr(node, "workeroutput", {}).get(OUTPUT, {})
-        self._fx.whole_files |= {Path(path): ids for path, ids in told.items()}
+        sent: Mapping[str, list[str]] = getattr(node, "workeroutput", {}).get(OUTPUT, {})
+        self._fx.whole_files |= {Path(path): ids for path, ids in sent.items()}
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Tell an interrupt from pytest-xdist's way to stop at --maxfail, where one process would simply stop."""
@@ -107,8 +107,8 @@ class Controller:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a line for each plan, and what became of goldens."""
-        self._has_told = True
-        lines = list(summary_lines(self._fx.results, terminalreporter.verbosity, self._always_told))
+        self._has_reported = True
+        lines = list(summary_lines(self._fx.results, terminalreporter.verbosity, self._always_shown))
         lines += golden_lines(self._done, self._fx.options)
         lines += self._done.report
         if self._done.has_compared_nothing:
@@ -123,12 +123,12 @@ class Controller:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Say what became of goldens where pytest prints no summary, as after a crash of its own."""
         reporter = config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and not self._has_told:
+        if reporter is not None and not self._has_reported:
             for line in golden_lines(self._done, self._fx.options):
                 reporter.line(line)
 
     @property
-    def _always_told(self) -> Collection[str]:
+    def _always_shown(self) -> Collection[str]:
         """Checks whose verdict is in the summary however quiet the run is: what a comparison says, when it passes too."""
         return ("benchmark",) if self._fx.options.compare is not None else ()
 

@@ -17,6 +17,7 @@ from pytest_fxbucket.backends import CHOICES
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.golden.accept import MODES
 from pytest_fxbucket.pass_names import no_pass
+from pytest_fxbucket.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +68,17 @@ TABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line and the ini file ask for, checked."""
+class Options(RunSettings):
+    """What the command line and the ini file ask for, checked: how plans are run, and what else is done."""
 
-    rootdir: Path
     plans: tuple[Path, ...] = ()
     """plan files, absolute, each once, in the order given (a folder's and a glob's sorted)"""
-    pass_name: str = "manual"
-    accept: str | None = None
-    """new, changed or all; None: goldens are only read"""
     prune: bool = False
     """goldens that nobody owns are removed"""
     is_collect_only: bool = False
     """nothing is run"""
-    backend: str | None = None
-    """None: the plan's own"""
-    require_gpus: bool = False
-    """too few GPUs are a failure"""
     report: Path | None = None
     """folder for pages of step time, absolute; None: none are written"""
-    golden_dir: Path = Path("golden")
     compare: str | None = None
     """what step time is compared with: latest, a commit as git calls it, or the absolute path of a file"""
 
@@ -143,6 +135,7 @@ def read_options(config: pytest.Config) -> Options:
     plans = tuple(_plans(config))
     return Options(
         rootdir=config.rootpath,
+        artifacts=config.rootpath / ".fxbucket",
         plans=plans,
         pass_name=pass_name,
         accept=accept,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from pytest_fxbucket.progress import Progress
 from pytest_fxbucket.pytest_plugin.controller import Controller, WholeFiles
 from pytest_fxbucket.pytest_plugin.distributed_test import item as body
 from pytest_fxbucket.pytest_plugin.expectations.inline import Expectation, edits_of, expectation_of
-from pytest_fxbucket.pytest_plugin.expectations.named import NamedGolden, book_of, explained, told_by
+from pytest_fxbucket.pytest_plugin.expectations.named import NamedGolden, book_of, explained, texts_of
 from pytest_fxbucket.pytest_plugin.items import (
     OfPlan,
     PlanFile,
@@ -67,7 +68,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.addinivalue_line("markers", body.MARKER)
     options = read_options(config)
-    config.stash[STATE] = FxSession(options, torchrun=_torchrun(config))
+    torchrun = _torchrun(config)
+    log_of = torchrun.log_name if torchrun is not None else None
+    config.stash[STATE] = FxSession(replace(options, log_of=log_of), torchrun=torchrun)
     if options.plans and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, odd = as_arguments(options.plans, config.invocation_params.dir)
         if odd:
@@ -138,8 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Say what differs from a golden, in words and as a diff, and how to accept it."""
-    told = explained(left, right) if op in ("==", "!=") else None
-    return list(told) if told else None
+    lines = explained(left, right) if op in ("==", "!=") else None
+    return list(lines) if lines else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -182,16 +185,16 @@ def pytest_runtest_makereport(
         # In a user's test, which saw the error itself: its sentence is shown there, and here the rest of what it has to say.
         text = error_text(call.excinfo.value)
         report.sections += [("what the ranks did", text)] if "\n" in text else []
-    told: dict[str, Any] = dict(fx.drain())
-    told |= edits_of(item) | told_by(item, report)
+    sent: dict[str, Any] = dict(fx.drain())
+    sent |= edits_of(item) | texts_of(item, report)
     if body.is_marked(item) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), (item.location[1] or 0) + 1, report.longrepr[2])
     if isinstance(item, OfPlan) and call.when == "call":
-        told |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
+        sent |= {"sizes": fx.sizes_of(item.plan), "note": item.verdict.summary if item.verdict else None}
         if report.skipped and isinstance(report.longrepr, tuple):
             report.longrepr = (str(item.path), 1, report.longrepr[2])
-    if told:
-        vars(report)["fxbucket"] = told
+    if sent:
+        vars(report)["fxbucket"] = sent
     return report
 
 

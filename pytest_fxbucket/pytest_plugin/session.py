@@ -100,7 +100,7 @@ class FxSession:
     @property
     def is_reporting(self) -> bool:
         """Whether this process says and keeps what was measured; of torchrun's the first."""
-        return self.torchrun is None or self.torchrun.log_name is None
+        return self.options.log_of is None
 
     @property
     def pools(self) -> Pools:
@@ -119,35 +119,20 @@ class FxSession:
     def run_of(self, plan: Plan) -> PlanRun:
         """Return the plan's PlanRun, the same one until it is released."""
         from pytest_fxbucket.run import PlanRun
-        from pytest_fxbucket.settings import RunSettings
 
-        options, key = self.options, key_of(plan)
+        key = key_of(plan)
         if key not in self._runs:
-            settings = RunSettings(
-                rootdir=options.rootdir,
-                pass_name=options.pass_name,
-                backend=options.backend,
-                require_gpus=options.require_gpus,
-                golden_dir=options.golden_dir,
-                accept=options.accept,
-                artifacts=options.rootdir / ".fxbucket",
-                log_of=self.torchrun.log_name if self.torchrun is not None else None,
-            )
+            say, accept, compared = self.progress.say, self.accepted.add, self.compared.append
             self._runs[key] = PlanRun(
-                plan,
-                settings,
-                self.pools,
-                on_progress=self.progress.say,
-                accept_golden=self.accepted.add,
-                on_compare=self.compared.append,
+                plan, self.options, self.pools, on_progress=say, accept_golden=accept, on_compare=compared
             )
         return self._runs[key]
 
     def drain(self) -> dict[str, list[Any]]:
         """Return what the item that runs now has to tell the controller of goldens, as plain data, and forget it."""
-        told: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
+        sent: dict[str, list[Any]] = {"goldens": self.accepted.drain(), "compared": [str(path) for path in self.compared]}
         self.compared.clear()
-        return {name: entries for name, entries in told.items() if entries}
+        return {name: entries for name, entries in sent.items() if entries}
 
     def sizes_of(self, plan: Plan) -> dict[str, int] | None:
         """Return launches, buckets and bytes of a plan whose pass ran in this process, as a plain dict."""

@@ -56,14 +56,14 @@ def error_text(error: FxbucketError) -> str:
 def record(results: dict[str, PlanResult], report: pytest.TestReport) -> None:
     """Add the outcome of one plan item's phase to ``results``, keyed by the plan as its node ids write it."""
     path, name = parts_of(report.nodeid)
-    told: Mapping[str, object] | None = getattr(report, "fxbucket", None)
-    if not path.endswith(".toml") or not (report.failed or (told is not None and report.when == "call")):
+    sent: Mapping[str, object] | None = getattr(report, "fxbucket", None)
+    if not path.endswith(".toml") or not (report.failed or (sent is not None and report.when == "call")):
         return
     check, bracket, row = name.partition("[")
     result = results.setdefault(path + bracket + row, PlanResult())
     result.outcomes[check] = _outcome(report)
-    if told is not None:
-        sizes, note = told.get("sizes"), told.get("note")
+    if sent is not None:
+        sizes, note = sent.get("sizes"), sent.get("note")
         result.sizes = sizes if isinstance(sizes, dict) else result.sizes
         if isinstance(note, str):
             result.notes[check] = note

@@ -106,8 +106,8 @@ class Torchrun:
         self._check_collected(said, session)
         first = cast("_Collected", said.entries[0])
         difference = "" if self._is_first else _difference(ids, first.ids, first.is_choice)
-        told = self._exchange(DIFFERENCES, difference)
-        for rank, text in sorted(told.entries.items()):
+        differences = self._exchange(DIFFERENCES, difference)
+        for rank, text in sorted(differences.entries.items()):
             if text:
                 self._stop(f"the processes collected different items: {self.meeting.who(rank)} {text}")
         items[:] = _ordered(items, first.ids)

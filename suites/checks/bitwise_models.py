@@ -71,6 +71,24 @@ def build_deeper(used: float = 1.0) -> nn.Module:
     return model
 
 
+class Stack(nn.Module):
+    """Four linears, of which the last two are to be updated a call late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "abcd":
+            self.add_module(name, nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = torch.tanh(layer(x))
+        return x
+
+
+def build_stack() -> Stack:
+    return Stack()
+
+
 def batch(rank: int, step: int) -> tuple[Tensor]:
     return (torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank)),)
 

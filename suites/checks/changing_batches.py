@@ -6,21 +6,12 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 from bitwise_models import batch
 
 
 def wider(rank: int, step: int) -> Any:
     (x,) = batch(rank, step)
     return (x.double() if step == 2 else x,)
-
-
-def more(rank: int, step: int) -> Any:
-    return (*batch(rank, step), *([torch.ones(1)] if step == 2 else []))
-
-
-def none(rank: int, step: int) -> Any:
-    return None if step == 2 else batch(rank, step)
 
 
 def on_one_rank(rank: int, step: int) -> Any:

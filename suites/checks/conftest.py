@@ -27,11 +27,11 @@ PLAN = Plan(
 
 @pytest.fixture
 def bitwise(pools: Pools, tmp_path: Path) -> Callable[..., Verdict]:
-    """Run the check; ``model`` has changes of [model], ``settings`` those of RunSettings, other keywords are of the plan."""
+    """Run it, or another check; ``model`` has changes of [model], ``settings`` of RunSettings, other keywords of the plan."""
 
-    def run(model: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}, **change: Any) -> Verdict:
+    def run(check: str = "bitwise", model: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}, **change: Any) -> Verdict:
         plan = replace(PLAN, model=replace(MODEL, **model), **change)
         given = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
-        return PlanRun(plan, replace(given, **settings), pools).check("bitwise")
+        return PlanRun(plan, replace(given, **settings), pools).check(check)
 
     return run

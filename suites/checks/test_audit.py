@@ -1,4 +1,7 @@
-"""Each promise of a plan, kept and broken, on readings made by hand: two layers and a head, forward and backward."""
+"""Promises of a plan, kept and broken, on readings made by hand: two layers and a head, forward and backward.
+
+What `test_broken_passes.py` shows on a real graph is not shown here again.
+"""
 
 from __future__ import annotations
 
@@ -127,19 +130,6 @@ class TestSchedule:
         assert [line.split(",")[0] for line in other_defer] == ["entry c", "entry b"]
         assert all(words in line for line in other_defer)
 
-    def test_one_launch_too_late_names_it_and_the_wait_it_missed(self) -> None:
-        events = script()
-        late = moved(events, "launch", "forward all_gather c", events.index(("wait", "forward all_gather b")))
-        assert audit(PROMISE, captured(), reading(late)) == [
-            "entry c, forward all_gather is launched after the wait for b: prefetch = 1 is not reached"
-        ]
-
-    def test_one_launch_too_early_names_it_and_the_wait_it_should_follow(self) -> None:
-        early = moved(script(), "launch", "forward all_gather c", 1)
-        assert audit(PROMISE, captured(), reading(early)) == [
-            "entry c, forward all_gather is launched before the wait for a: earlier than prefetch = 1"
-        ]
-
     def test_a_launch_that_was_as_early_before_the_pass_is_not_the_pass_s(self) -> None:
         events = script(prefetch=2)
         early = [replace(b, node=f"{b.node} {i}") for i, b in enumerate(reading(events).buckets)]
@@ -185,14 +175,6 @@ class TestSchedule:
             PROMISE, captured(), reading(early)
         )
 
-    def test_one_reduction_that_is_not_deferred_is_named(self) -> None:
-        events = script()
-        at = events.index(("launch", "backward reduce_scatter c")) + 1
-        early = moved(events, "wait", "backward reduce_scatter c", at)
-        assert audit(PROMISE, captured(), reading(early)) == [
-            "entry c, backward reduce_scatter is waited for before b launches its reduction: it is not deferred"
-        ]
-
     @pytest.mark.parametrize("defer", [True, False])
     def test_entries_whose_reductions_interleave_count_by_their_last_launch(self, defer: bool) -> None:
         """Not merged: ``a`` reduces first and last, ``b`` between."""
@@ -235,11 +217,6 @@ class TestEntries:
         found = self.broken({"forward all_gather a": ["a.w", "a.b", "a.w"]})
         assert "entry a, forward all_gather: its launch carries a.w twice" in found
 
-    def test_a_layout_that_is_not_of_registration_says_where_it_begins(self) -> None:
-        assert self.broken({"forward all_gather a": ["a.b", "a.w"]}) == [
-            "entry a, forward all_gather: member 0 of the layout is a.b, expected a.w (registration order)"
-        ]
-
     def test_a_layout_of_execution_follows_the_launches_and_no_other(self) -> None:
         swapped = [captured().buckets[i] for i in (1, 0)]
         before = replace(captured(), buckets=(*swapped, *captured().buckets[2:]))
@@ -256,10 +233,6 @@ class TestEntries:
         assert audit(PROMISE, captured(), broken) == [
             "entry a, forward all_gather: a.b begins at byte 24 of a rank's part, expected 16"
         ]
-
-    def test_bytes_behind_the_members_are_counted(self) -> None:
-        broken = change_bucket(reading(script()), "forward all_gather a", bytes=160)
-        assert audit(PROMISE, captured(), broken) == ["forward all_gather of a.w, a.b moves 160 bytes, its members have 128"]
 
     def test_a_launch_that_the_graph_before_did_not_have_is_said(self) -> None:
         extra = replace(reading(script()).buckets[0], kind="all_reduce", op="sum", members=(), node="extra")
@@ -357,24 +330,6 @@ class TestSwitches:
         found = audit(promise, captured(), reading(script(0, False)))
         assert "entry a, forward all_gather (a.w): its launch also carries a.b of a" in found
 
-    def test_a_pass_that_does_nothing_is_red_for_every_entry_of_several_members(self) -> None:
-        found = audit(PROMISE, captured(), captured())
-        assert [line for line in found if "launches, expected 1" in line] == [
-            f"entry {entry}, {direction} {kind}: 2 launches, expected 1"
-            for direction, kind, entries in (
-                ("forward", "all_gather", "ab"),
-                ("backward", "all_gather", "ba"),
-                ("backward", "reduce_scatter", "ba"),
-            )
-            for entry in entries
-        ]
-
-    def test_backward_that_keeps_forwards_gathers_undoes_resharding(self) -> None:
-        kept = change_bucket(reading(script()), "forward all_gather b", backward_use=200)
-        assert audit(PROMISE, captured(), kept) == [
-            "reshard_after_forward = true, but backward reads forward's gather of b.w, b.b"
-        ]
-
     def test_backward_that_gathers_what_should_have_been_kept(self) -> None:
         promise = changed(PROMISE, reshard_after_forward=False)
         found = audit(promise, captured(), reading(script()))
@@ -399,11 +354,6 @@ class TestNumbers:
     def test_what_asked_for_bfloat16_and_has_it_is_green(self) -> None:
         promise = changed(PROMISE, param_dtype=BF16, reduce_dtype=BF16)
         assert audit(promise, captured(dtype=BF16), reading(script(), dtype=BF16)) == []
-
-    def test_one_member_squeezed_on_its_way_is_named_alone(self) -> None:
-        squeezed = (Member("a.w", 0, 4, 23, F32), Member("a.b", 16, 4, 7, F32))
-        found = audit(PROMISE, captured(), change_bucket(reading(script()), "backward reduce_scatter a", members=squeezed))
-        assert found == ["backward reduce_scatter of a.b is squeezed through bfloat16 on its way, expected float32"]
 
     def test_another_reduction_or_group_is_named(self) -> None:
         node = "backward reduce_scatter a"

@@ -65,8 +65,6 @@ def test_a_batch_that_contains_itself_is_one_sentence() -> None:
     ("name", "says"),
     [
         ("wider", "torch.float64 for rank"),
-        ("more", "but [1] (1,) torch.float32 for rank"),
-        ("none", "but nothing for rank"),
         ("on_one_rank", "for rank 1, step 0"),
         ("skips", "raised Skipped: not here"),
         ("ends", "raised SystemExit: 0"),

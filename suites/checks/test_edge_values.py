@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import fx
 
 from pytest_fxbucket.checks.bitwise.job import put_edges
+from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.run import PlanRun
-from pytest_fxbucket.settings import RunSettings
-
-ROOT = Path(__file__).parents[2]
-PLAN = """
-[model]
-factory = "suites.eager.ringed:build"
-batch = "suites.eager.ringed:batch"
-loss = "suites.eager.ringed:loss"
-[parallel]
-dp_shard = 2
-[bucket]
-plan = ["0", "1"]
-[run]
-backend = "local"
-steps = {steps}
-"""
+from pytest_fxbucket.plan.schema import Run
 
 
 def clamped(gm: fx.GraphModule, plans: list[str | list[str]]) -> fx.GraphModule:
@@ -46,11 +29,10 @@ def clamped(gm: fx.GraphModule, plans: list[str | list[str]]) -> fx.GraphModule:
 
 @pytest.mark.parametrize(("steps", "outcome"), [(2, "passed"), (3, "failed")])
 def test_a_pass_that_loses_large_numbers_is_red_in_the_step_that_holds_them(
-    pools: Pools, tmp_path: Path, steps: int, outcome: str
+    bitwise: Callable[..., Verdict], steps: int, outcome: str
 ) -> None:
-    (plan,) = parse_plans(PLAN.format(steps=steps), Path("edges.toml"))
-    settings = RunSettings(ROOT, tmp_path / "golden", tmp_path, pass_name="suites.checks.test_edge_values:clamped")
-    verdict = PlanRun(plan, settings, pools).check("bitwise")
+    clamping = {"pass_name": "suites.checks.test_edge_values:clamped"}
+    verdict = bitwise(settings=clamping, run=Run(steps=steps, backend="local"))
     assert verdict.outcome == outcome
     assert any(line.startswith("step 2, rank 0: ") for line in verdict.lines) == (steps == 3)
 

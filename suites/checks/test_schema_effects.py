@@ -226,14 +226,3 @@ def seen(plan: Plan, what: str, pools: Pools, folder: Path) -> str:
     except FxbucketError as error:
         return str(error)
     return "\n".join([verdict.outcome, verdict.summary, *verdict.lines])
-
-
-def test_a_back_end_without_values_is_a_skip_that_says_so(tmp_path: Path, pools: Pools) -> None:
-    (tmp_path / "plan.toml").write_text(MODEL + 'backend = "fake"\n')
-    (plan,) = load_plans(tmp_path / "plan.toml")
-    settings = RunSettings(Path(__file__).parent, tmp_path / "golden", tmp_path / "artifacts")
-    verdict = PlanRun(plan, settings, pools).check("bitwise")
-    assert (verdict.outcome, verdict.summary) == ("skipped", "back end fake holds no values to compare")
-    assert not verdict
-    for check in ("audit", "collectives"):
-        assert PlanRun(plan, settings, pools).check(check)

@@ -63,15 +63,6 @@ def test_dimensions_that_the_smaller_world_leaves_out_keep_their_size() -> None:
         ('mode = "replicate"\ndp_shard = 4', 'dp_shard = 4 has no meaning with mode = "replicate"; write dp_replicate = 4'),
         (REPLICATE + "dp_shard = 2", 'dp_shard = 2 has no meaning with mode = "replicate"; mode = "hybrid_shard" does both'),
         ('mode = "mine:mode"', "makes a mesh of one rank, which has nobody to talk to; set dp_shard to 2 or more"),
-    ],
-)
-def test_a_degree_that_its_mode_has_no_use_for_leads_to_one_that_has(parallel: str, says: str) -> None:
-    assert refused(parallel) == says
-
-
-@pytest.mark.parametrize(
-    ("parallel", "says"),
-    [
         (
             'dp_shard = 4\nreduce_order = "replicate_first"',
             'reduce_order is of two reductions, and mode = "fully_shard" has one; leave it out',
@@ -84,15 +75,6 @@ def test_a_degree_that_its_mode_has_no_use_for_leads_to_one_that_has(parallel: s
             f"{REPLICATE}reshard_after_forward = false",
             'reshard_after_forward is of sharded parameters, and mode = "replicate" has none; leave it out',
         ),
-    ],
-)
-def test_keys_of_another_mode_are_not_read_and_ignored(parallel: str, says: str) -> None:
-    assert refused(parallel) == says
-
-
-@pytest.mark.parametrize(
-    ("parallel", "says"),
-    [
         (
             "dp_shard = 4\ntp = 2",
             'tp = 2 parts nothing; say what in tp_plan, as in tp_plan = { "layers.*.wq" = "colwise" }',
@@ -118,7 +100,7 @@ def test_keys_of_another_mode_are_not_read_and_ignored(parallel: str, says: str)
         ),
     ],
 )
-def test_tensor_parallelism_that_parts_nothing_or_in_no_known_way_is_refused(parallel: str, says: str) -> None:
+def test_what_has_no_meaning_with_its_mode_or_parts_nothing_leads_to_what_has(parallel: str, says: str) -> None:
     assert refused(parallel) == says
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fxbucket.cli.first_plan import to_toml
-from pytest_fxbucket.plan.schema import Key, keys, rule_of
+from pytest_fxbucket.plan.schema import Key, keys
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"
 BEGIN = "<!-- Made from the schema: `make reference` writes it anew. -->"
@@ -33,8 +33,8 @@ def replaced(page: str) -> str:
 
 def _rows() -> Iterator[str]:
     for key in keys():
-        rule = rule_of(key.table, key.key)
-        means = rule.doc if key.built else f"{rule.doc}; not built yet, so nothing but the default"
+        rule = key.rule
+        means = rule.doc if rule.built else f"{rule.doc}; not built yet, so nothing but the default"
         cells = [f"`{key.table}.{key.key}`", _TOML.sub(r"`\g<0>`", rule.expects), _default(key), means]
         yield _row(cells)
         for spec in dataclasses.fields(rule.options) if rule.options is not None else ():

@@ -22,40 +22,29 @@ def collected(project: pytest.Pytester, *args: str) -> list[str]:
 
 
 class TestCollection:
-    def test_the_option_runs_the_plans_alone(self, project: pytest.Pytester) -> None:
+    @pytest.mark.parametrize(
+        ("args", "names"),
+        [
+            ([], ["test_a.py::test_own"]),
+            (["--fxbucket-plans=plans"], BROKEN + GOOD + PLAIN),
+            (["-o", "testpaths=.", "--fxbucket-plans=plans/plain.toml"], PLAIN),
+            (["test_a.py", "plans/plain.toml"], ["test_a.py::test_own", *PLAIN]),
+            (["plans/plain.toml::bitwise"], ["plans/plain.toml::bitwise"]),
+            (["plans/good.toml::audit[keep]"], ["plans/good.toml::audit[keep]"]),
+            (BROKEN, BROKEN),
+            (["plans/good.toml::audit"], [GOOD[0], GOOD[6]]),
+            (["--fxbucket-plans=plans", "-k", "audit and good"], [GOOD[0], GOOD[6]]),
+            (["--fxbucket-plans=plans", "-k", "plan and broken"], BROKEN),
+            (["plans/good.toml::golden", "--deselect=plans/good.toml::golden["], [GOOD[1]]),
+            (["--rootdir=inner", "--fxbucket-plans=plans/plain.toml"], [f"../{name}" for name in PLAIN]),
+        ],
+        ids=lambda value: " ".join(value) if len(value) < 4 else "",
+    )
+    def test_what_is_named_is_collected(self, project: pytest.Pytester, args: list[str], names: list[str]) -> None:
+        """The option alone stands for its plans alone; a name without a row stands for its rows too."""
+        project.mkdir("inner")
         project.makepyfile(test_a=TEST)
-        assert collected(project, "--fxbucket-plans=plans") == BROKEN + GOOD + PLAIN
-
-    def test_the_option_runs_the_plans_alone_where_testpaths_are_set(self, project: pytest.Pytester) -> None:
-        project.makeini("[pytest]\ntestpaths = .\n")
-        project.makepyfile(test_a=TEST)
-        assert collected(project, "--fxbucket-plans=plans/plain.toml") == PLAIN
-
-    def test_without_option_no_toml_file_is_collected(self, project: pytest.Pytester) -> None:
-        project.makepyfile(test_a=TEST)
-        assert collected(project) == ["test_a.py::test_own"]
-
-    def test_a_plan_file_can_be_an_argument_beside_tests(self, project: pytest.Pytester) -> None:
-        project.makepyfile(test_a=TEST)
-        assert collected(project, "test_a.py", "plans/plain.toml") == ["test_a.py::test_own", *PLAIN]
-
-    @pytest.mark.parametrize("node_id", ["plans/plain.toml::bitwise", "plans/good.toml::audit[keep]", *BROKEN])
-    def test_a_node_id_works_without_the_option(self, project: pytest.Pytester, node_id: str) -> None:
-        assert collected(project, node_id) == [node_id]
-
-    def test_a_name_without_row_stands_for_its_rows_too(self, project: pytest.Pytester) -> None:
-        assert collected(project, "plans/good.toml::audit") == [GOOD[0], GOOD[6]]
-
-    def test_k_selects_by_check_and_by_plan(self, project: pytest.Pytester) -> None:
-        assert collected(project, "--fxbucket-plans=plans", "-k", "audit and good") == [GOOD[0], GOOD[6]]
-
-    def test_the_command_that_accepts_a_base_golden_leaves_out_its_rows(self, project: pytest.Pytester) -> None:
-        assert collected(project, "plans/good.toml::golden", "--deselect=plans/good.toml::golden[") == [GOOD[1]]
-
-    def test_a_plan_outside_rootdir_has_a_node_id_of_its_own(self, project: pytest.Pytester) -> None:
-        Path("inner").mkdir()
-        args = ("--rootdir=inner", "--fxbucket-plans=plans/plain.toml")
-        assert collected(project, *args) == [f"../{name}" for name in PLAIN]
+        assert collected(project, *args) == names
 
 
 class TestBrokenPlan:
@@ -77,10 +66,6 @@ class TestBrokenPlan:
             ]
         )
         result.stdout.no_fnmatch_line("*Error*")
-
-    def test_it_does_not_keep_other_files_from_being_collected(self, project: pytest.Pytester) -> None:
-        result = project.runpytest_inprocess("--fxbucket-plans=plans", "-k", "plan", "--collect-only", "-q")
-        result.stdout.fnmatch_lines(BROKEN)
 
     def test_lf_runs_it_again_until_it_is_mended(self, project: pytest.Pytester) -> None:
         project.makepyfile(test_a=TEST)

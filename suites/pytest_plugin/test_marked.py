@@ -81,7 +81,11 @@ def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path) -> None:
         assert [pattern for pattern in patterns if not re.search(pattern, told[name][1])] == [], told[name]
     assert "SKIPPED [1] test_theirs.py:" in printed
     for rank in range(4):
-        part = printed.partition(f"Captured stdout rank {rank} call")[2].partition("Captured stdout")[0]
+        part = (
+            printed.partition(" test_list _")[2]
+            .partition(f"Captured stdout rank {rank} call")[2]
+            .partition("Captured stdout")[0]
+        )
         assert f"hello from {rank}" in part
         assert "to stderr" in part
         assert f"hello from {(rank + 1) % 4}" not in part

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.golden.store import render
 from suites.pytest_plugin.graphs_project import run, write
 
 GOLDEN = Path("golden/tests/test_x/two.txt")
@@ -281,27 +280,3 @@ def test_with_a_plan_the_text_is_that_of_the_plans_own_golden(user: pytest.Pytes
     before = Path("golden/tests/test_x/before.txt").read_text()
     assert "plan plans/mlp.toml\nmesh dp_shard=4\n" in before
     assert "reduce_scatter layers.0 #2" in before
-
-
-def test_workers_give_the_same_verdicts_and_files(user: pytest.Pytester) -> None:
-    write(
-        """
-        import pytest
-
-        def test_equal(fxbucket_golden): assert "equal" == fxbucket_golden("equal")
-        def test_changed(fxbucket_golden): assert "changed" == fxbucket_golden("changed")
-        @pytest.mark.parametrize("text", ["clash", "other"])
-        def test_clash(text, fxbucket_golden): assert text == fxbucket_golden("clash")
-        """
-    )
-    folder = Path("golden/tests/test_x")
-    folder.mkdir(parents=True)
-    for name in ("equal", "changed", "clash"):
-        (folder / f"{name}.txt").write_text(render(name.replace("changed", "old")))
-    result = run(user, "-n", "2", "--accept")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines([f"golden written: {folder}/changed.txt", "*NOT written: *clash.txt was given two texts*"])
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {
-        f"{name}.txt": render(name) for name in ("equal", "changed", "clash")
-    }

@@ -22,11 +22,8 @@ def refused(project: pytest.Pytester, *args: str) -> str:
     return line.removeprefix("ERROR: ")
 
 
-def test_none_is_written_unless_asked_for(project: pytest.Pytester) -> None:
-    assert report_of(project) is None
-
-
 def test_an_option_is_meant_from_where_pytest_was_started(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report_of(project) is None
     monkeypatch.chdir(project.path / "plans")
     assert report_of(project, "--fxbucket-report=../pages/new") == project.path / "pages" / "new"
     assert not (project.path / "pages").exists()
@@ -39,12 +36,12 @@ def test_the_ini_twin_is_meant_from_rootdir(project: pytest.Pytester, monkeypatc
     assert report_of(project, "--fxbucket-report=here") == project.path / "plans" / "here"
 
 
-@pytest.mark.parametrize("below", ["", "/deeper/still"])
-def test_a_file_is_no_folder(project: pytest.Pytester, below: str) -> None:
+def test_a_file_is_no_folder_nor_is_nothing(project: pytest.Pytester) -> None:
     (project.path / "taken").write_text("mine")
     wanted = f"--fxbucket-report: {project.path}/taken is a file; expected a folder, or nothing yet"
-    assert refused(project, f"--fxbucket-report=taken{below}") == wanted
+    assert refused(project, "--fxbucket-report=taken/deeper/still") == wanted
     assert (project.path / "taken").read_text() == "mine"
+    assert refused(project, "--fxbucket-report=").startswith("--fxbucket-report: no folder given; expected where")
 
 
 def test_a_folder_that_may_not_be_written_to(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,15 +51,9 @@ def test_a_folder_that_may_not_be_written_to(project: pytest.Pytester, monkeypat
     assert refused(project, "--fxbucket-report=pages") == wanted
 
 
-def test_an_empty_value(project: pytest.Pytester) -> None:
-    assert refused(project, "--fxbucket-report=").startswith("--fxbucket-report: no folder given; expected where")
-
-
-@pytest.mark.parametrize("how", ["option", "ini"])
-def test_without_plotly_the_run_does_not_begin(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_without_plotly_the_run_does_not_begin(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)  # as an import sees a module that is not there
-    args = ["--fxbucket-report=pages"] if how == "option" else ["-o", "fxbucket_report=pages"]
-    where = "--fxbucket-report" if how == "option" else "ini fxbucket_report"
-    assert refused(project, *args) == (
-        f"{where}: a report needs plotly, which is not installed; install it with pip install 'pytest-fxbucket[report]'"
+    assert refused(project, "-o", "fxbucket_report=pages") == (
+        "ini fxbucket_report: a report needs plotly, which is not installed; install it with "
+        "pip install 'pytest-fxbucket[report]'"
     )

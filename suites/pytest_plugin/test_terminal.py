@@ -24,6 +24,7 @@ from pytest_fxbucket.pytest_plugin.terminal import (
     torch_text,
 )
 
+OPTIONS = Options(Path("/r"), Path("/r/golden"), Path("/r/.fxbucket"))
 SIZES = {"launches_before": 76, "launches_after": 12, "buckets": 12, "bytes": 1536 * 1024}
 
 
@@ -54,7 +55,7 @@ class TestSummary:
 
     def test_goldens_written_and_not_written_are_both_said(self) -> None:
         written = Written((Path("/r/golden/a.txt"),), ("/r/golden/b.txt could not be written: read-only",))
-        assert list(golden_lines(Done(written), Options(Path("/r")))) == [
+        assert list(golden_lines(Done(written), OPTIONS)) == [
             "golden written: golden/a.txt",
             "golden NOT written: golden/b.txt could not be written: read-only",
         ]
@@ -62,7 +63,7 @@ class TestSummary:
 
 class TestHeader:
     def test_without_a_plan_there_is_no_line(self) -> None:
-        assert list(header_lines(Options(Path("/r")), 0)) == []
+        assert list(header_lines(OPTIONS, 0)) == []
 
     def test_an_untested_torch_is_said_once(self) -> None:
         assert torch_text("2.13.0+cpu") == "torch 2.13.0+cpu"

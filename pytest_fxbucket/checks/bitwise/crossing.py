@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+    from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
     from pytest_fxbucket.step.roles import Phase
 
 _NAME = "next_iteration"
@@ -83,13 +83,18 @@ def run_names(world: PlanOnMesh) -> Sequence[str]:
 
 def run_readings(world: PlanOnMesh, phase: Phase, rank: int) -> list[GraphAnalysis]:
     """Readings of the graphs that rank ``rank`` runs: what it compares with, then what it checks."""
-    final = world.final(rank)
-    return [world.reference_reading(rank)[phase], *(final[p].reading for p in (CROSSING if crosses(world) else (phase,)))]
+    return [world.reference_reading(rank)[phase], *(one.reading for one in _checked(world, phase, rank))]
 
 
 def run_digests(world: PlanOnMesh, phase: Phase, rank: int) -> list[str]:
     """Digests of what rank ``rank`` checks."""
-    return [world.final(rank)[p].digest for p in (CROSSING if crosses(world) else (phase,))]
+    return [one.digest for one in _checked(world, phase, rank)]
+
+
+def _checked(world: PlanOnMesh, phase: Phase, rank: int) -> list[Passed]:
+    """What rank ``rank`` runs beside what it compares with."""
+    final = world.final(rank)
+    return [final[one] for one in (CROSSING if crosses(world) else (phase,))]
 
 
 def _bucketed(world: PlanOnMesh, rank: int) -> Phased:

@@ -20,7 +20,7 @@ from pytest_fxbucket.pytest_plugin.terminal import error_text
 from pytest_fxbucket.words import LONGEST_S
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body, Ending, Manner
+    from pytest_fxbucket.pytest_plugin.distributed_test.job import Body, Ending
 
 __all__ = ["MARKER", "check", "is_marked", "per_rank", "run_body"]
 
@@ -129,15 +129,15 @@ def per_rank(request: pytest.FixtureRequest, kind: Literal["rank", "mesh"]) -> o
 
 def run_body(item: pytest.Function) -> None:
     """Run the body of a marked test on its ranks; raise what pytest makes the item's outcome of."""
-    told = _ran(item)
-    kinds = {ending.kind for ending in told}
+    endings = _ran(item)
+    kinds = {ending.kind for ending in endings}
     if len(kinds) > 1:
-        each = ", ".join(f"rank {rank} {_ended(ending)}" for rank, ending in enumerate(told))
+        each = ", ".join(f"rank {rank} {_ended(ending)}" for rank, ending in enumerate(endings))
         _fail(f"{item.nodeid}: the ranks disagree: {each}")
     if kinds == {"skipped"}:
-        pytest.skip(told[0].reason)
+        pytest.skip(endings[0].reason)
     if kinds == {"xfailed"}:
-        pytest.xfail(told[0].reason)
+        pytest.xfail(endings[0].reason)
 
 
 def _ran(item: pytest.Function) -> list[Ending]:
@@ -188,6 +188,7 @@ def _backend(item: pytest.Item, asked: Wanted) -> str:
 def _body(item: pytest.Function, asked: Wanted) -> Body:
     from pytest_fxbucket.pytest_plugin.distributed_test.job import Body
     from pytest_fxbucket.pytest_plugin.distributed_test.modules import origins, own_conftest
+    from pytest_fxbucket.pytest_plugin.pytest_internals import INI_NAMES, warning_filters
     from pytest_fxbucket.ranks.launch import import_path
 
     owner = item.cls.__qualname__.split(".") if item.cls is not None else ()
@@ -199,20 +200,11 @@ def _body(item: pytest.Function, asked: Wanted) -> Body:
             sys_path=tuple(import_path()),
             given=_item_given(item),
             mesh=asked.sizes,
-            manner=_manner(item),
+            verbosity=item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
+            ini={name: value for name in INI_NAMES if (value := _ini(item.config, name)) is not None},
+            warning_filters=warning_filters(item),
+            runs_xfail=item.config.option.runxfail,
         )
-
-
-def _manner(item: pytest.Item) -> Manner:
-    from pytest_fxbucket.pytest_plugin.distributed_test.job import Manner
-    from pytest_fxbucket.pytest_plugin.pytest_internals import INI_NAMES, warning_filters
-
-    return Manner(
-        verbosity=item.config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
-        ini={name: value for name in INI_NAMES if (value := _ini(item.config, name)) is not None},
-        warning_filters=warning_filters(item),
-        runs_xfail=item.config.option.runxfail,
-    )
 
 
 def _ini(config: pytest.Config, name: str) -> Any:
@@ -232,10 +224,10 @@ def _item_given(item: pytest.Function) -> bytes:
         try:
             pack_whole(value)
         except Unpicklable as error:
-            told = f"{item.nodeid}: the value of {name} cannot be sent to the ranks ({error})"
+            problem = f"{item.nodeid}: the value of {name} cannot be sent to the ranks ({error})"
         else:
             continue
-        _fail(f"{told}; make it in the body, or give what it is made of")
+        _fail(f"{problem}; make it in the body, or give what it is made of")
     return pack_whole((values, state))
 
 

@@ -18,6 +18,7 @@ from pytest_fxbucket.pytest_plugin.pytest_internals import explain_comparisons, 
 from pytest_fxbucket.ranks import wire
 from pytest_fxbucket.ranks.wire import cut
 
+Filters = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 Kind = Literal["passed", "skipped", "xfailed"]
 
 _finder = Finder()
@@ -31,22 +32,8 @@ class NoTerminal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How pytest was asked to run tests, as far as a body can tell."""
-
-    verbosity: int
-    """of assertions"""
-    ini: Mapping[str, Any]
-    """what explains a comparison looks up"""
-    warning_filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    """of the ini file, the command line, and the test's marks"""
-    runs_xfail: bool
-    """--runxfail"""
-
-
-@dataclass(frozen=True, slots=True)
 class Body:
-    """What a rank needs to run a test's body."""
+    """What a rank needs to run a test's body as pytest was asked to."""
 
     module: str
     names: tuple[str, ...]
@@ -60,7 +47,14 @@ class Body:
     """
     mesh: Mapping[str, int]
     """size of each mesh dimension by name"""
-    manner: Manner
+    verbosity: int
+    """of assertions, as pytest was asked for"""
+    ini: Mapping[str, Any]
+    """what explains a comparison looks up"""
+    warning_filters: Filters
+    """of the ini file, the command line, and the test's marks"""
+    runs_xfail: bool
+    """--runxfail"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +74,10 @@ def run(rank: int, world: int, body: Body) -> Ending:
     values, state = cast("tuple[dict[str, Any], dict[str, Any]]", wire.unpack([body.given]))
     function = _function(module, body.names, state)
     arguments = {name: made(value, rank, body.mesh) for name, value in values.items()}
-    explain_comparisons(body.manner.verbosity, body.manner.ini)
-    setattr(pytest, "xfail", _not_at_all if body.manner.runs_xfail else _xfail)  # noqa: B010
+    explain_comparisons(body.verbosity, body.ini)
+    setattr(pytest, "xfail", _not_at_all if body.runs_xfail else _xfail)  # noqa: B010
     try:
-        with _warnings_filtered(body.manner):
+        with _warnings_filtered(body.warning_filters):
             function(**arguments)
     except pytest.skip.Exception as skip:
         return Ending("skipped", cut(str(skip)))
@@ -112,12 +106,12 @@ _not_at_all.Exception = _xfail.Exception  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
-def _warnings_filtered(manner: Manner) -> Iterator[None]:
+def _warnings_filtered(filters: Filters) -> Iterator[None]:
     """With the filters that pytest applies; ranks that share a process share them, until the last has ended."""
     global _filtered
     if _filtered == 0:
         _filters.enter_context(warnings.catch_warnings())
-        filter_warnings(*manner.warning_filters)
+        filter_warnings(*filters)
     _filtered += 1
     try:
         yield

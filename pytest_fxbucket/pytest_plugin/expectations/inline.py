@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 
 from pytest_fxbucket.errors import UsageError, without_our_frames
-from pytest_fxbucket.pytest_plugin.expectations.asking import Asking
-from pytest_fxbucket.pytest_plugin.expectations.texts import difference_lines, text_of
+from pytest_fxbucket.pytest_plugin.expectations.texts import Asking, difference_lines, text_of
 
 _LITERAL = re.compile(r"(?P<prefix>\w*)(?P<quote>'''|\"\"\"|'|\")")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -200,8 +199,8 @@ class Expectation:
         nothing = "" if expected else ", which is nothing yet"
         nodeid = self._asking.item.nodeid
         command = shlex.join(["pytest", *self._asking.arguments(), f"--fxbucket-accept={kind}"])
-        told = difference_lines(actual, expected, text, command, self._asking.folder(nodeid.rpartition("::")[2]))
-        return [f"the text is not what is expected here{nothing}", *told]
+        difference = difference_lines(actual, expected, text, command, self._asking.folder(nodeid.rpartition("::")[2]))
+        return [f"the text is not what is expected here{nothing}", *difference]
 
     def _shown(self, path: str) -> str:
         return Path(path).relative_to(self._rootdir).as_posix() if Path(path).is_relative_to(self._rootdir) else path

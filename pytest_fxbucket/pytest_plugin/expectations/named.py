@@ -12,8 +12,7 @@ from pytest_fxbucket.errors import GoldenError, UsageError, without_our_frames
 from pytest_fxbucket.files import digest
 from pytest_fxbucket.golden.accept import accepts
 from pytest_fxbucket.golden.store import GoldenStore, render
-from pytest_fxbucket.pytest_plugin.expectations.asking import Asking
-from pytest_fxbucket.pytest_plugin.expectations.texts import difference_lines, text_of
+from pytest_fxbucket.pytest_plugin.expectations.texts import Asking, difference_lines, text_of
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pytest_plugin.expectations.texts import Entries
@@ -64,7 +63,7 @@ class NamedGolden:
 
     def __init__(self, book: GoldenBook, path: Path, entries: Entries | None) -> None:
         self._book, self._path, self._entries = book, path, entries
-        self.told: tuple[str, ...] = ()
+        self.explanation: tuple[str, ...] = ()
         """What is to be said of the last comparison, if it was not as the test expects; the first line says it all."""
 
     @without_our_frames
@@ -78,11 +77,11 @@ class NamedGolden:
             return True
         if isinstance(accepted, GoldenError):
             book.unread.append(str(accepted))
-            self.told = (str(accepted),)
+            self.explanation = (str(accepted),)
         elif accepted != text:
             command, folder = book.store.accept_command(self._path), book.asking.folder(self._path.stem)
-            told = difference_lines(other, accepted, text, command, folder)
-            self.told = (f"the text is not the one in {self._shown}", *told)
+            difference = difference_lines(other, accepted, text, command, folder)
+            self.explanation = (f"the text is not the one in {self._shown}", *difference)
         return accepted == text
 
     @without_our_frames
@@ -90,7 +89,7 @@ class NamedGolden:
         text, accepted = self._compared(other)
         if isinstance(accepted, GoldenError):
             raise accepted
-        self.told = (f"the text is the one in {self._shown}",)
+        self.explanation = (f"the text is the one in {self._shown}",)
         return accepted != text
 
     def __repr__(self) -> str:
@@ -113,9 +112,9 @@ class NamedGolden:
 def explained(left: object, right: object) -> tuple[str, ...] | None:
     """What is to be said of a comparison that failed; None if no golden took part."""
     for one in (left, right):
-        if isinstance(one, NamedGolden) and one.told:
-            one._book.hidden.append(one.told)
-            return one.told
+        if isinstance(one, NamedGolden) and one.explanation:
+            one._book.hidden.append(one.explanation)
+            return one.explanation
     return None
 
 
@@ -133,7 +132,7 @@ def book_of(request: pytest.FixtureRequest) -> GoldenBook:
     return book
 
 
-def told_by(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
+def texts_of(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
     """What the process that writes is told of the item's phase, as plain data; the report gets what pytest did not show."""
     book = item.stash.get(_BOOK, None)
     if book is None:

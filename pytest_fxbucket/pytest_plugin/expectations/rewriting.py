@@ -131,9 +131,9 @@ class ExpectationHooks:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take what a test sent, be it from this process or a worker."""
-        told: dict[str, Any] = getattr(report, "fxbucket", {})
-        self._queue.extend(told.get("edits", ()))
-        for text in told.get("texts", ()):
+        sent: dict[str, Any] = getattr(report, "fxbucket", {})
+        self._queue.extend(sent.get("edits", ()))
+        for text in sent.get("texts", ()):
             digest, test = self._first.setdefault(text["path"], (text["digest"], report.nodeid))
             if digest != text["digest"]:
                 self._fx.to_write.clash(Path(text["path"]), test, report.nodeid)

@@ -1,4 +1,4 @@
-"""The structure text of whatever a test holds (a graph, a step, what a pass made of it, text); and how two texts differ."""
+"""The text of whatever a test holds (a graph, a step, what a pass made of it, text), how two texts differ, and who asks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.plan.selectors import entry_by_parameter
+from pytest_fxbucket.pytest_plugin.items import PlanRef
+from pytest_fxbucket.pytest_plugin.session import fx_session
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.artifacts import Folder
     from pytest_fxbucket.golden.schedule import Schedule
     from pytest_fxbucket.run import PlanRun
     from pytest_fxbucket.step.roles import MeshDim, Phase, StepGraph, Value
@@ -172,3 +176,32 @@ def _lines(text: str) -> list[str]:
     """Lines of ``text``, with a last one that does not end said as ``diff`` says it."""
     lines = text.split("\n")
     return lines[:-1] if not lines[-1] else [*lines, "\\ no line feed at the end"]
+
+
+class Asking:
+    """A test that uses ``fxbucket_golden`` or ``fxbucket_expect``: what it may write, and the plan in use."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self.item: pytest.Item = request.node
+        self.fx = fx_session(request.config)
+        self.options = self.fx.options
+
+    def plan_run(self) -> PlanRun | None:
+        """The run of the plan in use, if there is one."""
+        used = "fxbucket_plan" in self._request.fixturenames
+        found: PlanRun | None = self._request.getfixturevalue("fxbucket_run") if used else None
+        return found
+
+    def folder(self, name: str) -> Folder:
+        """For what is too long to be shown of ``name``."""
+        return Folder(self.options.artifacts, self.item.nodeid.partition("::")[0], name, self.options.log_of)
+
+    def arguments(self) -> list[str]:
+        """Arguments of pytest that run the test: its node id, and the plan that the option gave it."""
+        words = [self.item.nodeid]
+        callspec = getattr(self.item, "callspec", None)
+        ref = callspec.params.get("fxbucket_plan") if callspec is not None else None
+        if isinstance(ref, PlanRef) and ref.path in self.options.plans:
+            words.append(f"--fxbucket-plans={self.options.shown(ref.path)}")
+        return words
