@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         {models.Attends: Override(output=subgraphs.attended)},
     ),
     "with a parameter of two names": (lambda: models.Holds(models.Ties()), {"held": "call"}),
-    "with a hook, which runs once a call": (lambda: models.Holds(models.Doubles()), {"held": "call"}),
+    "with a hook, which runs once a call": (lambda: models.Holds(models.doubles()), {"held": "call"}),
     "called twice, with a parameter that is read elsewhere": (
         lambda: nn.Sequential(models.Twice(), nn.Linear(models.WIDTH, 3)),
         {models.Chooses: "call"},
@@ -145,7 +145,7 @@ def test_gradients_of_an_input_that_is_read_elsewhere_too_are_added_within_the_m
 
 
 def test_two_captured_steps_of_one_process_call_each_its_own_model() -> None:
-    first, second = (twins(lambda by=by: models.Holds(models.Scales(by)), {"held": "call"}) for by in (2.0, 3.0))
+    first, second = (twins(lambda by=by: models.Holds(models.scales(by)), {"held": "call"}) for by in (2.0, 3.0))
     for seed in range(2):
         first.same(*batch(seed))
         second.same(*batch(seed))

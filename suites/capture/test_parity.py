@@ -33,7 +33,7 @@ def experts_by_hand(plan: Plan) -> dict[str, object]:
     }
 
 
-LAST = changed("buckets", mode="capture_models:LastDimension", param_dtype=None, reduce_dtype=None)
+LAST = changed("buckets", mode="own_modes:LastDimension", param_dtype=None, reduce_dtype=None)
 EXPERTS = {
     "experts": PLANS["moe"],
     "one rank for each expert": PLANS["moe.one_each"],

@@ -42,6 +42,11 @@ def trained(optimizer: Any = sgd) -> Run:
     return run
 
 
+@pytest.fixture
+def run() -> Run:
+    return trained()
+
+
 def at(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the first line that has ``text``."""
     lines, first = inspect.getsourcelines(function)
@@ -55,8 +60,7 @@ def forward(run: Run, x: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def test_item_in_the_step_is_told_at_its_line() -> None:
-    run = trained()
+def test_item_in_the_step_is_told_at_its_line(run: Run) -> None:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> float:
         run.optimizers[0].zero_grad()
@@ -92,8 +96,7 @@ def test_an_optimizer_of_other_parameters_is_told_by_its_group() -> None:
     assert text.startswith("group 0 of optimizer 1 (SGD) has a parameter of shape (8, 6) that the model does not have; give")
 
 
-def test_an_optimizer_that_capture_was_not_given_is_told() -> None:
-    run = trained()
+def test_an_optimizer_that_capture_was_not_given_is_told(run: Run) -> None:
     hidden = sgd(run.model)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -105,8 +108,7 @@ def test_an_optimizer_that_capture_was_not_given_is_told() -> None:
     assert not hidden.state
 
 
-def test_lbfgs_is_told_at_its_line() -> None:
-    run = trained()
+def test_lbfgs_is_told_at_its_line(run: Run) -> None:
     run.optimizers[:] = [torch.optim.LBFGS(run.model.parameters())]
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -202,13 +204,11 @@ def giving(run: Run) -> Callable[..., Any]:
         (giving, "the step gives a value of type Sequential at result['model']"),
     ],
 )
-def test_what_a_graph_would_not_do_again_is_refused(make: Any, text: str) -> None:
-    run = trained()
+def test_what_a_graph_would_not_do_again_is_refused(make: Any, text: str, run: Run) -> None:
     assert text in refused(make(run), run)
 
 
-def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path() -> None:
-    run = trained()
+def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path(run: Run) -> None:
     text = refused(lambda x: x, run, {"data": [net()]})
     assert text.startswith("argument args[0]['data'][0] is a value of type Sequential; ")
 

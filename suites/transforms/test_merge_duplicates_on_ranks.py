@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch import fx
 
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
 from suites.passes.on_ranks import compare, copied
-from suites.passes.programs import SGD, Program, aten, c10d
-from suites.transforms.duplicates import Transformation, launches, step_of
+from suites.passes.programs import Program, aten, c10d
+from suites.transforms.duplicates import launches, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLDS = pytest.mark.parametrize("world", [2, 3])
 
 
-def counts(pools: Pools, made: Program, nodes: list[fx.Node], by: Transformation = merge_duplicates) -> tuple[int, int]:
+def counts(pools: Pools, made: Program, nodes: list[fx.Node]) -> tuple[int, int]:
     """Launches before and after; fails unless the ranks get the same bits from both."""
     before = made.returns(*nodes)
     after = copied(before)
-    by(step_of(after), {})
+    merge_duplicates(step_of(after), {})
     assert compare(pools, before, after, made.world, groups=made.groups) == []
     return len(launches(before)), len(launches(after))
 
@@ -40,46 +37,6 @@ def test_every_kind_is_merged_to_the_same_bits(pools: Pools, world: int) -> None
         results.append(made.wait(made.call(c10d.all_to_all_single.default, value, sizes, sizes, "0")))
         results.append(made.wait(made.call(c10d.broadcast.default, value, 1, "0")))
     assert counts(pools, made, results) == (10, 5)
-
-
-def _foreach(made: Program, x: fx.Node, y: fx.Node) -> None:
-    made.call(aten._foreach_copy_.default, [x], [y])
-
-
-def _fused(made: Program, x: fx.Node, y: fx.Node) -> None:
-    made.call(aten._fused_sgd_.default, [x], [y], [], **SGD)
-
-
-def _view(made: Program, x: fx.Node, y: fx.Node) -> None:
-    made.call(aten.mul_.Tensor, made.call(aten.slice.Tensor, made.call(aten.detach.default, x), 0, 1, 2), 3)
-
-
-def _in_place(made: Program, x: fx.Node, y: fx.Node) -> None:
-    made.all_reduce_in_place(x)
-
-
-@WORLDS
-@pytest.mark.parametrize("write", [_foreach, _fused, _view, _in_place])
-def test_nothing_is_merged_across_a_write(pools: Pools, world: int, write: Callable[[Program, fx.Node, fx.Node], None]) -> None:
-    made = Program(world)
-    x, y = made.fulls("xy")
-    results = [made.gather(x), made.reduce(made.call(aten._to_copy.default, x, dtype=torch.float64))]
-    write(made, x, y)
-    for _ in range(2):
-        results += [made.gather(x), made.reduce(made.call(aten._to_copy.default, x, dtype=torch.float64))]
-    before, after = counts(pools, made, results)
-    assert before - after == 2
-
-
-@pytest.mark.parametrize(("world", "op"), [(2, "sum"), (2, "avg"), (3, "sum")])
-def test_sums_that_are_exact_are_the_same_added_before(pools: Pools, world: int, op: str) -> None:
-    """Halves of integers are exact too; thirds are not."""
-    made = Program(world)
-    a, b, c, d = made.fulls("abcd")
-    flat = [made.call(aten.view.default, made.reduce(node, op), [-1]) for node in (a, b)]
-    every = [made.all_reduce(node, op) for node in (c, d, a)]
-    nodes = [made.add(*flat), made.add(made.add(every[0], every[1]), every[2])]
-    assert counts(pools, made, nodes, add_before_reducing) == (5, 2)
 
 
 @WORLDS

@@ -80,18 +80,6 @@ def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str) 
     assert found.told.left == ()
 
 
-@pytest.mark.parametrize("way", ["all_to_all", "broadcast"])
-def test_other_kinds_are_merged_too(way: str) -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
-    launch = {
-        "all_to_all": lambda: made.call(c10d.all_to_all_single.default, x, [1, 1], [1, 1], "0"),
-        "broadcast": lambda: made.call(c10d.broadcast.default, x, 1, "0"),
-    }[way]
-    found = changed(made, made.neg(made.wait(launch())), made.neg(made.wait(launch())), runs=False)
-    assert len(found.launches) == 1
-
-
 Launches = tuple[fx.Node, fx.Node]
 
 
