@@ -28,25 +28,19 @@ def calls(step: StepGraph) -> list[tuple[str, str | None, bool]]:
     return [(str(node.target).split(".")[1], module_of(node), is_backward(node)) for node in found]
 
 
-def test_calls_and_the_gathers_of_their_parameters_have_their_modules_names() -> None:
+def test_calls_have_their_modules_names_read_every_parameter_of_it_and_make_every_gradient() -> None:
     step = captured(plan_of("Deep", override(type="Chooses")))
     forward = [("call_forward", f"layers.{i}.1", False) for i in (0, 1)]
     backward = [("call_backward", f"layers.{i}.1", True) for i in (1, 0)]
     assert calls(step) == forward + backward
+    reading = read_graph(step.graphs["joint"].graph, step.inputs["joint"], step.outputs["joint"])
+    assert not reading.problems
+    held = {p.fqn for p in step.parameters if ".low." in p.fqn or ".high." in p.fqn}
+    assert len(held) == 8
     for direction in ("forward", "backward"):
         own = {sent_by(step)[node]: module_of(node) for node in launches(step, "all_gather", direction)}
         assert own["layers.0.1.low.weight"] == "layers.0.1.low"
-
-
-def test_a_call_reads_every_parameter_of_its_module_and_makes_every_gradient() -> None:
-    step = captured(plan_of("Deep", override(type="Chooses")))
-    reading = read_graph(step.graphs["joint"].graph, step.inputs["joint"], step.outputs["joint"])
-    assert not reading.problems
-    of = {direction: {fqn for _, d, fqn in reading.computes if d == direction} for direction in ("forward", "backward")}
-    held = {p.fqn for p in step.parameters if ".low." in p.fqn or ".high." in p.fqn}
-    assert len(held) == 8
-    assert held <= of["forward"]
-    assert held <= of["backward"]
+        assert held <= {fqn for _, of, fqn in reading.computes if of == direction}
 
 
 def test_a_call_of_a_module_without_parameters_counts_as_the_work_that_it_is() -> None:

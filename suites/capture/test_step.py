@@ -112,12 +112,6 @@ def test_a_later_model_is_not_touched_by_the_dtypes_and_mesh_of_an_earlier_one()
     assert [type(m).__name__ for m in capture_models.residual().modules()].count("Linear") == 4
 
 
-def test_no_process_group_is_left_after_a_capture_that_failed() -> None:
-    with pytest.raises(CaptureError):
-        captured("behind loses")
-    assert not torch.distributed.is_initialized()
-
-
 def test_a_mesh_of_4096_ranks_is_traced_in_this_process() -> None:
     step = captured("residual", ranks=4096, rank=4095)
     assert (step.mesh[0].name, step.mesh[0].size) == ("dp_shard", 4096)

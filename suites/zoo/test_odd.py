@@ -32,7 +32,9 @@ CASES = [*((model, "fp32") for model in MODELS.values()), *((MODELS[name], "bf16
 def test_a_module_as_people_write_it_has_eagers_gradients_or_is_refused(
     model: ZooModel, row: str, pools: Pools, tmp_path: Path
 ) -> None:
-    assert list(wrong(model, [visit(model, row, pools, tmp_path, items=("audit",))])) == []
+    outcome = visit(model, row, pools, tmp_path, items=("audit",))
+    assert list(wrong(model, [outcome])) == []
+    assert outcome.kind != "near" or (model.name, row) == ("lstm", "fp32")
 
 
 @pytest.mark.parametrize("name", NOTES)
