@@ -108,7 +108,7 @@ def step() -> TracedStep:
         return traced.step()
 
 
-def told(of: str, side: str, change: Any) -> Any:
+def described(of: str, side: str, change: Any) -> Any:
     """A step with other ``roles`` or ``fqns`` of its inputs or outputs."""
 
     def changed(step: TracedStep) -> TracedStep:
@@ -140,23 +140,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "input 7 of the joint graph is a value of type int, expected a tensor",
     ),
     "too few roles": (
-        told("roles", "inputs", lambda roles: roles[:-1]),
+        described("roles", "inputs", lambda roles: roles[:-1]),
         "joint graph has 8 inputs, but 7 roles and 8 FQNs are given for them",
     ),
     "too many names": (
-        told("fqns", "outputs", lambda names: [*names, "more"]),
+        described("fqns", "outputs", lambda names: [*names, "more"]),
         "joint graph has 7 outputs, but 7 roles and 8 FQNs are given for them",
     ),
     "an unknown role": (
-        told("roles", "inputs", lambda roles: ["parm", *roles[1:]]),
+        described("roles", "inputs", lambda roles: ["parm", *roles[1:]]),
         "joint inputs have the unknown role 'parm'; known are param, buffer, held, state, hyper, batch, loss, grad, value",
     ),
     "a parameter twice": (
-        told("fqns", "inputs", lambda names: [names[1], *names[1:]]),
+        described("fqns", "inputs", lambda names: [names[1], *names[1:]]),
         "joint inputs have the parameter 'layers.0.bias' more than once",
     ),
     "a gradient of no parameter": (
-        told("fqns", "outputs", lambda names: ["", "layers.0.wieght", *names[2:]]),
+        described("fqns", "outputs", lambda names: ["", "layers.0.wieght", *names[2:]]),
         "there is a gradient of 'layers.0.wieght', but no input of role param has that FQN; did you mean 'layers.0.weight'?",
     ),
     "roles of no graph": (

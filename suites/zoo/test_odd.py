@@ -19,6 +19,7 @@ NOTES = {
     "logit_scale": "logit_scale without dimension, sharded as one element, where FSDP2 asks for the shape (1,)",
     "sparse_embedding": "embedding with dense gradients in place of sparse ones",
     "compiled_submodule": "0, 1 run as what torch.compile wraps",
+    "tensor_global": "suites.zoo.odd_forwards.TABLE held in no parameter or buffer, and inputs all the same",
     "tensor_attribute": "scale, tables['a'][0] held in no parameter or buffer, and inputs all the same",
 }
 """What audit says besides of a step that is otherwise than the module is written."""
