@@ -332,3 +332,20 @@ def batch_with_table(rank: int, step: int) -> tuple[Tensor]:
     global TABLE
     TABLE = torch.full((WIDTH,), 2.0)
     return batch(rank, step)
+
+
+class Attention(nn.Module):
+    """Scaled dot product attention of one head, and a linear."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.inner = nn.Linear(8, 8), dropout, nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.linear(x)[None, None]
+        attended: Tensor = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=self.dropout)
+        return self.inner(attended[0, 0])
+
+
+def attention(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), Attention(dropout))

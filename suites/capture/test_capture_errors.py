@@ -230,6 +230,19 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         " ... ; under tp = 2 the output of inner (colwise) is a rank's part: let heads follow from the width, as in "
         "view(batch, sequence, -1, head_dim), and make what reads them rowwise",
     ),
+    "a part of the output that reaches the loss": (
+        {"factory": "attention", "tp": 2, "tp_plan": {"1.linear": "colwise"}},
+        "under tp = 2 the model's output has the shape (4, 4), and (4, 8) without: a rank's part reaches the loss ... "
+        "1.linear, colwise in tp_plan, ... ",
+    ),
+    "two styles for one linear": (
+        {"factory": "attention", "tp": 2, "tp_plan": {"1.linear": "colwise", "1.*": "rowwise"}},
+        "plan.toml ... 1.linear is colwise and rowwise by two of its selectors; let one of them name it",
+    ),
+    "a checkpoint of nothing": (
+        {"factory": "attention", "step": Step(checkpoint=parse_entries(["1.outer"], "test"))},
+        'plan.toml ... checkpoint: entry "1.outer" matches nothing ... ',
+    ),
     "a mode that raises": (
         {"mode": "own_modes:raising_mode"},
         f"{MODE}raising_mode failed at {at(own_modes.raising_mode, 'raise')}: LookupError: no such mesh",

@@ -111,8 +111,8 @@ def test_the_audit_holds_each_entry_to_what_the_plan_says_of_it(traced: Any, pro
     assert problems(plan(traced, *ENTRIES), promised) == says
 
 
-def with_checkpoint(*modules: str) -> StepGraph:
-    plan = replace(plan_of("two_blocks"), step=Step(checkpoint=parse_entries(list(modules), "test")))
+def with_checkpoint(*modules: str, factory: str = "two_blocks") -> StepGraph:
+    plan = replace(plan_of(factory), step=Step(checkpoint=parse_entries(list(modules), "test")))
     return capture_plan(plan, mesh_of(plan), 0)
 
 
@@ -135,3 +135,10 @@ def test_what_is_computed_again_reads_gathers_of_backward_each_once() -> None:
     plain = ["0.2.weight", "1.0.weight", "1.2.weight"]  # 0.0 has no input whose gradient is asked for
     assert sorted(names[node] for node in launches(step, "all_gather", "backward")) == sorted([*plain, "1.0.bias"])
     assert len(launches(step, "all_gather", "forward")) == 8
+
+
+def test_attention_without_dropout_draws_nothing_and_may_be_computed_again_as_a_module_without_parameters_may() -> None:
+    step = with_checkpoint("1", factory="attention")
+    targets = [str(node.target) for node in step.graphs["joint"].graph.nodes]
+    assert sum("scaled_dot_product" in target and "backward" not in target for target in targets) == 2
+    assert with_checkpoint("1.inner", factory="attention").parameters
