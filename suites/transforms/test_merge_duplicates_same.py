@@ -66,9 +66,7 @@ SAME: dict[str, tuple[Way, Way]] = {
 
 @pytest.mark.parametrize("name", list(SAME))
 @pytest.mark.parametrize("kind", ["gather", "reduce", "all_reduce"])
-def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str) -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str, made: Program, x: fx.Node) -> None:
     ways = [way(made, x) for way in SAME[name]]
     if kind == "reduce" and ways[0].meta["val"].shape[0] % 2:
         ways = [made.call(aten.cat.default, [way, way]) for way in ways]
