@@ -80,8 +80,7 @@ def test_the_structure_of_arguments_is_part_of_the_signature() -> None:
 
 def test_state_dicts_taken_and_loaded_between_steps_are_right() -> None:
     twins = Twins(adamw)
-    for i in range(2):
-        twins.same(*batch(i))
+    twins.train(2)
     saved = [(deepcopy(run.model.state_dict()), deepcopy(run.optimizers[0].state_dict())) for run in twins.each()]
     twins.same(*batch(2))
     for run, (model, optimizer) in zip(twins.each(), saved, strict=True):

@@ -170,8 +170,7 @@ def by_hand(model: nn.Module, optimizers: Optimizers) -> Step:
 
 def test_parameters_held_outside_of_the_model_are_the_same_parameters() -> None:
     twins = Twins(sgd, by_hand)
-    for i in range(3):
-        twins.same(*batch(i))
+    twins.train(3)
     _, parameter = twins.step(*batch(0))
     assert parameter is twins.captured.model[0].weight  # type: ignore[index]
 
@@ -199,8 +198,7 @@ def zeroing(model: nn.Module, optimizers: Optimizers) -> Step:
 @pytest.mark.parametrize("make_step", [without_dropping, zeroing])
 def test_gradients_that_outlive_a_step_are_kept(make_step: Any) -> None:
     twins = Twins(sgd, make_step)
-    for i in range(4):
-        twins.same(*batch(i))
+    twins.train(4)
     assert twins.step.traces == 2  # with gradients of before, and without
 
 
@@ -230,8 +228,7 @@ def tied() -> Tied:
 
 def test_tied_frozen_unused_and_mixed_parameters_train_as_eager() -> None:
     twins = Twins(adamw, make_model=tied)
-    for i in range(3):
-        twins.same(*batch(i))
+    twins.train(3)
     assert len(twins.eager.optimizers[0].state) == 5
     parameters = twins.step.graphs[0].parameters
     assert next(p for p in parameters if p.fqn == "inner.weight").aliases == ("head.weight",)
