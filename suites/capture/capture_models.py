@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from pytest_fxbucket.plan.schema import Parallel
-from pytest_fxbucket.step.mesh import Mesh
 
 WIDTH = 8
 
@@ -35,6 +33,57 @@ def frozen() -> nn.Module:
     model = Residual(2, WIDTH)
     model.layers[0].requires_grad_(False)
     return model
+
+
+class Calls(nn.Module):
+    """A function of the module and its input, as a forward."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self, x)
+
+
+def asks_a_value(m: Any, x: Tensor) -> Tensor:
+    return x * 2 if x.sum().item() > 0 else x
+
+
+def leaves_torch(m: Any, x: Tensor) -> Tensor:
+    return x + float(x.detach().numpy().sum())
+
+
+def selects(m: Any, x: Tensor) -> Tensor:
+    return x[x > 0].sum() + x
+
+
+def adds_a_buffer(m: Any, x: Tensor) -> Tensor:
+    m.register_buffer("late", x.detach().mean(0))
+    return x
+
+
+def multiplies_by_a_literal(m: Any, x: Tensor) -> Tensor:
+    return x * torch.tensor([0.5] * WIDTH)
+
+
+def scatters(m: Any, x: Tensor) -> Tensor:
+    return torch.zeros(x.shape).index_add(0, torch.arange(x.shape[0]), x)
+
+
+def reads_a_table(m: Any, x: Tensor) -> Tensor:
+    """A tensor of this file that the batch makes."""
+    return x * TABLE
+
+
+def loses(m: Any, x: Tensor) -> Tensor:
+    raise KeyError("lost")
+
+
+def behind(kind: str) -> nn.Module:
+    """A function of this file, or a module, behind a linear."""
+    found = globals()[kind]
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), found() if isinstance(found, type) else Calls(found))
 
 
 class Odd(Residual):
@@ -65,12 +114,7 @@ def normalised() -> nn.Module:
 
 
 def two_dtypes() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), _ToFloat(), nn.Linear(WIDTH, WIDTH))
-
-
-class _ToFloat(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.float()
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), Calls(lambda m, x: x.float()), nn.Linear(WIDTH, WIDTH))
 
 
 def bfloat16() -> nn.Module:
@@ -96,13 +140,6 @@ def loss_of_batch(output: Tensor, batch: Any) -> Tensor:
     return (output.float() - x).square().mean()
 
 
-class Item(nn.Module):
-    """Asks for a value in forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.sum().item() > 0 else x
-
-
 class Scalar(nn.Linear):
     """A parameter without dimensions."""
 
@@ -113,19 +150,6 @@ class Scalar(nn.Linear):
 
 def raises() -> nn.Module:
     raise ValueError("no such width")  # the line that the sentence must name
-
-
-class RaisingLinear(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise KeyError("lost")
-
-
-def behind(kind: str) -> nn.Module:
-    """A module of this file behind a linear."""
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), globals()[kind]())
 
 
 def wrong_width() -> nn.Module:
@@ -168,11 +192,6 @@ def numbered_batch(rank: int, step: int) -> dict[str, Any]:
     return {"x": batch(rank, step)[0], "step": step}
 
 
-class Literal(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor([0.5] * WIDTH)
-
-
 def half_batch(rank: int, step: int) -> tuple[Tensor]:
     return (batch(rank, step)[0].bfloat16(),)
 
@@ -182,7 +201,7 @@ class Catches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.child = RaisingLinear()
+        self.child = Calls(loses)
 
     def forward(self, x: Tensor) -> Tensor:
         try:
@@ -190,11 +209,6 @@ class Catches(nn.Module):
         except KeyError:
             pass
         raise ValueError("and then this")
-
-
-class Selects(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[x > 0].sum() + x
 
 
 class Repeated(nn.Module):
@@ -208,28 +222,6 @@ class Repeated(nn.Module):
         for _ in range(3):
             x = torch.tanh(self.layer(x))
         return x
-
-
-class LastDimension:
-    """A parallel mode: parameters sharded on their last dimension."""
-
-    along = of = "dp_shard"
-
-    def __init__(self, parallel: Parallel, mesh: Mesh) -> None:
-        group = mesh.group(self.of)
-        self.size, self.name = group.size, group.name
-
-    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
-        return whole.chunk(self.size, -1)[mesh.at(rank, self.along)].clone(memory_format=torch.contiguous_format)
-
-    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-        c10d = torch.ops._c10d_functional
-        return torch.cat(c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.size, self.name)).chunk(self.size), -1)
-
-    def reduce(self, gradient: Tensor) -> Tensor:
-        c10d = torch.ops._c10d_functional
-        below = torch.cat(gradient.chunk(self.size, -1))
-        return c10d.wait_tensor(c10d.reduce_scatter_tensor(below, "avg", self.size, self.name))
 
 
 class Heads(nn.Module):
@@ -276,102 +268,8 @@ def two_blocks() -> nn.Module:
     return nn.Sequential(*blocks)
 
 
-class HalfAMode:
-    along = "dp_shard"
-
-    def __init__(self, parallel: Parallel, mesh: Mesh) -> None:
-        pass
-
-    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
-        return whole
-
-
-def raising_mode(parallel: Parallel, mesh: Mesh) -> object:
-    raise LookupError("no such mesh")
-
-
-class RaisingPart(LastDimension):
-    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
-        if whole.shape[-1] % self.size:
-            raise ValueError(f"{self.size} ranks do not divide {whole.shape[-1]}")
-        return super().part(whole, mesh, rank)
-
-    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-        raise RuntimeError("no way back")
-
-
-class Rowwise(LastDimension):
-    """Sharded on dimension 0, padded so that ranks divide it."""
-
-    def padded(self, whole: Tensor) -> Tensor:
-        missing = -whole.shape[0] % self.size
-        return torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
-
-    def part(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
-        return self.padded(whole).chunk(self.size)[mesh.at(rank, self.along)].clone()
-
-    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-        c10d = torch.ops._c10d_functional
-        return c10d.wait_tensor(c10d.all_gather_into_tensor(part, self.size, self.name))[: shape[0]]
-
-    def reduce(self, gradient: Tensor) -> Tensor:
-        c10d = torch.ops._c10d_functional
-        return c10d.wait_tensor(c10d.reduce_scatter_tensor(self.padded(gradient), "avg", self.size, self.name))
-
-
-class LeavesPadding(Rowwise):
-    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-        return super().gather(part, torch.Size([part.shape[0] * self.size]))
-
-
-class GathersAPart(Rowwise):
-    def gather(self, part: Tensor, shape: torch.Size) -> Tensor:
-        return part.clone()
-
-
-class GathersNothing(Rowwise):
-    def gather(self, part: Tensor, shape: torch.Size) -> Any:
-        super().gather(part, shape)
-
-
-class ReducesWhole(Rowwise):
-    def reduce(self, gradient: Tensor) -> Tensor:
-        return gradient * 2
-
-
-class NoWayBack(LastDimension):
-    gather = None
-
-
-class AlongDp(LastDimension):
-    along = "dp"
-
-
-class GroupOfDp(LastDimension):
-    of = "dp"
-
-
-def forgotten(parallel: Parallel, mesh: Mesh) -> None:
-    LastDimension(parallel, mesh)
-
-
 def embedded() -> nn.Module:
     return nn.Sequential(nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-
-
-class Numpy(nn.Module):
-    """Leaves torch in forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + float(x.detach().numpy().sum())
-
-
-class LateBuffer(nn.Module):
-    """Registers a buffer when it is called."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.register_buffer("late", x.detach().mean(0))
-        return x
 
 
 class Upcast(nn.Module):
@@ -401,12 +299,7 @@ class FloatsBetween(nn.Module):
 
 
 def norms_in_float32() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), _ToFloat(), nn.LayerNorm(WIDTH))
-
-
-class Scatters(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros(x.shape).index_add(0, torch.arange(x.shape[0]), x)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Calls(lambda m, x: x.float()), nn.LayerNorm(WIDTH))
 
 
 class HalfNorm(nn.LayerNorm):
@@ -435,14 +328,24 @@ class Casts(nn.Module):
         return x
 
 
-class Late(nn.Module):
-    """Reads a tensor of this file that the batch makes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * TABLE
-
-
 def batch_with_table(rank: int, step: int) -> tuple[Tensor]:
     global TABLE
     TABLE = torch.full((WIDTH,), 2.0)
     return batch(rank, step)
+
+
+class Attention(nn.Module):
+    """Scaled dot product attention of one head, and a linear."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.inner = nn.Linear(8, 8), dropout, nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.linear(x)[None, None]
+        attended: Tensor = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=self.dropout)
+        return self.inner(attended[0, 0])
+
+
+def attention(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), Attention(dropout))

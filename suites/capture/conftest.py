@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parity import ROOT
@@ -16,10 +17,10 @@ from pytest_fxbucket.settings import RunSettings
 
 
 @pytest.fixture
-def checked(pools: Pools, tmp_path: Path) -> Callable[[Plan, str], Verdict]:
-    """What a check of a plan comes to, by the check's name."""
+def checked(pools: Pools, tmp_path: Path) -> Callable[..., Verdict]:
+    """What a check of a plan comes to, by the check's name; ``settings`` are further ones of the run."""
 
-    def check(plan: Plan, name: str) -> Verdict:
-        return PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts"), pools).check(name)
+    def check(plan: Plan, name: str, **settings: Any) -> Verdict:
+        return PlanRun(plan, RunSettings(ROOT, tmp_path / "golden", tmp_path / "artifacts", **settings), pools).check(name)
 
     return check

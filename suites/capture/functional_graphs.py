@@ -13,8 +13,6 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.tracing import trace
 from pytest_fxbucket.graph.effects import written
 
-Tree = Any
-
 
 def traced(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
     """``function(*inputs)`` as ATen calls that write in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -109,14 +110,6 @@ class Ties(Chooses):
         self.high.weight = self.low.weight
 
 
-class Doubles(Chooses):
-    """By a hook around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_forward_hook(lambda module, args, output: output * 2)
-
-
 class ReadsTwice(nn.Module):
     """Its input's gradient is the sum of two."""
 
@@ -128,114 +121,39 @@ class ReadsTwice(nn.Module):
         return self.low(x) * (1 if bool(x.sum() > 0) else 2) + self.high(x)
 
 
-class Scales(Chooses):
-    """Another computation by an attribute."""
+class Does(Chooses):
+    """Gives what ``does(module, x, out)`` makes of what it chose; ``held`` are attributes."""
 
-    def __init__(self, by: float) -> None:
+    def __init__(self, does: Callable[[Any, Tensor, Tensor], Tensor], **held: Any) -> None:
         super().__init__()
-        self.by = by
+        self.does = does
+        for name, value in held.items():
+            setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.by
+        return self.does(self, x, super().forward(x))
 
 
-class Drops(Chooses):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.dropout(super().forward(x), 0.5)
-
-
-class DrawsItsOwn(Chooses):
-    """From a generator that only it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (torch.rand(x.shape, generator=self.generator) > 0.5)
-
-
-class DrawsLater(Chooses):
-    """Python's random numbers, in a call whose first number is above 0."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        return out * (1 + random.random()) if bool(x[0, 0] > 0) else out
-
-
-class Forks(Chooses):
+def forks(m: Any, x: Tensor, out: Tensor) -> Tensor:
     """Puts torch's generator back to where it was, while others draw from it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.random.fork_rng():
-            return functional.dropout(super().forward(x), 0.5)
+    with torch.random.fork_rng():
+        return functional.dropout(out, 0.5)
 
 
-class Permutes(Chooses):
-    """Gives the same numbers in another order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[torch.randperm(len(x), generator=self.generator)]
-
-
-class RemembersLater(Chooses):
+def counts_when_above(m: Any, x: Tensor, out: Tensor) -> Tensor:
     """Keeps nothing before a call whose first number is above 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = [0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls[0] += bool(x[0, 0] > 0)
-        return super().forward(x) * (1 + self.calls[0])
+    m.calls[0] += bool(x[0, 0] > 0)
+    return out * (1 + m.calls[0])
 
 
-class Counts(Chooses):
-    """Writes a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.add_(1)
-        return super().forward(x)
+def counts(m: Any, x: Tensor, out: Tensor) -> Tensor:
+    m.calls += 1
+    return out
 
 
-class WritesInput(Chooses):
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        x.add_(1)
-        return out
-
-
-class Remembers(Chooses):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x)
-
-
-class Transposes(Chooses):
-    """Gives other strides than its input has."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).T.contiguous().T
-
-
-class Skips(Chooses):
-    """Leaves out a linear that has no rows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        high = x.sum(1) >= 0
-        return self.low(x) if not bool(high.any()) else self.low(x) + self.high(x)
+def writes_input(m: Any, x: Tensor, out: Tensor) -> Tensor:
+    x.add_(1)
+    return out
 
 
 class PastAttributes(Chooses):
@@ -247,6 +165,45 @@ class PastAttributes(Chooses):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + functional.linear(x, self.listed[0])
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+DOES: dict[str, Callable[[], nn.Module]] = {
+    "drops": lambda: Does(lambda m, x, out: functional.dropout(out, 0.5)),
+    "draws of its own": lambda: Does(lambda m, x, out: out * (torch.rand(x.shape, generator=m.own) > 0.5), own=generator()),
+    "draws in a later call": lambda: Does(lambda m, x, out: out * (1 + random.random()) if bool(x[0, 0] > 0) else out),
+    "forks": lambda: Does(forks),
+    "permutes": lambda: Does(lambda m, x, out: out[torch.randperm(len(x), generator=m.own)], own=generator()),
+    "remembers in a later call": lambda: Does(counts_when_above, calls=[0]),
+    "remembers": lambda: Does(counts, calls=0),
+    "writes a buffer": lambda: Does(counts, calls=nn.Buffer(torch.zeros(()))),
+    "writes its input": lambda: Does(writes_input),
+    "reads past an attribute": PastAttributes,
+    "gives other strides": lambda: Does(lambda m, x, out: out.T.contiguous().T),
+}
+
+
+def scales(by: float) -> nn.Module:
+    """Another computation by an attribute."""
+    return Does(lambda m, x, out: out * m.by, by=by)
+
+
+def doubles() -> nn.Module:
+    """By a hook around it."""
+    model = Chooses()
+    model.register_forward_hook(lambda module, args, output: output * 2)
+    return model
+
+
+class Skips(Chooses):
+    """Leaves out a linear that has no rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = x.sum(1) >= 0
+        return self.low(x) if not bool(high.any()) else self.low(x) + self.high(x)
 
 
 class Idles(nn.Module):
@@ -277,14 +234,6 @@ def holds(kind: str = "Chooses") -> nn.Module:
     return Holds(globals()[kind]())
 
 
-def around_attention() -> nn.Module:
-    return AroundAttention()
-
-
-def twice() -> nn.Module:
-    return Twice()
-
-
 class Deep(nn.Module):
     """Layers, each with a module that chooses, and a linear of its own to be parted."""
 
@@ -299,20 +248,12 @@ class Deep(nn.Module):
         return self.last(x)
 
 
-def deep() -> nn.Module:
-    return Deep()
-
-
 def deep_pairs() -> nn.Module:
     """With two linears before each module that chooses, which can be parted."""
     model = Deep()
     for layer in model.layers:
         layer.insert(0, nn.Linear(WIDTH, WIDTH))
     return model
-
-
-def idles() -> nn.Module:
-    return Idles()
 
 
 def batch(rank: int, step: int) -> tuple[Tensor]:

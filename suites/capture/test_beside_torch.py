@@ -1,6 +1,7 @@
-"""Whole steps beside torch's own on real ranks, by the check ``eager``: losses, gradients, parameters, buffers and state.
+"""Whole steps beside torch's own, by the check ``eager``: losses, gradients, parameters, buffers and state, bit for bit.
 
-Of the plans in fixtures/plans (adamw, chunked, iterations, optimizers, whole ...) their own item says it.
+All ranks are in one process. Of the plans in fixtures/plans (adamw, chunked, iterations, optimizers, whole ...) their own item
+says it, on real ranks.
 """
 
 from __future__ import annotations
@@ -128,20 +129,20 @@ CASES: dict[str, Plan] = {
     "float32 between: each": floating("layers.[0-2]", "head"),
     "float32 between: together": floating("layers.0+layers.1", "layers.2+head"),
     "float32 between: by name, in a dict": floating("layers.[0-2]", "head", named=True),
-    "override: several inputs and results, 3 ranks": overridden("around_attention", ATTENDS, dp_shard=3, **MIXED),
-    "override: in microbatches": overridden("around_attention", ATTENDS, microbatches=2, **MIXED),
-    "override: gathered once": overridden("deep", reshard_after_forward=False, **MIXED),
-    "override: computed again around": overridden("deep", checkpoint="layers.*", microbatches=2, **MIXED),
-    "override: computed again itself": overridden("deep", checkpoint="layers.*.1"),
+    "override: several inputs and results, 3 ranks": overridden("AroundAttention", ATTENDS, dp_shard=3, **MIXED),
+    "override: in microbatches": overridden("AroundAttention", ATTENDS, microbatches=2, **MIXED),
+    "override: gathered once": overridden("Deep", reshard_after_forward=False, **MIXED),
+    "override: computed again around": overridden("Deep", checkpoint="layers.*", microbatches=2, **MIXED),
+    "override: computed again itself": overridden("Deep", checkpoint="layers.*.1"),
     "override: beside linears that tp parts": replace(overridden("deep_pairs", **PAIRED), eager=BY_PART),
     "override: of two names": overridden("holds Ties", override(module="held")),
-    "override: called twice, read elsewhere": overridden("twice", **MIXED),
+    "override: called twice, read elsewhere": overridden("Twice", **MIXED),
 }
 
 
 @pytest.mark.parametrize("plan", CASES.values(), ids=CASES.keys())
-def test_the_step_leaves_what_torchs_own_leaves(plan: Plan, checked: Callable[[Plan, str], Any]) -> None:
-    verdict = checked(plan, "eager")
+def test_the_step_leaves_what_torchs_own_leaves(plan: Plan, checked: Callable[..., Any]) -> None:
+    verdict = checked(plan, "eager", backend="local")
     assert verdict.outcome == "passed", verdict
 
 

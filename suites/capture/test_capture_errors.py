@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import capture_models as models
+import own_modes
 import pytest
 import torch
 from steps import plan_of
@@ -41,7 +42,7 @@ def at(function: Callable[..., Any], text: str) -> str:
     return f"{path.as_posix()}:{first + number} in {function.__name__}"
 
 
-FACTORY, LOSS, MODE = "[model] factory capture_models:", "[model] loss capture_models:", "mode capture_models:"
+FACTORY, LOSS, MODE = "[model] factory capture_models:", "[model] loss capture_models:", "mode own_modes:"
 ASKS = "it asks for the value of a tensor (item(), bool(), tolist(), numpy())"
 OVERRIDDEN = 'or leave it out of the step; [[override]] module = ["1"] calls it as it is when the step runs'
 COLWISE = "only modules with the forward of torch.nn.Linear can be parted, others need"
@@ -56,8 +57,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "an argument too much": ({"args": {"depth": 3}}, f"{FACTORY}residual failed: TypeError ... argument 'depth'"),
     "no module": ({"factory": "no_module"}, f"{FACTORY}no_module gave a value of type int, expected a torch.nn.Module"),
     "a forward that raises": (
-        {"factory": "behind RaisingLinear"},
-        f"tracing module 1 failed at {at(models.RaisingLinear.forward, 'raise')}: KeyError: 'lost'",
+        {"factory": "behind loses"},
+        f"tracing module 1 failed at {at(models.loses, 'raise')}: KeyError: 'lost'",
     ),
     "an error in torch's own module": (
         {"factory": "wrong_width"},
@@ -65,25 +66,25 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an error after a caught one": ({"factory": "Catches"}, "tracing the root module failed ... ValueError: and then this"),
     "a forward that asks for a value": (
-        {"factory": "behind Item"},
-        f"tracing module 1 failed at {at(models.Item.forward, 'return')}: {ASKS}, which does not exist while tracing; "
+        {"factory": "behind asks_a_value"},
+        f"tracing module 1 failed at {at(models.asks_a_value, 'return')}: {ASKS}, which does not exist while tracing; "
         f"keep it a tensor (torch.where instead of if), {OVERRIDDEN}",
     ),
     "numpy": (
-        {"factory": "behind Numpy"},
-        f"tracing module 1 failed at {at(models.Numpy.forward, 'return')}: {ASKS} ... {OVERRIDDEN}",
+        {"factory": "behind leaves_torch"},
+        f"tracing module 1 failed at {at(models.leaves_torch, 'return')}: {ASKS} ... {OVERRIDDEN}",
     ),
     "a shape that depends on values": (
-        {"factory": "behind Selects"},
-        f"tracing module 1 failed at {at(models.Selects.forward, 'return')}: the shape that aten.nonzero.default gives "
+        {"factory": "behind selects"},
+        f"tracing module 1 failed at {at(models.selects, 'return')}: the shape that aten.nonzero.default gives "
         f"depends on values ... {OVERRIDDEN}",
     ),
     "a new buffer": (
-        {"factory": "behind LateBuffer"},
+        {"factory": "behind adds_a_buffer"},
         "buffer 1.late is new in forward, so it is no input of the step; register it in __init__",
     ),
     "a parameter without dimensions in a mode of one's own": (
-        {"factory": "Scalar", "mode": "capture_models:LastDimension"},
+        {"factory": "Scalar", "mode": "own_modes:LastDimension"},
         f"parameter scale has no dimension, and {MODE}LastDimension may not expect that; give it the shape (1,)",
     ),
     "a batch that is none": (
@@ -127,7 +128,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         "cast one to the dtype of the other, as with x.to(weight.dtype) ... ",
     ),
     "a norm of two dtypes": ({"factory": "norms_in_float32", **HALF}, "module ... , which torch refuses to run ... "),
-    "a scatter of two dtypes": ({"factory": "behind Scatters", **HALF}, "module ... , which torch refuses to run ... "),
+    "a scatter of two dtypes": ({"factory": "behind scatters", **HALF}, "module ... , which torch refuses to run ... "),
     "tp that does not divide": (
         {"tp": 3, "tp_plan": {"layers.0": "colwise"}},
         "tp = 3 does not divide dimension 0 of parameter layers.0.weight, whose shape is (8, 8); "
@@ -176,41 +177,41 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         "use a number that does, or give the batch more rows",
     ),
     "half a mode": (
-        {"mode": "capture_models:HalfAMode"},
+        {"mode": "own_modes:HalfAMode"},
         f"{MODE}HalfAMode gave a value of type HalfAMode, which has no method gather; expected a Mode",
     ),
     "a mode whose gather is None": (
-        {"mode": "capture_models:NoWayBack"},
+        {"mode": "own_modes:NoWayBack"},
         f"{MODE}NoWayBack gave a value of type NoWayBack, which has no method gather; expected a Mode",
     ),
     "a mode that was not returned": (
-        {"mode": "capture_models:forgotten"},
+        {"mode": "own_modes:forgotten"},
         f"{MODE}forgotten returned None, expected a Mode",
     ),
     "a mode along nothing": (
-        {"mode": "capture_models:AlongDp"},
+        {"mode": "own_modes:AlongDp"},
         f'{MODE}AlongDp parts parameters along "dp", but the mesh has no dimension "dp"; did you mean "dp_shard"?',
     ),
     "a group of nothing": (
-        {"mode": "capture_models:GroupOfDp"},
+        {"mode": "own_modes:GroupOfDp"},
         f'{MODE}GroupOfDp: the mesh has no dimension "dp"; did you mean "dp_shard"?',
     ),
     "gathered with the padding": (
-        {"factory": "uneven", "mode": "capture_models:LeavesPadding"},
+        {"factory": "uneven", "mode": "own_modes:LeavesPadding"},
         f"{MODE}LeavesPadding: gather gave [8, 8] for 0.weight, whose shape is [5, 8]; cut off what part() added",
     ),
     "gathered in part": (
-        {"mode": "capture_models:GathersAPart"},
+        {"mode": "own_modes:GathersAPart"},
         f"{MODE}GathersAPart: gather gave [2, 8] for layers.0.weight, whose shape is [8, 8]; "
         "give the whole of what part() parts, alike on every rank",
     ),
     "gathered as no tensor": (
-        {"mode": "capture_models:GathersNothing"},
+        {"mode": "own_modes:GathersNothing"},
         f"{MODE}GathersNothing: gather gave a value of type NoneType for layers.0.weight, whose shape is "
         "[8, 8]; give the whole of what part() parts, alike on every rank",
     ),
     "reduced whole": (
-        {"mode": "capture_models:ReducesWhole"},
+        {"mode": "own_modes:ReducesWhole"},
         f"{MODE}ReducesWhole: reduce gave [8] for the gradient of head.bias, of which part()'s shape is "
         "[2]; give the part that part() gives",
     ),
@@ -220,8 +221,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         'others need mode = "module:callable"',
     ),
     "no mode": (
-        {"mode": "capture_models:LastDimensions"},
-        'plan.toml: [parallel] mode: module "capture_models" has no "LastDimensions"; did you mean "LastDimension"?',
+        {"mode": "own_modes:LastDimensions"},
+        'plan.toml: [parallel] mode: module "own_modes" has no "LastDimensions"; did you mean "LastDimension"?',
     ),
     "heads that do not fit": (
         HEADS,
@@ -229,18 +230,31 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         " ... ; under tp = 2 the output of inner (colwise) is a rank's part: let heads follow from the width, as in "
         "view(batch, sequence, -1, head_dim), and make what reads them rowwise",
     ),
+    "a part of the output that reaches the loss": (
+        {"factory": "attention", "tp": 2, "tp_plan": {"1.linear": "colwise"}},
+        "under tp = 2 the model's output has the shape (4, 4), and (4, 8) without: a rank's part reaches the loss ... "
+        "1.linear, colwise in tp_plan, ... ",
+    ),
+    "two styles for one linear": (
+        {"factory": "attention", "tp": 2, "tp_plan": {"1.linear": "colwise", "1.*": "rowwise"}},
+        "plan.toml ... 1.linear is colwise and rowwise by two of its selectors; let one of them name it",
+    ),
+    "a checkpoint of nothing": (
+        {"factory": "attention", "step": Step(checkpoint=parse_entries(["1.outer"], "test"))},
+        'plan.toml ... checkpoint: entry "1.outer" matches nothing ... ',
+    ),
     "a mode that raises": (
-        {"mode": "capture_models:raising_mode"},
-        f"{MODE}raising_mode failed at {at(models.raising_mode, 'raise')}: LookupError: no such mesh",
+        {"mode": "own_modes:raising_mode"},
+        f"{MODE}raising_mode failed at {at(own_modes.raising_mode, 'raise')}: LookupError: no such mesh",
     ),
     "a mode that cannot part": (
-        {"factory": "uneven", "mode": "capture_models:RaisingPart"},
-        f"{MODE}RaisingPart of parameter 0.bias failed at {at(models.RaisingPart.part, 'raise')}: "
+        {"factory": "uneven", "mode": "own_modes:RaisingPart"},
+        f"{MODE}RaisingPart of parameter 0.bias failed at {at(own_modes.RaisingPart.part, 'raise')}: "
         "ValueError: 4 ranks do not divide 5",
     ),
     "a mode that cannot gather": (
-        {"mode": "capture_models:RaisingPart"},
-        f"tracing module layers.0 failed at {at(models.RaisingPart.gather, 'raise')}: RuntimeError: no way back",
+        {"mode": "own_modes:RaisingPart"},
+        f"tracing module layers.0 failed at {at(own_modes.RaisingPart.gather, 'raise')}: RuntimeError: no way back",
     ),
     **{
         f"no such {what}": (
@@ -263,7 +277,7 @@ def test_what_cannot_be_captured_is_told_with_what_to_do(plan: dict[str, Any], s
 
 
 def test_an_error_of_the_models_own_is_not_put_down_to_tp() -> None:
-    assert "under tp" not in sentence("behind RaisingLinear", tp=2, tp_plan={"0": "colwise"})
+    assert "under tp" not in sentence("behind loses", tp=2, tp_plan={"0": "colwise"})
 
 
 def test_torchs_logs_print_no_traceback_beside_the_sentence(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from steps import plan_of
 
+from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.optimizers.state import make_state, state_tensors
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.plan.schema import Bucket, Optimizer, Step
+from pytest_fxbucket.plan_on_mesh import mesh_of
 from suites.capture.optimizer_steps import beginning, shards, trace_update, values
 
 
@@ -157,3 +163,35 @@ def test_real_state_that_each_step_puts_another_tensor_for_is_refused():
     parameter = torch.nn.Parameter(torch.ones(3))
     with pytest.raises(CaptureError, match="the optimizer Replacing puts another tensor in the place of its state 'count'"):
         make_state([Replacing([parameter])], [parameter])
+
+
+class Trust(torch.optim.Optimizer):
+    """Steps by the norm of each parameter, as LARS does."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * parameter.norm() * group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("parallel", "by", "clip_norm", "said"),
+    [
+        ({"dp_shard": 4}, "test_optimizer_errors:Trust", 0.0, "the optimizer Trust looks at more than one element at a time"),
+        ({"mode": "replicate", "dp_replicate": 4, "dp_shard": 1}, "test_optimizer_errors:Trust", 0.0, None),
+        ({"dp_shard": 4}, "torch.optim:SGD", 1.0, None),
+    ],
+)
+def test_an_optimizer_that_looks_at_a_whole_parameter_is_refused_where_it_has_a_part_and_only_there(
+    parallel, by, clip_norm, said
+):
+    own = {"optimizer": (Optimizer(by, {"lr": 0.1}),), "step": Step(clip_norm=clip_norm), "bucket": Bucket(unplanned="root")}
+    plan = replace(plan_of("residual", **parallel), **own)
+    if said is None:
+        assert capture_plan(plan, mesh_of(plan), 0).optimizing is not None
+        return
+    with pytest.raises(CaptureError, match=rf"^{said} \(aten\.linalg_vector_norm\).*updates each element for itself"):
+        capture_plan(plan, mesh_of(plan), 0)

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         {models.Attends: Override(output=subgraphs.attended)},
     ),
     "with a parameter of two names": (lambda: models.Holds(models.Ties()), {"held": "call"}),
-    "with a hook, which runs once a call": (lambda: models.Holds(models.Doubles()), {"held": "call"}),
+    "with a hook, which runs once a call": (lambda: models.Holds(models.doubles()), {"held": "call"}),
     "called twice, with a parameter that is read elsewhere": (
         lambda: nn.Sequential(models.Twice(), nn.Linear(models.WIDTH, 3)),
         {models.Chooses: "call"},
@@ -48,8 +48,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 @pytest.mark.parametrize(("make", "overrides"), CASES.values(), ids=CASES.keys())
 def test_a_real_module_in_a_captured_step_gives_the_bits_of_eager(make: Callable[[], nn.Module], overrides: Any) -> None:
     found = twins(make, overrides)
-    for seed in range(3):
-        found.same(*batch(seed))
+    found.train(3)
     assert found.step.traces == 1
     assert "fxbucket.call_forward.default" in targets(found)
     assert "fxbucket.call_backward.default" in targets(found)
@@ -65,8 +64,7 @@ def test_a_parameter_that_a_subgraph_does_not_read_has_no_gradient_and_no_update
     found = twins(lambda: models.Holds(models.Chooses()), {"held": subgraphs.low_alone})
     held = found.eager.model.get_submodule("held")
     held.forward = lambda x: subgraphs.low_alone(held)(dict(held.named_parameters()), x)  # type: ignore[method-assign]
-    for seed in range(3):
-        found.same(*batch(seed))
+    found.train(3)
     assert found.captured.model.get_parameter("held.high.weight").grad is None
     assert not [name for name in targets(found) if "fxbucket" in name]
 
@@ -145,7 +143,7 @@ def test_gradients_of_an_input_that_is_read_elsewhere_too_are_added_within_the_m
 
 
 def test_two_captured_steps_of_one_process_call_each_its_own_model() -> None:
-    first, second = (twins(lambda by=by: models.Holds(models.Scales(by)), {"held": "call"}) for by in (2.0, 3.0))
+    first, second = (twins(lambda by=by: models.Holds(models.scales(by)), {"held": "call"}) for by in (2.0, 3.0))
     for seed in range(2):
         first.same(*batch(seed))
         second.same(*batch(seed))

@@ -1,4 +1,4 @@
-"""Backward calls a module again: with other values than forward's it is refused; and so is a gradient of a gradient."""
+"""Backward calls a module again: what a graph cannot do twice alike is refused in one sentence, and the model is as it was."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytest_fxbucket.capture import Override
 from pytest_fxbucket.capture.override.calls import digest_of
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.train_step import capture_step
 from suites.capture import override_models as models
 from suites.train_step.step_twins import Twins, adamw, batch
 
@@ -40,16 +42,16 @@ def dropping(model: nn.Module, optimizers: Any) -> Callable[[Tensor, Tensor], Te
     return step
 
 
-@pytest.mark.parametrize("make", [models.DrawsItsOwn, models.Forks, models.Permutes])
-def test_a_module_that_draws_unseen_is_refused(make: Callable[[], nn.Module]) -> None:
-    step = twins(make, dropping).captured.step
+@pytest.mark.parametrize("does", ["draws of its own", "forks", "permutes"])
+def test_a_module_that_draws_unseen_is_refused(does: str) -> None:
+    step = twins(models.DOES[does], dropping).captured.step
     with pytest.raises(CaptureError, match=f"^{re.escape(OTHER)}"):
         step(*batch(0))
 
 
-@pytest.mark.parametrize("make", [models.RemembersLater, models.DrawsLater])
-def test_a_module_that_remembers_or_draws_only_in_a_later_call_is_refused_then(make: Callable[[], nn.Module]) -> None:
-    found = twins(make, dropping)
+@pytest.mark.parametrize("does", ["remembers in a later call", "draws in a later call"])
+def test_a_module_that_remembers_or_draws_only_in_a_later_call_is_refused_then(does: str) -> None:
+    found = twins(models.DOES[does], dropping)
     first = found.captured.model.get_submodule("first")
     with torch.no_grad():
         first.weight.zero_()
@@ -73,8 +75,7 @@ def test_results_that_are_changed_in_place_after_a_call_are_compared_as_they_wer
         return step
 
     found = twins(models.Chooses, make_step)
-    for seed in range(2):
-        found.same(*batch(seed))
+    found.train(2)
 
 
 def test_two_backwards_of_a_call_and_two_calls_in_a_step_are_told_apart() -> None:
@@ -91,8 +92,7 @@ def test_two_backwards_of_a_call_and_two_calls_in_a_step_are_told_apart() -> Non
         return step
 
     found = twins(models.Chooses, make_step)
-    for seed in range(2):
-        found.same(*batch(seed))
+    found.train(2)
 
 
 def test_a_call_whose_result_nobody_reads_but_backward_needs_no_forward() -> None:
@@ -158,3 +158,70 @@ def test_a_digest_tells_zeros_of_both_signs_and_tensors_in_another_order_apart()
     zero, one = torch.zeros(3), torch.ones(3)
     found = [digest_of(tensors) for tensors in ([zero], [-zero], [one], [zero, one], [one, zero], [], [zero[:0]])]
     assert len({int(number) for number in found}) == 6  # nothing is as an empty one
+
+
+REFUSED = {
+    "drops": "draws random numbers, which backward, where it is called again, would draw anew",
+    "writes a buffer": "writes calls in place, which backward",
+    "writes its input": "writes a parameter, or one of its inputs, in place, which backward",
+    "remembers": "changes attribute calls of its own when it is called, and backward",
+    "gives other strides": ("gives float32[4, 6]{1, 4} as result 0, where float32[4, 6] was promised when the step was traced"),
+    "reads past an attribute": ("reads a parameter of shape (6, 6) past its module's attribute, so its gradient would be lost"),
+}
+
+
+def captured(make: Callable[[], nn.Module], override: Any = "call") -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = models.Holds(make())
+
+    def step(x: Tensor) -> Tensor:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    return model, capture_step(step, model=model, overrides={"held": override})
+
+
+@pytest.mark.parametrize(("does", "sentence"), REFUSED.items(), ids=REFUSED)
+def test_what_would_happen_twice_is_refused_and_nothing_is_changed(does: str, sentence: str) -> None:
+    model, step = captured(models.DOES[does])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plain = {fqn: dict(vars(module)) for fqn, module in model.named_modules()}
+    with pytest.raises(CaptureError, match=f"^module held {re.escape(sentence)}"):
+        step(batch(0)[0])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert {fqn: dict(vars(module)) for fqn, module in model.named_modules()} == plain
+
+
+def test_a_parameter_without_a_gradient_in_one_call_is_refused_then() -> None:
+    """Eager would leave its .grad as it is, so that an optimizer would pass it over."""
+    model, step = captured(models.Skips)
+    with torch.no_grad():
+        model.first.weight.zero_()
+        model.first.bias.fill_(1.0)
+    step(batch(0)[0])
+    with torch.no_grad():
+        model.first.bias.fill_(-1.0)
+    sentence = "high.weight of module held has no gradient in this call, where eager would leave .grad as it is"
+    with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}"):
+        step(batch(0)[0])
+
+
+def test_a_result_of_another_structure_than_promised_is_refused() -> None:
+    model, step = captured(models.Chooses, Override(output=lambda module, x: torch.empty_like(x).to(torch.float64)))
+    model.last.double()
+    sentence = "module held gives float32[4, 6] as result 0, where float64[4, 6] was promised when the step was traced"
+    with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}"):
+        step(batch(0)[0])
+
+
+def test_a_module_that_is_gone_is_named() -> None:
+    _, step = captured(models.Chooses)
+    step(batch(0)[0])
+    graph = step.graphs[0].graphs["joint"]
+    node = next(node for node in graph.graph.nodes if str(node.target) == "fxbucket.call_forward.default")
+    node.args = ("held#gone", *node.args[1:])
+    graph.recompile()
+    with pytest.raises(CaptureError, match=r"^the graph calls module held, which this process has not built"):
+        step(batch(0)[0])

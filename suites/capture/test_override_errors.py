@@ -33,8 +33,8 @@ MATCHING = {
         f"{WHERE} type: no module of the model is of class Attends; its modules are of Chooses, Linear",
     ),
     "no class": (
-        plan_of(HOLDS, override(type="twice")),
-        f'{WHERE} type: "suites.capture.override_models:twice" is a function, expected a class',
+        plan_of(HOLDS, override(type="holds")),
+        f'{WHERE} type: "suites.capture.override_models:holds" is a function, expected a class',
     ),
     "the whole model": (
         plan_of(HOLDS, override(type="Holds")),
@@ -45,16 +45,16 @@ MATCHING = {
         "plan.toml: [[override]] 2: held is overridden by [[override]] 1 too; let one of them name it",
     ),
     "within another": (
-        plan_of("deep", override(module="layers.0"), override(type="Chooses")),
+        plan_of("Deep", override(module="layers.0"), override(type="Chooses")),
         "plan.toml: [[override]] 2: layers.0.1 lies in layers.0, which is overridden as a whole; name one of the two",
     ),
-    "never called": (plan_of("idles", override(module="held")), f"{WHERE}: held is overridden, but the step never calls it"),
+    "never called": (plan_of("Idles", override(module="held")), f"{WHERE}: held is overridden, but the step never calls it"),
     "parted": (
-        plan_of("deep", override(module="layers.0"), tp=2, tp_plan={"layers.0.0": "colwise"}),
+        plan_of("Deep", override(module="layers.0"), tp=2, tp_plan={"layers.0.0": "colwise"}),
         f"{WHERE}: layers.0 is overridden, and [parallel] tp_plan parts layers.0.0, which happens where a module is traced",
     ),
     "checkpoint within": (
-        plan_of("deep", override(module="layers.0"), checkpoint="layers.0.1"),
+        plan_of("Deep", override(module="layers.0"), checkpoint="layers.0.1"),
         f"{WHERE}: layers.0 is overridden as a whole, so [step] checkpoint cannot compute layers.0.1 in it again",
     ),
 }
@@ -89,7 +89,7 @@ def test_a_subgraph_that_cannot_stand_for_its_module_is_named(by: str, sentence:
 
 
 def test_random_numbers_of_a_subgraph_that_is_computed_again_are_refused() -> None:
-    plan = plan_of("deep", override("draws", type="Chooses"), checkpoint="layers.*")
+    plan = plan_of("Deep", override("draws", type="Chooses"), checkpoint="layers.*")
     with pytest.raises(CaptureError, match=r"^module layers\.1\.1 draws random numbers .* in a sub-graph that is"):
         captured(plan)
 

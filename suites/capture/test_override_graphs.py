@@ -28,25 +28,19 @@ def calls(step: StepGraph) -> list[tuple[str, str | None, bool]]:
     return [(str(node.target).split(".")[1], module_of(node), is_backward(node)) for node in found]
 
 
-def test_calls_and_the_gathers_of_their_parameters_have_their_modules_names() -> None:
-    step = captured(plan_of("deep", override(type="Chooses")))
+def test_calls_have_their_modules_names_read_every_parameter_of_it_and_make_every_gradient() -> None:
+    step = captured(plan_of("Deep", override(type="Chooses")))
     forward = [("call_forward", f"layers.{i}.1", False) for i in (0, 1)]
     backward = [("call_backward", f"layers.{i}.1", True) for i in (1, 0)]
     assert calls(step) == forward + backward
+    reading = read_graph(step.graphs["joint"].graph, step.inputs["joint"], step.outputs["joint"])
+    assert not reading.problems
+    held = {p.fqn for p in step.parameters if ".low." in p.fqn or ".high." in p.fqn}
+    assert len(held) == 8
     for direction in ("forward", "backward"):
         own = {sent_by(step)[node]: module_of(node) for node in launches(step, "all_gather", direction)}
         assert own["layers.0.1.low.weight"] == "layers.0.1.low"
-
-
-def test_a_call_reads_every_parameter_of_its_module_and_makes_every_gradient() -> None:
-    step = captured(plan_of("deep", override(type="Chooses")))
-    reading = read_graph(step.graphs["joint"].graph, step.inputs["joint"], step.outputs["joint"])
-    assert not reading.problems
-    of = {direction: {fqn for _, d, fqn in reading.computes if d == direction} for direction in ("forward", "backward")}
-    held = {p.fqn for p in step.parameters if ".low." in p.fqn or ".high." in p.fqn}
-    assert len(held) == 8
-    assert held <= of["forward"]
-    assert held <= of["backward"]
+        assert held <= {fqn for _, of, fqn in reading.computes if of == direction}
 
 
 def test_a_call_of_a_module_without_parameters_counts_as_the_work_that_it_is() -> None:
@@ -59,7 +53,7 @@ def test_a_call_of_a_module_without_parameters_counts_as_the_work_that_it_is() -
 
 
 def test_what_is_computed_again_calls_the_module_again_in_backward() -> None:
-    step = captured(plan_of("deep", override(module="layers.*.1"), checkpoint="layers.*"))
+    step = captured(plan_of("Deep", override(module="layers.*.1"), checkpoint="layers.*"))
     assert [call for call in calls(step) if call[2]] == [
         ("call_backward", "layers.1.1", True),
         ("call_backward", "layers.0.1", True),
@@ -73,7 +67,7 @@ def test_what_is_computed_again_calls_the_module_again_in_backward() -> None:
 @pytest.mark.parametrize("checkpoint", ["", "layers.*", "layers.*.1"])
 def test_each_backward_gets_the_digest_of_its_own_call_in_forward(checkpoint: str) -> None:
     """Of the first one, not of what is computed again for that backward."""
-    step = captured(plan_of("deep", override(module="layers.*.1"), checkpoint=checkpoint, microbatches=2))
+    step = captured(plan_of("Deep", override(module="layers.*.1"), checkpoint=checkpoint, microbatches=2))
     found = [node for node in step.graphs["joint"].graph.nodes if str(node.target) in CALLS]
     forward = [node for node in found if str(node.target) == CALLS[0] and not is_backward(node)]
     given = [node.args[7] for node in found if str(node.target) == CALLS[1]]
@@ -94,7 +88,7 @@ def test_a_parameter_that_a_subgraph_does_not_read_is_neither_gathered_nor_reduc
 
 
 def test_what_a_subgraph_computes_has_its_modules_name_and_direction() -> None:
-    step = captured(plan_of("deep", override("counting", type="Chooses")))
+    step = captured(plan_of("Deep", override("counting", type="Chooses")))
     products = [
         node for node in step.graphs["joint"].graph.nodes if str(node.target) in ("aten.addmm.default", "aten.mm.default")
     ]
@@ -106,7 +100,7 @@ def test_what_a_subgraph_computes_has_its_modules_name_and_direction() -> None:
 
 def test_state_of_a_subgraph_does_not_stand_for_an_optimizer_where_ranks_step() -> None:
     """Parameters would never move, and steps but the first would say nothing."""
-    plan = plan_of("deep", override("counting", type="Chooses"))
+    plan = plan_of("Deep", override("counting", type="Chooses"))
     step = captured(plan)
     fields = fields_of(plan, mesh_of(plan), step, "joint")
     assert dict(fields["first_state"]) == dict(step.first_state)
@@ -121,7 +115,7 @@ def test_state_of_a_subgraph_does_not_stand_for_an_optimizer_where_ranks_step() 
 @pytest.mark.parametrize("optimizer", [(), (Optimizer("torch.optim:AdamW", {"fused": True}),)], ids=["gradients", "adamw"])
 def test_state_is_an_input_and_an_output_and_no_optimizers(optimizer: tuple[Optimizer, ...]) -> None:
     subgraphs.ASKED.clear()
-    step = captured(plan_of("deep", override("counting", type="Chooses", start=5), microbatches=2), optimizer=optimizer)
+    step = captured(plan_of("Deep", override("counting", type="Chooses", start=5), microbatches=2), optimizer=optimizer)
     assert subgraphs.ASKED == ["Chooses", "Chooses"]
     names = ["layers.0.1.rows", "layers.1.1.rows"]
     for values in (step.inputs["joint"], step.outputs["joint"]):
@@ -136,13 +130,13 @@ def test_state_is_an_input_and_an_output_and_no_optimizers(optimizer: tuple[Opti
 
 
 def test_an_override_beside_what_tp_parts_has_the_refusal_of_tp() -> None:
-    plan = plan_of("deep", override(type="Chooses"), tp=2, tp_plan={"layers.*.0": "colwise"})
+    plan = plan_of("Deep", override(type="Chooses"), tp=2, tp_plan={"layers.*.0": "colwise"})
     with pytest.raises(CaptureError, match="tp"):  # the next module would have needed the whole: tp itself says so
         captured(plan)
 
 
 def test_a_graph_with_calls_travels_and_is_the_same_on_every_rank() -> None:
-    plan = plan_of("deep", override(type="Chooses"))
+    plan = plan_of("Deep", override(type="Chooses"))
     portable = encode_module(captured(plan).graphs["joint"])
     assert digest(encode_module(decode(portable))) == digest(portable)
     assert digest(encode_module(captured(plan).graphs["joint"])) == digest(portable)

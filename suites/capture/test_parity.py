@@ -33,7 +33,7 @@ def experts_by_hand(plan: Plan) -> dict[str, object]:
     }
 
 
-LAST = changed("buckets", mode="capture_models:LastDimension", param_dtype=None, reduce_dtype=None)
+LAST = changed("buckets", mode="own_modes:LastDimension", param_dtype=None, reduce_dtype=None)
 EXPERTS = {
     "experts": PLANS["moe"],
     "one rank for each expert": PLANS["moe.one_each"],
@@ -60,9 +60,9 @@ def test_gradients_averaged_over_copies_first_are_those_of_two_averages_by_hand(
     share = (0, 2, [rank % 2 for rank in range(4)])
     payload = payload_of(plan, step_of(plan), **by_hand(plan, "dp_replicate", "dp_shard", share=share))
     ours = assert_same(pools, payload, "by_hand:by_hand_steps")
-    apart = list(differences(ours, run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload)))
-    assert not [one for one in apart if one.startswith("step 0") and "gradient" not in one], "losses before the first reduction"
-    assert [one for one in apart if one.startswith("step 0") and "gradient" in one], "the order can be seen"
+    found = list(differences(ours, run(pools, "fixtures.reference.by_torch:fsdp2_steps", payload)))
+    assert not [one for one in found if one.startswith("step 0") and "gradient" not in one], "losses before the first reduction"
+    assert [one for one in found if one.startswith("step 0") and "gradient" in one], "the order can be seen"
 
 
 def test_parting_experts_changes_in_the_first_step_the_rounding_of_their_gradients_and_nothing_else(pools: Pools) -> None:

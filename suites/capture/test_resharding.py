@@ -1,4 +1,4 @@
-"""Resharding by entry: what backward gathers again, in the captured graph and before the audit."""
+"""Resharding by entry and checkpoints: what backward gathers and computes again, in the captured graph and before the audit."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from steps import launches, plan_of, sent_by
+from steps import is_backward, launches, plan_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Bucket, Plan
+from pytest_fxbucket.plan.schema import Bucket, Plan, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.roles import StepGraph
 
 ENTRIES = ("layers.*", "head")
 
@@ -108,3 +109,36 @@ def problems(traced: Plan, promised: Any) -> list[str]:
 )
 def test_the_audit_holds_each_entry_to_what_the_plan_says_of_it(traced: Any, promised: Any, says: list[str]) -> None:
     assert problems(plan(traced, *ENTRIES), promised) == says
+
+
+def with_checkpoint(*modules: str, factory: str = "two_blocks") -> StepGraph:
+    plan = replace(plan_of(factory), step=Step(checkpoint=parse_entries(list(modules), "test")))
+    return capture_plan(plan, mesh_of(plan), 0)
+
+
+def products(step: StepGraph, backward: bool) -> int:
+    """Linears' forward products, by the part of the step that they stand in."""
+    nodes = [node for node in step.graphs["joint"].graph.nodes if "addmm" in str(node.target)]
+    return sum(is_backward(node) == backward for node in nodes)
+
+
+def test_checkpointed_modules_alone_are_computed_again() -> None:
+    """But for a block's last product, which nothing in its own backward needs."""
+    assert [products(with_checkpoint(), backward) for backward in (False, True)] == [4, 0]
+    assert [products(with_checkpoint("1"), backward) for backward in (False, True)] == [4, 1]
+    assert [products(with_checkpoint("0", "1"), backward) for backward in (False, True)] == [4, 2]
+
+
+def test_what_is_computed_again_reads_gathers_of_backward_each_once() -> None:
+    step = with_checkpoint("1")
+    names = sent_by(step)
+    plain = ["0.2.weight", "1.0.weight", "1.2.weight"]  # 0.0 has no input whose gradient is asked for
+    assert sorted(names[node] for node in launches(step, "all_gather", "backward")) == sorted([*plain, "1.0.bias"])
+    assert len(launches(step, "all_gather", "forward")) == 8
+
+
+def test_attention_without_dropout_draws_nothing_and_may_be_computed_again_as_a_module_without_parameters_may() -> None:
+    step = with_checkpoint("1", factory="attention")
+    targets = [str(node.target) for node in step.graphs["joint"].graph.nodes]
+    assert sum("scaled_dot_product" in target and "backward" not in target for target in targets) == 2
+    assert with_checkpoint("1.inner", factory="attention").parameters

@@ -74,7 +74,7 @@ def test_batch_norm_statistics_are_written_on_ranks_as_eager_writes_them(pools: 
 
 
 def test_a_literal_in_forward_keeps_its_value(pools: Pools) -> None:
-    step = captured("behind Literal")
+    step = captured("behind multiplies_by_a_literal")
     portable = encode_module(step.graphs["joint"])
     assert [value.tolist() for value in portable.attributes.values()] == [[0.5] * 8]
 
@@ -88,7 +88,7 @@ def capture_given(model: nn.Module, mode: FakeTensorMode, loss: Any = capture_mo
     trace_joint(model, capture_models.batch(0, 0), loss, parts, Forwards({}, {}, ()), mode)
 
 
-@pytest.mark.parametrize("factory", ["residual", "Item", "RaisingLinear"])
+@pytest.mark.parametrize("factory", ["residual", "asks_a_value", "loses"])
 def test_a_model_has_its_own_classes_and_hooks_again_whatever_happened(factory: str) -> None:
     with fake_world(0, 4):
         mode = FakeTensorMode()
@@ -112,12 +112,6 @@ def test_a_later_model_is_not_touched_by_the_dtypes_and_mesh_of_an_earlier_one()
     assert [type(m).__name__ for m in capture_models.residual().modules()].count("Linear") == 4
 
 
-def test_no_process_group_is_left_after_a_capture_that_failed() -> None:
-    with pytest.raises(CaptureError):
-        captured("behind RaisingLinear")
-    assert not torch.distributed.is_initialized()
-
-
 def test_a_mesh_of_4096_ranks_is_traced_in_this_process() -> None:
     step = captured("residual", ranks=4096, rank=4095)
     assert (step.mesh[0].name, step.mesh[0].size) == ("dp_shard", 4096)
@@ -139,6 +133,6 @@ def test_the_seed_does_not_change_the_graph() -> None:
 
 
 def test_a_tensor_that_the_batch_makes_is_there_in_the_ranks_too(checked: Any) -> None:
-    plan = plan_of("behind Late", batch="batch_with_table", dp_shard=2)
+    plan = plan_of("behind reads_a_table", batch="batch_with_table", dp_shard=2)
     verdict = checked(replace(plan, bucket=Bucket(unplanned="root")), "bitwise")
     assert verdict.outcome == "passed", verdict.lines

@@ -108,81 +108,71 @@ def step() -> TracedStep:
         return traced.step()
 
 
-def refused(given: Any) -> str:
+def described(of: str, side: str, change: Any) -> Any:
+    """A step with other ``roles`` or ``fqns`` of its inputs or outputs."""
+
+    def changed(step: TracedStep) -> TracedStep:
+        joint = {one: list(getattr(step, of)["joint"][one]) for one in ("inputs", "outputs")}
+        return replace(step, **{of: {"joint": joint | {side: change(joint[side])}}})
+
+    return changed
+
+
+def given(change: Any) -> Any:
+    """A step with other inputs."""
+    return lambda step: replace(step, inputs={"joint": change(list(step.inputs["joint"]))})
+
+
+WANTED = "graphs are to be joint, or forward and backward, but the TracedStep has"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no step": (lambda step: 3, "gave a value of type int, expected a TracedStep or a tuple (gm, inputs)"),
+    "no graphs": (lambda step: TracedStep({}, {}), f"{WANTED} none"),
+    "another graph": (lambda step: replace(step, graphs={"train": step.graphs["joint"]}), f"{WANTED} train"),
+    "half of the graphs": (lambda step: replace(step, graphs={"forward": step.graphs["joint"]}), f"{WANTED} forward"),
+    "no graph": (
+        lambda step: replace(step, graphs={"joint": step.graphs["joint"].forward}),
+        "the joint graph is a value of type method, expected a GraphModule",
+    ),
+    "no inputs": (lambda step: replace(step, inputs={}), "gave no inputs for its joint graph"),
+    "too few inputs": (given(lambda inputs: inputs[:-1]), "joint graph takes 8 inputs, but 7 tensors are given"),
+    "no tensor": (
+        given(lambda inputs: [*inputs[:-1], 3]),
+        "input 7 of the joint graph is a value of type int, expected a tensor",
+    ),
+    "too few roles": (
+        described("roles", "inputs", lambda roles: roles[:-1]),
+        "joint graph has 8 inputs, but 7 roles and 8 FQNs are given for them",
+    ),
+    "too many names": (
+        described("fqns", "outputs", lambda names: [*names, "more"]),
+        "joint graph has 7 outputs, but 7 roles and 8 FQNs are given for them",
+    ),
+    "an unknown role": (
+        described("roles", "inputs", lambda roles: ["parm", *roles[1:]]),
+        "joint inputs have the unknown role 'parm'; known are param, buffer, held, state, hyper, batch, loss, grad, value",
+    ),
+    "a parameter twice": (
+        described("fqns", "inputs", lambda names: [names[1], *names[1:]]),
+        "joint inputs have the parameter 'layers.0.bias' more than once",
+    ),
+    "a gradient of no parameter": (
+        described("fqns", "outputs", lambda names: ["", "layers.0.wieght", *names[2:]]),
+        "there is a gradient of 'layers.0.wieght', but no input of role param has that FQN; did you mean 'layers.0.weight'?",
+    ),
+    "roles of no graph": (
+        lambda step: replace(step, roles={**step.roles, "backward": {"inputs": []}}),
+        "roles are given for backward, of which the TracedStep has no graph",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_step_whose_roles_cannot_be_is_refused(change: Any, said: str, step: TracedStep) -> None:
     with pytest.raises(CaptureError) as caught:
-        take_step(given, PLAN, shard_mesh(RANKS), 0)
-    said = str(caught.value)
-    assert said.startswith("[graph] factory fixtures.models.traced:step")
-    assert "\n" not in said
-    return said.removeprefix("[graph] factory fixtures.models.traced:step").lstrip(": ")
-
-
-def with_roles(step: TracedStep, side: str, change: Any) -> TracedStep:
-    roles = {side_: list(step.roles["joint"][side_]) for side_ in ("inputs", "outputs")}
-    return replace(step, roles={"joint": roles | {side: change(roles[side])}})
-
-
-def with_fqns(step: TracedStep, side: str, change: Any) -> TracedStep:
-    fqns = {side_: list(step.fqns["joint"][side_]) for side_ in ("inputs", "outputs")}
-    return replace(step, fqns={"joint": fqns | {side: change(fqns[side])}})
-
-
-def test_something_else_than_a_step_is_refused() -> None:
-    assert refused(3) == "gave a value of type int, expected a TracedStep or a tuple (gm, inputs)"
-
-
-def test_a_step_without_graphs_or_with_others_is_refused(step: TracedStep) -> None:
-    wanted = "graphs are to be joint, or forward and backward, but the TracedStep has"
-    assert refused(TracedStep({}, {})) == f"{wanted} none"
-    (graph,) = step.graphs.values()
-    assert refused(replace(step, graphs={"train": graph})) == f"{wanted} train"
-    assert refused(replace(step, graphs={"forward": graph})) == f"{wanted} forward"
-    assert refused(replace(step, graphs={"joint": graph.forward})) == (
-        "the joint graph is a value of type method, expected a GraphModule"
-    )
-
-
-def test_inputs_that_are_missing_or_too_few_are_refused(step: TracedStep) -> None:
-    assert refused(replace(step, inputs={})) == "gave no inputs for its joint graph"
-    few = {"joint": step.inputs["joint"][:-1]}
-    assert refused(replace(step, inputs=few)) == "joint graph takes 8 inputs, but 7 tensors are given"
-
-
-def test_an_input_that_is_no_tensor_is_refused(step: TracedStep) -> None:
-    inputs = {"joint": [*step.inputs["joint"][:-1], 3]}
-    assert refused(replace(step, inputs=inputs)) == "input 7 of the joint graph is a value of type int, expected a tensor"
-
-
-def test_roles_and_names_of_another_length_are_refused(step: TracedStep) -> None:
-    short = with_roles(step, "inputs", lambda roles: roles[:-1])
-    assert refused(short) == "joint graph has 8 inputs, but 7 roles and 8 FQNs are given for them"
-    long = with_fqns(step, "outputs", lambda names: [*names, "more"])
-    assert refused(long) == "joint graph has 7 outputs, but 7 roles and 8 FQNs are given for them"
-
-
-def test_an_unknown_role_is_refused_with_the_known_ones(step: TracedStep) -> None:
-    said = refused(with_roles(step, "inputs", lambda roles: ["parm", *roles[1:]]))
-    assert (
-        said
-        == "joint inputs have the unknown role 'parm'; known are param, buffer, held, state, hyper, batch, loss, grad, value"
-    )
-
-
-def test_a_parameter_given_twice_is_refused(step: TracedStep) -> None:
-    said = refused(with_fqns(step, "inputs", lambda names: [names[1], *names[1:]]))
-    assert said == "joint inputs have the parameter 'layers.0.bias' more than once"
-
-
-def test_a_gradient_of_no_parameter_is_refused_with_the_nearest_one(step: TracedStep) -> None:
-    said = refused(with_fqns(step, "outputs", lambda names: ["", "layers.0.wieght", *names[2:]]))
-    assert said == (
-        "there is a gradient of 'layers.0.wieght', but no input of role param has that FQN; did you mean 'layers.0.weight'?"
-    )
-
-
-def test_roles_of_a_graph_that_is_not_there_are_refused(step: TracedStep) -> None:
-    roles = {**step.roles, "backward": {"inputs": []}}
-    assert refused(replace(step, roles=roles)) == "roles are given for backward, of which the TracedStep has no graph"
+        take_step(change(step), PLAN, shard_mesh(RANKS), 0)
+    found = str(caught.value)
+    assert found.startswith("[graph] factory fixtures.models.traced:step")
+    assert found.removeprefix("[graph] factory fixtures.models.traced:step").lstrip(": ") == said
 
 
 def test_a_factory_that_raises_is_told_with_its_name() -> None:

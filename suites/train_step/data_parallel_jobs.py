@@ -13,7 +13,7 @@ from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, batch
 
-MakeStep = Any
+c10d = torch.ops._c10d_functional
 
 
 def layers() -> nn.Module:
@@ -21,17 +21,17 @@ def layers() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh()) for _ in range(3)))
 
 
-class _Gathered(torch.autograd.Function):
+class Gathered(torch.autograd.Function):
     """A parameter sharded by rows, as SimpleFSDP has it: gathered in forward, its gradient reduced in backward."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return collectives.wait_tensor(collectives.all_gather_tensor(shard, 0, group))
+    def forward(ctx: Any, shard: torch.Tensor, ranks: int) -> torch.Tensor:
+        ctx.ranks = ranks
+        return c10d.wait_tensor(c10d.all_gather_into_tensor(shard, ranks, "0"))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return collectives.wait_tensor(collectives.reduce_scatter_tensor(grad.contiguous(), "avg", 0, ctx.group)), None
+        return c10d.wait_tensor(c10d.reduce_scatter_tensor(grad.contiguous(), "avg", ctx.ranks, "0")), None
 
 
 class Sharded(nn.Module):
@@ -40,12 +40,12 @@ class Sharded(nn.Module):
     def __init__(self, rank: int, world: int) -> None:
         super().__init__()
         whole = nn.Linear(6, 6)
+        self.world = world
         self.weight = nn.Parameter(whole.weight.detach().chunk(world)[rank].clone())
         self.bias = nn.Parameter(whole.bias.detach().chunk(world)[rank].clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        group = torch.distributed.group.WORLD
-        weight, bias = (_Gathered.apply(p, group) for p in (self.weight, self.bias))
+        weight, bias = (Gathered.apply(p, self.world) for p in (self.weight, self.bias))
         return functional.linear(x, weight, bias).tanh()
 
 

@@ -103,6 +103,11 @@ class Twins:
         assert [name for name in eager | captured if eager.get(name, 0) != captured.get(name, 0)] == []
         return results[0][0]
 
+    def train(self, steps: int) -> None:
+        """Take ``steps`` of both, each on a batch of its own."""
+        for number in range(steps):
+            self.same(*batch(number))
+
     @staticmethod
     def _run(make_model: Callable[[], nn.Module], make_optimizers: Any, make_step: MakeStep) -> Run:
         model = make_model()

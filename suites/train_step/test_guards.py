@@ -32,15 +32,21 @@ def other_decay(run: Run) -> None:
     run.optimizers[0].param_groups[0]["weight_decay"] = 0.5
 
 
-@pytest.mark.parametrize("change", [frozen, other_decay])
+def in_float64(run: Run) -> None:
+    run.model.double()
+    run.optimizers[0].state.clear()
+
+
+@pytest.mark.parametrize("change", [frozen, other_decay, in_float64])
 def test_what_a_graph_has_baked_in_of_parameters_and_their_groups_is_traced_anew(change: Any) -> None:
     twins = Twins(adamw)
     twins.same(*batch(0))
     for run in twins.each():
         change(run)
         run.optimizers[0].zero_grad()
-    twins.same(*batch(1))
-    twins.same(*batch(2))
+    for number in (1, 2):
+        x, y = batch(number)
+        twins.same(x.double() if change is in_float64 else x, y)
     assert twins.step.traces == 2
 
 
@@ -74,8 +80,7 @@ def test_the_structure_of_arguments_is_part_of_the_signature() -> None:
 
 def test_state_dicts_taken_and_loaded_between_steps_are_right() -> None:
     twins = Twins(adamw)
-    for i in range(2):
-        twins.same(*batch(i))
+    twins.train(2)
     saved = [(deepcopy(run.model.state_dict()), deepcopy(run.optimizers[0].state_dict())) for run in twins.each()]
     twins.same(*batch(2))
     for run, (model, optimizer) in zip(twins.each(), saved, strict=True):
@@ -120,18 +125,6 @@ def test_a_new_parameter_group_is_trained() -> None:
         run.optimizers[0].add_param_group({"params": run.model[5].parameters(), "lr": 0.5})  # type: ignore[index]
         run.model.zero_grad()
     twins.same(*batch(1))
-    assert twins.step.traces == 2
-
-
-def test_a_model_that_becomes_float64_is_traced_anew() -> None:
-    twins = Twins(sgd)
-    twins.same(*batch(0))
-    for run in twins.each():
-        run.model.double()
-        run.optimizers[0].zero_grad()
-        run.optimizers[0].state.clear()
-    x, y = batch(1)
-    twins.same(x.double(), y)
     assert twins.step.traces == 2
 
 

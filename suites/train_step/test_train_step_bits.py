@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,60 +17,16 @@ from suites.train_step.step_twins import Optimizers, Step, Twins, adamw, batch, 
 KINDS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", [sgd, adamw])
-def test_every_kind_of_update_trains_as_eager(optimizer: Any, kind: str) -> None:
-    twins = Twins(partial(optimizer, **KINDS[kind]))
-    for i in range(4):
-        twins.same(*batch(i), seed=i)
-    assert twins.step.traces == 1
-
-
-def test_dropout_by_the_default_of_its_operator_trains_as_eager() -> None:
-    """A trace leaves out p = 0.5, which the functional twin of bernoulli_ must be given."""
-    twins = Twins(sgd, make_model=partial(_dropping, 0))
-    for i in range(3):
-        twins.same(*batch(i), seed=i)
-
-
-def _dropping(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 64), nn.Dropout(), nn.Linear(64, 3))
-
-
 class Recomputing(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-def test_dropout_that_backward_computes_again_draws_the_numbers_of_forward() -> None:
-    def make(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 8), Recomputing(nn.Linear(8, 64), nn.Dropout(), nn.Linear(64, 8)), nn.Linear(8, 3))
-
-    twins = Twins(sgd, make_model=partial(make, 0))
-    for i in range(3):
-        twins.same(*batch(i), seed=i)
-
-
-OTHERS = {
-    "Adagrad": {},
-    "RMSprop": {"momentum": 0.9, "centered": True},
-    "NAdam": {"weight_decay": 0.1},
-    "Adamax": {},
-    "Adadelta": {},
-    "Rprop": {},
-    "Adam": {"amsgrad": True, "maximize": True},
-    "SGD": {"nesterov": True, "momentum": 0.9, "weight_decay": 0.1},
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_optimizers_train_as_eager(name: str) -> None:
-    twins = Twins(lambda model: getattr(torch.optim, name)(model.parameters(), lr=0.01, **OTHERS[name]))
-    for i in range(3):
-        twins.same(*batch(i), seed=i)
-    assert twins.step.traces == 1
+def dropping() -> nn.Module:
+    """A trace leaves out p = 0.5, which the functional twin of bernoulli_ must be given; half is computed again in backward."""
+    torch.manual_seed(0)
+    again = Recomputing(nn.Linear(64, 64), nn.Dropout(), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(6, 64), nn.Dropout(), again, nn.Linear(8, 3))
 
 
 class Swapping(torch.optim.Optimizer):
@@ -89,11 +46,36 @@ class Swapping(torch.optim.Optimizer):
             parameter.add_(parameter.grad + state["last"], alpha=-self.param_groups[0]["lr"])
 
 
-def test_an_optimizer_of_ones_own_may_replace_its_state() -> None:
-    twins = Twins(lambda model: Swapping(model.parameters()))
-    for i in range(3):
-        twins.same(*batch(i))
-    assert twins.step.traces == 1
+def of_torch(name: str, options: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
+    return optimizer
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "Adagrad": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "NAdam": {"weight_decay": 0.1},
+    "Adamax": {},
+    "Adadelta": {},
+    "Rprop": {},
+    "Adam": {"amsgrad": True, "maximize": True},
+    "SGD": {"nesterov": True, "momentum": 0.9, "weight_decay": 0.1},
+}
+TRAINED: dict[str, Callable[[], Twins]] = {
+    **{f"sgd-{kind}": partial(Twins, partial(sgd, **options)) for kind, options in KINDS.items()},
+    **{f"adamw-{kind}": partial(Twins, partial(adamw, **options)) for kind, options in KINDS.items()},
+    **{name: partial(Twins, partial(of_torch, name, options)) for name, options in OTHERS.items()},
+    "state that is replaced": lambda: Twins(lambda model: Swapping(model.parameters())),
+    "dropout": lambda: Twins(sgd, make_model=dropping),
+}
+
+
+@pytest.mark.parametrize("twins", TRAINED.values(), ids=TRAINED.keys())
+def test_a_step_trains_as_eager(twins: Callable[[], Twins]) -> None:
+    found = twins()
+    for i in range(4):
+        found.same(*batch(i), seed=i)
+    assert found.step.traces == 1
 
 
 def test_clipping_is_traced_as_foreach_as_it_runs() -> None:
@@ -188,8 +170,7 @@ def by_hand(model: nn.Module, optimizers: Optimizers) -> Step:
 
 def test_parameters_held_outside_of_the_model_are_the_same_parameters() -> None:
     twins = Twins(sgd, by_hand)
-    for i in range(3):
-        twins.same(*batch(i))
+    twins.train(3)
     _, parameter = twins.step(*batch(0))
     assert parameter is twins.captured.model[0].weight  # type: ignore[index]
 
@@ -217,8 +198,7 @@ def zeroing(model: nn.Module, optimizers: Optimizers) -> Step:
 @pytest.mark.parametrize("make_step", [without_dropping, zeroing])
 def test_gradients_that_outlive_a_step_are_kept(make_step: Any) -> None:
     twins = Twins(sgd, make_step)
-    for i in range(4):
-        twins.same(*batch(i))
+    twins.train(4)
     assert twins.step.traces == 2  # with gradients of before, and without
 
 
@@ -248,8 +228,7 @@ def tied() -> Tied:
 
 def test_tied_frozen_unused_and_mixed_parameters_train_as_eager() -> None:
     twins = Twins(adamw, make_model=tied)
-    for i in range(3):
-        twins.same(*batch(i))
+    twins.train(3)
     assert len(twins.eager.optimizers[0].state) == 5
     parameters = twins.step.graphs[0].parameters
     assert next(p for p in parameters if p.fqn == "inner.weight").aliases == ("head.weight",)

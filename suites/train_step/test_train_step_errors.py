@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +43,11 @@ def trained(optimizer: Any = sgd) -> Run:
     return run
 
 
+@pytest.fixture
+def run() -> Run:
+    return trained()
+
+
 def at(function: Callable[..., Any], text: str) -> str:
     """``file:line in function`` of the first line that has ``text``."""
     lines, first = inspect.getsourcelines(function)
@@ -55,8 +61,7 @@ def forward(run: Run, x: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def test_item_in_the_step_is_told_at_its_line() -> None:
-    run = trained()
+def test_item_in_the_step_is_told_at_its_line(run: Run) -> None:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> float:
         run.optimizers[0].zero_grad()
@@ -92,8 +97,7 @@ def test_an_optimizer_of_other_parameters_is_told_by_its_group() -> None:
     assert text.startswith("group 0 of optimizer 1 (SGD) has a parameter of shape (8, 6) that the model does not have; give")
 
 
-def test_an_optimizer_that_capture_was_not_given_is_told() -> None:
-    run = trained()
+def test_an_optimizer_that_capture_was_not_given_is_told(run: Run) -> None:
     hidden = sgd(run.model)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -105,8 +109,7 @@ def test_an_optimizer_that_capture_was_not_given_is_told() -> None:
     assert not hidden.state
 
 
-def test_lbfgs_is_told_at_its_line() -> None:
-    run = trained()
+def test_lbfgs_is_told_at_its_line(run: Run) -> None:
     run.optimizers[:] = [torch.optim.LBFGS(run.model.parameters())]
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -140,58 +143,38 @@ def test_a_learning_rate_that_is_a_tensor_is_told_where_it_is_none() -> None:
     assert refused(usual(run.model, run.optimizers), run).startswith("optimizers.0.groups.0.lr is a tensor")
 
 
-def scheduled(run: Run) -> Callable[..., Any]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        usual(run.model, run.optimizers)(x, y)
-        run.optimizers[0].param_groups[0]["lr"] *= 0.5
-
-    return step
+def scheduled(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    usual(run.model, run.optimizers)(x, y)
+    run.optimizers[0].param_groups[0]["lr"] *= 0.5
 
 
-def decayed(run: Run) -> Callable[..., Any]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        usual(run.model, run.optimizers)(x, y)
-        run.optimizers[0].param_groups[0]["weight_decay"] = 0.5
-
-    return step
+def decayed(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    usual(run.model, run.optimizers)(x, y)
+    run.optimizers[0].param_groups[0]["weight_decay"] = 0.5
 
 
-def remembering(run: Run) -> Callable[..., Any]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        run.model[0].last = run.model(x)  # type: ignore[index]
-
-    return step
+def remembering(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    run.model[0].last = run.model(x)  # type: ignore[index]
 
 
-def counting(run: Run) -> Callable[..., Any]:
-    run.model.calls = 0  # type: ignore[assignment]
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        run.model.calls += 1  # type: ignore[operator]
-
-    return step
+def counting(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    run.model.calls += 1  # type: ignore[operator]
 
 
-def replacing(run: Run) -> Callable[..., Any]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        run.model[1].running_mean = run.model[1].running_mean + 1  # type: ignore[index]
-
-    return step
+def replacing(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    run.model[1].running_mean = run.model[1].running_mean + 1  # type: ignore[index]
 
 
-def with_data(run: Run) -> Callable[..., Any]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        run.model[0].weight.data = run.model[0].weight.data * 2  # type: ignore[index]
-
-    return step
+def with_data(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    run.model[0].weight.data = run.model[0].weight.data * 2  # type: ignore[index]
 
 
-def giving(run: Run) -> Callable[..., Any]:
-    return lambda x, y: {"model": run.model}
+def giving(run: Run, x: torch.Tensor, y: torch.Tensor) -> Any:
+    return {"model": run.model}
 
 
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("step", "text"),
     [
         (scheduled, "the step sets the learning rate of optimizers.0.groups.0; call the scheduler after the step"),
         (decayed, "the step sets weight_decay of optimizers.0.groups.0; set it between steps"),
@@ -202,13 +185,12 @@ def giving(run: Run) -> Callable[..., Any]:
         (giving, "the step gives a value of type Sequential at result['model']"),
     ],
 )
-def test_what_a_graph_would_not_do_again_is_refused(make: Any, text: str) -> None:
-    run = trained()
-    assert text in refused(make(run), run)
+def test_what_a_graph_would_not_do_again_is_refused(step: Any, text: str, run: Run) -> None:
+    run.model.calls = 0  # type: ignore[assignment]
+    assert text in refused(partial(step, run), run)
 
 
-def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path() -> None:
-    run = trained()
+def test_arguments_that_are_no_tensors_or_plain_values_are_told_by_path(run: Run) -> None:
     text = refused(lambda x: x, run, {"data": [net()]})
     assert text.startswith("argument args[0]['data'][0] is a value of type Sequential; ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.roles import Value
 from suites.train_step.state_transforms import (
     AVERAGE,
@@ -99,14 +101,6 @@ def test_a_new_trace_keeps_state_that_was_added_and_what_was_removed_stays_away(
     assert {key for held in twins.captured.optimizers[0].state.values() for key in held} == {"step", "exp_avg_sq"}
 
 
-def unfed(step: StepGraph, state: State) -> StepGraph:
-    return given(step, step.inputs["joint"][1:])
-
-
-def unsaid(step: StepGraph, state: State) -> StepGraph:
-    return replace(step, outputs={"joint": step.outputs["joint"][:-1]})
-
-
 def without_tensor(step: StepGraph, state: State) -> StepGraph:
     del state[AVERAGE]
     return step
@@ -155,10 +149,6 @@ def no_update(step: StepGraph, state: State) -> StepGraph:
     return with_outputs(step, {v: n for v, n in results(step).items() if (v.role, v.fqn) != ("param", WEIGHT)})
 
 
-def no_loss(step: StepGraph, state: State) -> StepGraph:
-    return with_outputs(step, {v: n for v, n in results(step).items() if v.role != "loss"})
-
-
 def new_input(step: StepGraph, state: State) -> StepGraph:
     first, *rest = step.inputs["joint"]
     return given(step, [replace(first, role="batch"), *rest])
@@ -170,10 +160,6 @@ def ill_formed(step: StepGraph, state: State) -> StepGraph:
     return step
 
 
-def nothing(step: StepGraph, state: State) -> Any:
-    return None
-
-
 def raising(step: StepGraph, state: State) -> StepGraph:
     raise KeyError("ema")
 
@@ -181,8 +167,11 @@ def raising(step: StepGraph, state: State) -> StepGraph:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (unfed, "left a graph with 23 inputs, but described 22"),
-        (unsaid, "left a graph with {outputs} outputs, but described"),
+        (lambda step, state: given(step, step.inputs["joint"][1:]), "left a graph with 23 inputs, but described 22"),
+        (
+            lambda step, state: replace(step, outputs={"joint": step.outputs["joint"][:-1]}),
+            "left a graph with {outputs} outputs, but described",
+        ),
         (without_tensor, f"left the input state {AVERAGE} without a tensor; put its first one into state"),
         (other_shape, f"put shape (2,) and dtype torch.float32 into state for {AVERAGE}, but its input is shape (3, 8)"),
         (other_dtype, f"put shape (3, 8) and dtype torch.float64 into state for {AVERAGE}"),
@@ -192,10 +181,13 @@ def raising(step: StepGraph, state: State) -> StepGraph:
         (repeated, f"left inputs with two of state {WEIGHT}.momentum_buffer"),
         (forgotten, f"left {AVERAGE} in state, but no input has it; delete it from state, too"),
         (no_update, f"left out the output param {WEIGHT}; only outputs of state can go"),
-        (no_loss, "left out the output loss result"),
+        (
+            lambda step, state: with_outputs(step, {v: n for v, n in results(step).items() if v.role != "loss"}),
+            "left out the output loss result",
+        ),
         (new_input, f"added the input batch {AVERAGE}; only state can be added"),
         (ill_formed, "left a graph that is not well formed"),
-        (nothing, "gave a value of type NoneType; it is to give the StepGraph"),
+        (lambda step, state: None, "gave a value of type NoneType; it is to give the StepGraph"),
         (raising, "failed at suites/train_step/test_train_step_transforms.py:"),
     ],
 )
@@ -212,3 +204,17 @@ def test_what_does_not_fit_is_told_with_the_transform_and_changes_nothing(change
     assert not twins.captured.optimizers[0].state
     assert twins.step.state == {}
     assert twins.step.traces == 0
+
+
+ROOT, JOB = Path(__file__).resolve().parents[2], "suites.train_step.data_parallel_jobs:steps"
+
+
+def test_bucketed_data_parallel_steps_train_as_eager_on_two_ranks(pools: Pools) -> None:
+    results = pools.get(2).run(JOB, [{"steps": 3}] * 2, timeout_s=60, paths=[str(ROOT)])
+    assert results[0] == results[1]
+    assert results[0] == {
+        "replicated": {"all_reduce": 12, "all_gather": 0, "reduce_scatter": 0},
+        "sharded": {"all_reduce": 0, "all_gather": 6, "reduce_scatter": 6},
+        "replicated, bucketed": {"all_reduce": 2, "all_gather": 0, "reduce_scatter": 0},
+        "sharded, bucketed": {"all_reduce": 0, "all_gather": 2, "reduce_scatter": 2},
+    }

@@ -12,7 +12,7 @@ from torch.nn import functional
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.transforms.add_before_reducing import add_before_reducing
 from pytest_fxbucket.transforms.merge_duplicates import merge_duplicates
-from suites.train_step.data_parallel_jobs import Sharded, _Gathered, sharded
+from suites.train_step.data_parallel_jobs import Gathered, Sharded, sharded
 from suites.train_step.step_twins import Twins, adamw, batch
 
 
@@ -25,8 +25,7 @@ class Shared(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         once = self.layer(self.layer(x))
-        group: Any = torch.distributed.group.WORLD
-        weight: torch.Tensor = _Gathered.apply(self.layer.weight.detach(), group)
+        weight: torch.Tensor = Gathered.apply(self.layer.weight.detach(), self.layer.world)
         return functional.linear(once, weight - weight.mean())
 
 

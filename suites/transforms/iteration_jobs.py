@@ -9,45 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.transforms.next_iteration import next_iteration
-from suites.train_step.data_parallel_jobs import sharded
+from suites.train_step.data_parallel_jobs import Sharded, sharded
 from suites.train_step.step_twins import Optimizers, Step, Twins, _bytes
 
 LAYERS = 4
-c10d = torch.ops._c10d_functional
-
-
-class _Gathered(torch.autograd.Function):
-    """A parameter sharded by rows: gathered in forward, its gradient reduced in backward, each waited for once."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, ranks: int) -> torch.Tensor:
-        ctx.ranks = ranks
-        return c10d.wait_tensor(c10d.all_gather_into_tensor(shard, ranks, "0"))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return c10d.wait_tensor(c10d.reduce_scatter_tensor(grad.contiguous(), "avg", ctx.ranks, "0")), None
-
-
-class Sharded(nn.Module):
-    """A linear layer of which each rank has some rows."""
-
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__()
-        whole = nn.Linear(6, 6)
-        self.world = world
-        self.weight = nn.Parameter(whole.weight.detach().chunk(world)[rank].clone())
-        self.bias = nn.Parameter(whole.bias.detach().chunk(world)[rank].clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = (_Gathered.apply(p, self.world) for p in (self.weight, self.bias))
-        return functional.linear(x, weight, bias).tanh()
 
 
 def model_of(rank: int, world: int) -> nn.Module:

@@ -21,28 +21,15 @@ def same(step: StepGraph, state: State) -> StepGraph:
     return step
 
 
+early = transformation(before=("bucket",))(lambda step, state: step)
+late = transformation(after=("bucket", "own_transforms:early"))(lambda step, state: step)
+rounding = transformation(rounds="adds otherwise")(lambda step, state: step)
+crossing = transformation(crosses_iterations=True)(lambda step, state: step)
+updating = transformation(needs=("optimizer",))(lambda step, state: step)
+
+
 def telling(step: StepGraph, state: State, *, word: str) -> StepGraph:
     return replace(step, told=(*step.told, Told("telling", (f"said {word}",), (("a launch", "it was not asked for"),))))
-
-
-@transformation(before=("bucket",))
-def early(step: StepGraph, state: State) -> StepGraph:
-    return step
-
-
-@transformation(after=("bucket", "own_transforms:early"))
-def late(step: StepGraph, state: State) -> StepGraph:
-    return step
-
-
-@transformation(rounds="adds otherwise")
-def rounding(step: StepGraph, state: State) -> StepGraph:
-    return step
-
-
-@transformation(crosses_iterations=True)
-def crossing(step: StepGraph, state: State) -> StepGraph:
-    return step
 
 
 def saying(step: StepGraph, state: State) -> StepGraph:
@@ -56,11 +43,6 @@ def one_rate(step: StepGraph, state: State) -> StepGraph:
     first, *others = [node for node, value in values if value.role == "hyper"]
     for other in others:
         other.replace_all_uses_with(first)
-    return step
-
-
-@transformation(needs=("optimizer",))
-def updating(step: StepGraph, state: State) -> StepGraph:
     return step
 
 

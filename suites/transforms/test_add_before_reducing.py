@@ -26,8 +26,7 @@ def added(made: Program, *nodes: fx.Node, runs: bool = True) -> Changed:
 
 
 @KINDS
-def test_two_reductions_that_are_only_added_are_one_of_the_sum(kind: str, op: str) -> None:
-    made = Program(2)
+def test_two_reductions_that_are_only_added_are_one_of_the_sum(kind: str, op: str, made: Program) -> None:
     x, y = made.fulls("xy")
     waits = [getattr(made, kind)(node, op) for node in (x, y)]
     found = added(made, made.neg(made.add(*waits)))
@@ -44,8 +43,7 @@ def test_two_reductions_that_are_only_added_are_one_of_the_sum(kind: str, op: st
 
 
 @KINDS
-def test_sums_of_more_are_one_by_one_in_any_nesting(kind: str, op: str) -> None:
-    made = Program(2)
+def test_sums_of_more_are_one_by_one_in_any_nesting(kind: str, op: str, made: Program) -> None:
     a, b, c, d = (getattr(made, kind)(node, op) for node in made.fulls("wxyz"))
     left = made.add(made.add(a, b), c)
     found = added(made, made.neg(made.add(d, left)))
@@ -57,8 +55,7 @@ def test_sums_of_more_are_one_by_one_in_any_nesting(kind: str, op: str) -> None:
     assert len(found.launches) == 1
 
 
-def test_views_and_copies_that_both_go_through_stand_behind_the_one_reduction() -> None:
-    made = Program(2)
+def test_views_and_copies_that_both_go_through_stand_behind_the_one_reduction(made: Program) -> None:
     ways = []
     for x in made.fulls("xyz"):
         flat = made.call(aten.view.default, made.reduce(x), [3, 2])
@@ -69,8 +66,7 @@ def test_views_and_copies_that_both_go_through_stand_behind_the_one_reduction() 
     assert [node.target for node in found.after.graph.nodes].count(aten.t.default) == 1
 
 
-def test_other_ways_that_keep_the_order_of_elements_are_the_same_way() -> None:
-    made = Program(2)
+def test_other_ways_that_keep_the_order_of_elements_are_the_same_way(made: Program) -> None:
     x, y = made.fulls("xy")
     flat = made.call(aten.view.default, made.call(aten.detach.default, made.reduce(x)), [-1])
     found = added(
@@ -80,8 +76,7 @@ def test_other_ways_that_keep_the_order_of_elements_are_the_same_way() -> None:
     assert len(found.launches) == 1
 
 
-def test_what_is_waited_for_twice_is_one_reduction_too() -> None:
-    made = Program(2)
+def test_what_is_waited_for_twice_is_one_reduction_too(made: Program) -> None:
     x, y = made.fulls("xy")
     waits = [made.call(aten.view.default, made.wait(made.reduce(x)), [-1]), made.call(aten.view.default, made.reduce(y), [-1])]
     found = added(made, made.neg(made.add(*waits)))
@@ -102,9 +97,8 @@ def test_a_step_of_two_directions_names_the_parameter() -> None:
     assert found.told.done == ("reduce_scatter of layers.0.weight (backward): 2 launches are 1, of what each rank adds before",)
 
 
-def test_the_last_bit_differs_where_sums_are_rounded() -> None:
+def test_the_last_bit_differs_where_sums_are_rounded(made: Program) -> None:
     """In bfloat16, of 8 bits, 256 + 1 is 256, and so is 256 + 1 again; 256 + 2 is 258."""
-    made = Program(2)
     x, y = (made.given(name, 2, 1, dtype=torch.bfloat16) for name in "xy")
     before = made.returns(made.neg(made.add(made.reduce(x), made.reduce(y))))
     after = copied(before)
@@ -114,8 +108,7 @@ def test_the_last_bit_differs_where_sums_are_rounded() -> None:
     assert [out[0][0].item() for out in outputs] == [-258.0, -256.0]
 
 
-def test_what_can_be_added_is_though_a_third_cannot() -> None:
-    made = Program(2)
+def test_what_can_be_added_is_though_a_third_cannot(made: Program) -> None:
     a, b, c = (made.reduce(node, op) for node, op in zip(made.fulls("xyz"), ("sum", "sum", "avg"), strict=True))
     found = added(made, made.neg(made.add(made.add(a, b), c)))
     assert len(found.launches) == 2
@@ -123,8 +116,7 @@ def test_what_can_be_added_is_though_a_third_cannot() -> None:
     assert found.told.left[0][0] == " + ".join(f"reduce_scatter of {name} (forward)" for name in "xyz")
 
 
-def test_what_is_added_to_something_else_first_says_so() -> None:
-    made = Program(2)
+def test_what_is_added_to_something_else_first_says_so(made: Program) -> None:
     x, y = made.fulls("xy")
     z = made.given("z", 2, 3)
     found = added(made, made.neg(made.add(made.reduce(y), made.add(z, made.reduce(x)))), made.neg(made.add(made.reduce(z), 1)))
@@ -137,9 +129,8 @@ def test_what_is_added_to_something_else_first_says_so() -> None:
     )
 
 
-def test_of_a_residual_stream_that_is_reduced_again_nothing_is_said() -> None:
+def test_of_a_residual_stream_that_is_reduced_again_nothing_is_said(made: Program) -> None:
     """What the second all-reduce sends is computed from the sum with the first."""
-    made = Program(2)
     x, y = made.fulls("xy")
     stream = made.add(x, made.all_reduce(y))
     found = added(made, made.neg(made.add(stream, made.all_reduce(made.neg(stream)))))

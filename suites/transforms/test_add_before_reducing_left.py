@@ -48,10 +48,6 @@ def _cast(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [made.neg(made.add(*ways))]
 
 
-def _parts(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    return [made.neg(made.add(*(made.call(aten.slice.Tensor, made.reduce(node), 0, 0, 1) for node in nodes)))]
-
-
 def _other_ways(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     first, second = (made.call(aten.view.default, made.reduce(node), [3, 2]) for node in nodes)
     turned = made.call(aten.t.default, made.call(aten.view.default, first, [2, 3]))
@@ -61,14 +57,6 @@ def _other_ways(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
 def _other_shapes(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     first, second = (made.call(aten.view.default, made.reduce(node), [3, 2]) for node in nodes)
     return [made.neg(made.add(made.call(aten.unsqueeze.default, first, 0), second))]
-
-
-def _in_place(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    return [made.neg(made.call(aten.add_.Tensor, made.reduce(nodes[0]), made.reduce(nodes[1])))]
-
-
-def _scaled(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    return [made.neg(made.call(aten.add.Tensor, made.reduce(nodes[0]), made.reduce(nodes[1]), alpha=2))]
 
 
 def _coalesced(made: Program, nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -100,11 +88,17 @@ LEFT: dict[str, tuple[Build, str]] = {
     "read too": (_read_too, "neg_default_1 reads what reduce_scatter_tensor_default brings, too"),
     "given out too": (_given_out_too, "output reads what reduce_scatter_tensor_default brings, too"),
     "cast": (_cast, "aten._to_copy.default (_to_copy_default) stands between reduce_scatter_tensor_default and the sum"),
-    "parts": (_parts, "aten.slice.Tensor (slice_tensor) stands between reduce_scatter_tensor_default and the sum"),
+    "parts": (
+        lambda m, n: [m.neg(m.add(*(m.call(aten.slice.Tensor, m.reduce(node), 0, 0, 1) for node in n)))],
+        "aten.slice.Tensor (slice_tensor) stands between reduce_scatter_tensor_default and the sum",
+    ),
     "other ways": (_other_ways, "they do not go the same way to the sum"),
     "other shapes": (_other_shapes, "they do not go the same way to the sum"),
-    "in place": (_in_place, "add__tensor adds in place"),
-    "scaled": (_scaled, "add_tensor adds 2 times the second"),
+    "in place": (lambda m, n: [m.neg(m.call(aten.add_.Tensor, m.reduce(n[0]), m.reduce(n[1])))], "add__tensor adds in place"),
+    "scaled": (
+        lambda m, n: [m.neg(m.call(aten.add.Tensor, m.reduce(n[0]), m.reduce(n[1]), alpha=2))],
+        "add_tensor adds 2 times the second",
+    ),
     "coalesced": (
         _coalesced,
         "_c10d_functional.reduce_scatter_tensor_coalesced.default (reduce_scatter_tensor_coalesced_default) is not merged",

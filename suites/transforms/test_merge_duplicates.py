@@ -21,9 +21,7 @@ BF16 = torch.bfloat16
 GATHER = "all_gather_into_tensor_default"
 
 
-def test_the_first_launch_stays_with_the_views_behind_each_wait_and_the_rest_is_gone() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_the_first_launch_stays_with_the_views_behind_each_wait_and_the_rest_is_gone(made: Program, x: fx.Node) -> None:
     first = made.gather(x)
     left = made.part(made.call(aten.split.Tensor, first, 2), 1)
     cast = made.call(aten._to_copy.default, made.call(aten._to_copy.default, x, dtype=torch.float64), dtype=torch.float32)
@@ -40,9 +38,7 @@ def test_the_first_launch_stays_with_the_views_behind_each_wait_and_the_rest_is_
     assert names.index("view_default") > names.index("wait_tensor_default")
 
 
-def test_a_reader_before_the_first_wait_has_that_wait_move_up_to_it() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_a_reader_before_the_first_wait_has_that_wait_move_up_to_it(made: Program, x: fx.Node) -> None:
     first, second = made.launch_gather(x), made.launch_gather(x)
     early = made.neg(made.wait(second))
     late = made.neg(made.wait(first))
@@ -51,9 +47,7 @@ def test_a_reader_before_the_first_wait_has_that_wait_move_up_to_it() -> None:
     assert [node.name for node in found.after.graph.nodes][:4] == ["x", GATHER, "wait_tensor_default_1", "neg_default"]
 
 
-def test_what_is_waited_for_twice_is_waited_for_once() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_what_is_waited_for_twice_is_waited_for_once(made: Program, x: fx.Node) -> None:
     first = made.wait(made.gather(x))
     results = [first, made.wait(made.gather(x)), made.neg(made.wait(made.wait(made.gather(x))))]
     found = changed(made, *results)
@@ -71,9 +65,7 @@ def test_three_are_one_and_a_fourth_of_a_twin_group_is_one_of_them() -> None:
     assert found.told.done == ("all_gather of x (forward): 4 launches are 1",)
 
 
-def test_what_the_graph_gives_out_twice_is_two_tensors_still() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_what_the_graph_gives_out_twice_is_two_tensors_still(made: Program, x: fx.Node) -> None:
     flat = made.call(aten.view.default, x, [-1])
     results = [made.gather(x), made.gather(flat), made.call(aten.view.default, made.gather(x), [-1]), made.neg(made.gather(x))]
     found = changed(made, *results)
@@ -81,16 +73,13 @@ def test_what_the_graph_gives_out_twice_is_two_tensors_still() -> None:
     assert found.told.done == ("all_gather of x (forward): 4 launches are 1, copied 2 times as the graph gives it out",)
 
 
-def test_what_is_given_out_by_later_ones_alone_is_copied_from_the_second_of_them_on() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_what_is_given_out_by_later_ones_alone_is_copied_from_the_second_of_them_on(made: Program, x: fx.Node) -> None:
     results = [made.neg(made.gather(x)), made.gather(x), made.gather(x)]
     found = changed(made, *results)
     assert found.told.done == ("all_gather of x (forward): 3 launches are 1, copied once as the graph gives it out twice",)
 
 
-def test_coalesced_launches_of_the_same_are_one_part_by_part() -> None:
-    made = Program(2)
+def test_coalesced_launches_of_the_same_are_one_part_by_part(made: Program) -> None:
     x, y = made.shards("xy")
     z = made.call(aten.detach.default, y)
     first = made.call(c10d.all_gather_into_tensor_coalesced.default, [x, y], 2, "0")
@@ -101,8 +90,7 @@ def test_coalesced_launches_of_the_same_are_one_part_by_part() -> None:
     assert found.launches == ["all_gather_into_tensor_coalesced_default"]
 
 
-def test_a_coalesced_launch_of_other_tensors_too_is_left_alone_and_says_so() -> None:
-    made = Program(2)
+def test_a_coalesced_launch_of_other_tensors_too_is_left_alone_and_says_so(made: Program) -> None:
     x, y = made.shards("xy")
     alone = made.neg(made.gather(x))
     found = changed(made, alone, *map(made.neg, made.coalesced("all_gather", [x, y])))
@@ -133,8 +121,7 @@ def test_launches_are_called_by_their_parameters_in_the_order_of_the_graph() -> 
     assert why.startswith("backward launches its own instead of keeping it, as reshard_after_forward = true has it")
 
 
-def test_nothing_to_do_changes_nothing_and_its_own_output_is_left_as_it_is() -> None:
-    made = Program(2)
+def test_nothing_to_do_changes_nothing_and_its_own_output_is_left_as_it_is(made: Program) -> None:
     x, y = made.shards("xy")
     found = changed(made, made.neg(made.gather(x)), made.neg(made.gather(y)), made.neg(made.gather(x)))
     again = Changed(found.after)
@@ -143,9 +130,7 @@ def test_nothing_to_do_changes_nothing_and_its_own_output_is_left_as_it_is() -> 
 
 
 @pytest.mark.parametrize("again", ["forward", 1, None, ["backward"]])
-def test_a_wrong_argument_is_refused_and_nothing_has_changed(again: Any) -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_a_wrong_argument_is_refused_and_nothing_has_changed(again: Any, made: Program, x: fx.Node) -> None:
     graph_module = made.returns(made.gather(x), made.gather(x))
     before = str(graph_module.graph)
     with pytest.raises(PlanError) as caught:

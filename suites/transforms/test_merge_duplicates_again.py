@@ -65,49 +65,39 @@ def audited(world: PlanOnMesh) -> list[str]:
     return audit(promise, world.reading(0)["joint"], world.passed(0)["joint"].reading)
 
 
-@pytest.mark.parametrize("step", ["", 'checkpoint = ["layers.0"]'])
-def test_what_backward_gathers_again_is_told_once_and_stays(step: str) -> None:
-    world = world_of(True, step, False)
-    before, after = gathers(world)
-    assert before == after == BOTH
-    ((what, why),) = told(world).left
-    assert why == SIDE
-    assert what.startswith("all_gather of ")
-    assert what.endswith(" more (backward)")
-    assert told(world).done == ()
-    assert audited(world) == []
-
-
-def test_again_in_backward_undoes_resharding_and_the_audit_names_it() -> None:
-    world = world_of(True, "", "backward")
-    before, after = gathers(world)
-    assert (before, after) == (BOTH, PARAMETERS)
-    assert len(told(world).done) == before - after
-    assert told(world).left == ()
-    (problem,) = [text for text in audited(world) if text.startswith("reshard_after_forward")]
-    assert problem.startswith("reshard_after_forward = true, but backward reads forward's gather of ")
+TWO = "microbatches = 2"
 
 
 @pytest.mark.parametrize(
-    ("again", "reshard", "counts", "whys"),
+    ("step", "again", "reshard", "counts", "whys"),
     [
-        (False, False, (2 * PARAMETERS, 2 * PARAMETERS), [ROUND]),
-        (False, True, (2 * BOTH, 2 * BOTH), [SIDE, ROUND]),
-        ("microbatches", False, (2 * PARAMETERS, PARAMETERS), []),
-        ("microbatches", True, (2 * BOTH, BOTH), [SIDE]),
-        ("backward", True, (2 * BOTH, 2 * PARAMETERS), [ROUND]),
-        (True, True, (2 * BOTH, PARAMETERS), []),
+        ("", False, True, (BOTH, BOTH), [SIDE]),
+        ('checkpoint = ["layers.0"]', False, True, (BOTH, BOTH), [SIDE]),
+        ("", "backward", True, (BOTH, PARAMETERS), []),
+        (TWO, False, False, (2 * PARAMETERS, 2 * PARAMETERS), [ROUND]),
+        (TWO, False, True, (2 * BOTH, 2 * BOTH), [SIDE, ROUND]),
+        (TWO, "microbatches", False, (2 * PARAMETERS, PARAMETERS), []),
+        (TWO, "microbatches", True, (2 * BOTH, BOTH), [SIDE]),
+        (TWO, "backward", True, (2 * BOTH, 2 * PARAMETERS), [ROUND]),
+        (TWO, True, True, (2 * BOTH, PARAMETERS), []),
     ],
 )
-def test_each_microbatch_gathers_for_itself_unless_asked(
-    again: Any, reshard: bool, counts: tuple[int, int], whys: list[str]
+def test_what_backward_and_microbatches_gather_again_stays_unless_asked(
+    step: str, again: Any, reshard: bool, counts: tuple[int, int], whys: list[str]
 ) -> None:
-    world = world_of(reshard, "microbatches = 2", again)
+    world = world_of(reshard, step, again)
     assert gathers(world) == counts
     assert {why for _, why in told(world).left} == set(whys)
     assert bool(told(world).done) == (counts[1] < counts[0])
+    if step != TWO:
+        assert len(told(world).done) == counts[0] - counts[1]
+        assert [what[:14] + what[-16:] for what, _ in told(world).left] == ["all_gather of  more (backward)"] * len(whys)
     if again in (False, "microbatches"):
         assert audited(world) == []
+    elif step != TWO:  # it undoes resharding, and the audit names that
+        problems = [text for text in audited(world) if text.startswith("reshard_after_forward")]
+        said = "reshard_after_forward = true, but backward reads forward's gather of "
+        assert [text.startswith(said) for text in problems] == [True]
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -66,9 +66,7 @@ SAME: dict[str, tuple[Way, Way]] = {
 
 @pytest.mark.parametrize("name", list(SAME))
 @pytest.mark.parametrize("kind", ["gather", "reduce", "all_reduce"])
-def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str) -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str, made: Program, x: fx.Node) -> None:
     ways = [way(made, x) for way in SAME[name]]
     if kind == "reduce" and ways[0].meta["val"].shape[0] % 2:
         ways = [made.call(aten.cat.default, [way, way]) for way in ways]
@@ -78,18 +76,6 @@ def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str) 
     assert all(text.endswith(": 2 launches are 1") for text in found.told.done)
     assert len(found.told.done) == len(found.launches)
     assert found.told.left == ()
-
-
-@pytest.mark.parametrize("way", ["all_to_all", "broadcast"])
-def test_other_kinds_are_merged_too(way: str) -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
-    launch = {
-        "all_to_all": lambda: made.call(c10d.all_to_all_single.default, x, [1, 1], [1, 1], "0"),
-        "broadcast": lambda: made.call(c10d.broadcast.default, x, 1, "0"),
-    }[way]
-    found = changed(made, made.neg(made.wait(launch())), made.neg(made.wait(launch())), runs=False)
-    assert len(found.launches) == 1
 
 
 Launches = tuple[fx.Node, fx.Node]

@@ -57,8 +57,7 @@ RUNS = [name for name in WRITES if name != "collective in place"]
 @pytest.mark.parametrize("name", list(WRITES))
 @pytest.mark.parametrize("kind", ["gather", "reduce", "all_reduce"])
 @pytest.mark.parametrize("way", ["as it is", "by a cast"])
-def test_a_value_that_was_written_in_between_is_launched_again(name: str, kind: str, way: str) -> None:
-    made = Program(2)
+def test_a_value_that_was_written_in_between_is_launched_again(name: str, kind: str, way: str, made: Program) -> None:
     x, y = made.shards("xy")
 
     def sent() -> fx.Node:
@@ -77,8 +76,7 @@ def test_a_value_that_was_written_in_between_is_launched_again(name: str, kind: 
 
 
 @pytest.mark.parametrize("name", list(WRITES))
-def test_a_copy_from_before_a_write_is_not_one_from_behind_it(name: str) -> None:
-    made = Program(2)
+def test_a_copy_from_before_a_write_is_not_one_from_behind_it(name: str, made: Program) -> None:
     x, y = made.shards("xy")
     old = made.call(aten.clone.default, x)
     WRITES[name](made, x, y)
@@ -89,8 +87,7 @@ def test_a_copy_from_before_a_write_is_not_one_from_behind_it(name: str) -> None
 
 
 @pytest.mark.parametrize("name", list(WRITES))
-def test_a_write_before_or_behind_both_is_in_nobodys_way(name: str) -> None:
-    made = Program(2)
+def test_a_write_before_or_behind_both_is_in_nobodys_way(name: str, made: Program) -> None:
     x, y = made.shards("xy")
     WRITES[name](made, x, y)
     alias = made.call(aten.detach.default, x)
@@ -101,8 +98,7 @@ def test_a_write_before_or_behind_both_is_in_nobodys_way(name: str) -> None:
     assert [what for what, _ in found.told.left if what.startswith("all_gather")] == []
 
 
-def test_two_names_of_written_memory_are_the_same_and_two_places_in_it_are_not() -> None:
-    made = Program(2)
+def test_two_names_of_written_memory_are_the_same_and_two_places_in_it_are_not(made: Program) -> None:
     x, y = made.given("x", 4, 3), made.given("y", 4, 3)
     names = [made.call(aten.slice.Tensor, made.call(aten.detach.default, x), 0, 0, 2) for _ in range(2)]
     names.append(made.call(aten.view.default, names[0], [-1]))
@@ -114,9 +110,7 @@ def test_two_names_of_written_memory_are_the_same_and_two_places_in_it_are_not()
     assert found.told.left == ()
 
 
-def test_what_was_written_twice_is_another_value_each_time() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_what_was_written_twice_is_another_value_each_time(made: Program, x: fx.Node) -> None:
     alias = made.call(aten.detach.default, x)
     results = []
     for _ in range(2):
@@ -127,10 +121,8 @@ def test_what_was_written_twice_is_another_value_each_time() -> None:
     assert len(found.whys) == 1
 
 
-def test_nodes_that_were_copied_share_a_fake_value_and_no_memory() -> None:
+def test_nodes_that_were_copied_share_a_fake_value_and_no_memory(made: Program, x: fx.Node) -> None:
     """As those are that gather again in backward: what is written to one of them is not in the other."""
-    made = Program(2)
-    x = made.given("x", 2, 3)
     casts = [made.call(aten._to_copy.default, x, dtype=torch.float64)]
     casts.append(made.graph.node_copy(casts[0]))
     made.call(aten.add_.Tensor, casts[0], 1)
@@ -140,8 +132,7 @@ def test_nodes_that_were_copied_share_a_fake_value_and_no_memory() -> None:
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_what_the_graph_holds_is_one_value_until_it_is_written(is_written: bool) -> None:
-    made = Program(2)
+def test_what_the_graph_holds_is_one_value_until_it_is_written(is_written: bool, made: Program) -> None:
     y = made.given("y", 2, 3)
     root = torch.nn.Module()
     root.register_buffer("held", torch.zeros(2, 3))
@@ -160,8 +151,7 @@ def test_what_the_graph_holds_is_one_value_until_it_is_written(is_written: bool)
 
 @pytest.mark.parametrize("written", [0, 1])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_result_that_somebody_writes_is_its_own(name: str, written: int) -> None:
-    made = Program(2)
+def test_a_result_that_somebody_writes_is_its_own(name: str, written: int, made: Program) -> None:
     x, y = made.given("x", 1, 3), made.given("y", 2, 3)
     waits = [made.gather(x), made.gather(x)]
     WRITES[name](made, waits[written], y)
@@ -173,8 +163,7 @@ def test_a_result_that_somebody_writes_is_its_own(name: str, written: int) -> No
     assert why.startswith("of the one before (all_gather_into_tensor_default): ") == (written == 0)
 
 
-def test_of_three_the_one_whose_result_is_written_stays_and_the_others_are_one() -> None:
-    made = Program(2)
+def test_of_three_the_one_whose_result_is_written_stays_and_the_others_are_one(made: Program) -> None:
     x = made.given("x", 1, 3)
     waits = [made.gather(x) for _ in range(3)]
     made.call(aten.add_.Tensor, made.call(aten.view.default, waits[0], [-1]), 1)
@@ -183,9 +172,7 @@ def test_of_three_the_one_whose_result_is_written_stays_and_the_others_are_one()
     assert found.told.done == ("all_gather of x (forward): 2 launches are 1",)
 
 
-def test_a_write_in_flight_leaves_both_alone() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_a_write_in_flight_leaves_both_alone(made: Program, x: fx.Node) -> None:
     first = made.launch_gather(x)
     again = made.launch_gather(x)
     result = made.neg(made.wait(again))
@@ -197,8 +184,7 @@ def test_a_write_in_flight_leaves_both_alone() -> None:
     ]
 
 
-def test_what_says_nothing_of_what_it_writes_counts_as_a_write() -> None:
-    made = Program(2)
+def test_what_says_nothing_of_what_it_writes_counts_as_a_write(made: Program) -> None:
     x, y = made.shards("xy")
     first = made.neg(made.gather(x))
     barrier = made.graph.call_function(torch._foreach_neg, ([y],))
@@ -224,9 +210,7 @@ def _early(made: Program, x: fx.Node) -> fx.Node:
 
 
 @pytest.mark.parametrize("name", list(FORMS))
-def test_other_forms_of_a_launch_are_left_alone_and_say_why(name: str) -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_other_forms_of_a_launch_are_left_alone_and_say_why(name: str, made: Program, x: fx.Node) -> None:
     make, why = FORMS[name]
     first = made.neg(made.all_reduce(x))
     result = make(made, x)
@@ -237,9 +221,7 @@ def test_other_forms_of_a_launch_are_left_alone_and_say_why(name: str) -> None:
     assert found.whys == [why]
 
 
-def test_gathers_into_given_buffers_are_left_alone() -> None:
-    made = Program(2)
-    x = made.given("x", 2, 3)
+def test_gathers_into_given_buffers_are_left_alone(made: Program, x: fx.Node) -> None:
     results = [made.neg(made.gather(x)), *(made.neg(made.gather_into(x, made.buffer_for(x))) for _ in range(2))]
     found = changed(made, *results, runs=False)
     assert found.is_same

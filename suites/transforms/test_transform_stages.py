@@ -12,8 +12,11 @@ import pytest
 from pytest_fxbucket.checks.context import disagreements
 from pytest_fxbucket.errors import FxbucketError, PlanError
 from pytest_fxbucket.plan.factories import first_on_path
-from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.load import load_plans, parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.transforms import transformation
 
 PLAN = """
@@ -183,3 +186,26 @@ def test_ranks_with_other_graphs_are_named(captured: PlanOnMesh) -> None:
     (staged,) = ways[1].before
     world._ways[1] = replace(ways[1], before=(replace(staged, looked={"steady": staged.looked["joint"]}),))
     assert disagreements(world) == ["behind own_transforms:same: rank 0 has graphs joint, rank 1 steady"]
+
+
+UPDATED = """
+[optimizer]
+factory = "torch.optim:SGD"
+args = { lr = 0.1 }
+groups = "entry"
+[run]
+steps = 1
+"""
+
+
+@pytest.mark.parametrize("order", [("{}", "bucket"), ("bucket", "{}")])
+def test_the_learning_rate_of_another_group_is_seen(order: tuple[str, str], tmp_path: Path, pools: Pools) -> None:
+    """All rates are the same in the plan, and there is but one step."""
+    path = tmp_path / "plan.toml"
+    outcomes = {}
+    for name in ("same", "one_rate"):
+        tables = (f'[[transform]]\nname = "{one.format(f"suites.transforms.own_transforms:{name}")}"\n' for one in order)
+        path.write_text(PLAN + UPDATED + "".join(tables))
+        run = PlanRun(load_plans(path)[0], RunSettings(tmp_path, tmp_path / "golden", tmp_path / "artifacts"), pools)
+        outcomes[name] = run.check("bitwise").outcome
+    assert outcomes == {"same": "passed", "one_rate": "failed"}

@@ -51,9 +51,3 @@ def mean_square(output: Any, batch: Any) -> Tensor:
 
     leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()
-
-
-def first_square(output: Any, batch: Any) -> Tensor:
-    """Mean square of the first tensor of an output that is a tuple, a dict or a dataclass."""
-    first: Tensor = output[0]
-    return first.float().square().mean()

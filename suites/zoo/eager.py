@@ -27,7 +27,7 @@ def eager_steps(model: ZooModel, plan: Plan, ranks: int, steps: int) -> list[dic
     found = []
     for step in range(steps):
         losses = [one.step(model.batch(rank, step), seed + step) for rank, one in enumerate(copies)]
-        gradients = averaged([one.gradients() for one in copies], _dtype(parallel.reduce_dtype), copies[0].whole)
+        gradients = averaged([one.gradients for one in copies], _dtype(parallel.reduce_dtype), copies[0].whole)
         for one in copies:
             one.update(gradients)
         found.append({"losses": losses, "gradients": gradients})
@@ -59,6 +59,9 @@ class _Copy:
     def __init__(self, model: ZooModel, module: nn.Module, dtype: torch.dtype | None, plan: Plan) -> None:
         self._loss, self._dtype, self._targets = model.loss, dtype, model.targets
         self._module, self._parts = module, plan.step.microbatches
+        self._reduced_in = _dtype(plan.parallel.reduce_dtype)
+        self.gradients: dict[str, Tensor] = {}
+        """Of each parameter that got one in the last step."""
         for unit in units_of(self._module, plan.bucket.plan):
             self._module.get_submodule(unit).register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
         self.whole = {name: parameter.detach().clone() for name, parameter in self._module.named_parameters()}
@@ -69,7 +72,10 @@ class _Copy:
         torch.manual_seed(seed)
         leaves, spec = pytree.tree_flatten(batch)
         parts = [leaf.chunk(self._parts) if isinstance(leaf, Tensor) else [leaf] * self._parts for leaf in leaves]
-        losses = [self._backward(pytree.tree_unflatten(list(own), spec)) for own in zip(*parts, strict=True)]
+        losses, self.gradients = [], {}
+        for own in zip(*parts, strict=True):
+            losses.append(self._backward(pytree.tree_unflatten(list(own), spec)))
+            self._take_gradients()
         return functools.reduce(torch.add, losses)
 
     def _backward(self, batch: Any) -> Tensor:
@@ -81,10 +87,18 @@ class _Copy:
         loss.backward()
         return loss.detach().clone()
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Dense, of each parameter that got one."""
-        found = {name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None}
-        return {name: grad.to_dense() if grad.is_sparse else grad.detach().clone() for name, grad in found.items()}
+    def _take_gradients(self) -> None:
+        """Add what a microbatch left to those before it: dense, and in the dtype that they are reduced in, as FSDP2 does."""
+        for name, parameter in self._module.named_parameters():
+            if parameter.grad is None:
+                continue
+            dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad.detach()
+            own = _cast(dense, self._reduced_in)
+            if own.dtype == parameter.dtype:
+                self.gradients[name] = own.clone()
+            else:
+                self.gradients[name] = self.gradients[name] + own if name in self.gradients else own.clone()
+                parameter.grad = None
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """The update that captured steps get."""

@@ -218,10 +218,12 @@ def labelled_tokens(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return drawn, drawn.roll(-1, 1)
 
 
-SHELF.add(  # and in what backward reaches again
+SHELF.add(  # and of what backward reaches again
     "backward_in_forward",
     partial(chunked.build, way="backward", tied=True),
     labelled_tokens,
     tables=TWO_PARTS,
     plan=("embed+norm+head", "layers.*"),
+    near=True,
+    rounds="what parameters are given within forward is added in the dtype that it is reduced in",
 )

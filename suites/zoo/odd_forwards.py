@@ -42,9 +42,18 @@ def growing_buffer(m: Any, x: Tensor) -> Tensor:
 TABLE = table()
 
 
-@SHELF.odd()
-def tensor_global(m: Any, x: Tensor) -> Tensor:
-    return m.blocks(x) * TABLE
+class Global(nn.Module):
+    """A tensor of the file that has the module's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = stack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x) * TABLE
+
+
+SHELF.add("tensor_global", Global, rows, mean_square)
 
 
 @SHELF.odd(lambda: {"scale": table(), "tables": {"a": [table(2.0)]}})

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from suites.zoo.draws import mean_square, tokens, vectors
-from suites.zoo.odd_modules import DIM, Block, rows, sequence, stack
-from suites.zoo.shelf import Shelf
+from suites.zoo.odd_modules import DIM, Block, OddShelf, rows, sequence, stack
 
-SHELF = Shelf("odd", __name__)
+SHELF = OddShelf(__name__)
 images = vectors(4, 3, 8, 8)
 
 
@@ -129,17 +129,10 @@ def built_at_import() -> nn.Module:
 SHELF.add("built_at_import", built_at_import, rows, mean_square)
 
 
-class InModuleDict(nn.Module):
+@SHELF.odd(lambda: {"layers": nn.ModuleDict({str(number): Block() for number in range(3)})})
+def module_dict(m: Any, x: Tensor) -> Tensor:
     """Layers by name, as torchtitan has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({str(number): Block() for number in range(3)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers.values():
-            x = layer(x)
-        return x
-
-
-SHELF.add("module_dict", InModuleDict, rows, mean_square)
+    x = m.blocks(x)
+    for layer in m.layers.values():
+        x = layer(x)
+    return x

@@ -19,6 +19,7 @@ NOTES = {
     "logit_scale": "logit_scale without dimension, sharded as one element, where FSDP2 asks for the shape (1,)",
     "sparse_embedding": "embedding with dense gradients in place of sparse ones",
     "compiled_submodule": "0, 1 run as what torch.compile wraps",
+    "tensor_global": "suites.zoo.odd_forwards.TABLE held in no parameter or buffer, and inputs all the same",
     "tensor_attribute": "scale, tables['a'][0] held in no parameter or buffer, and inputs all the same",
 }
 """What audit says besides of a step that is otherwise than the module is written."""
@@ -32,7 +33,9 @@ CASES = [*((model, "fp32") for model in MODELS.values()), *((MODELS[name], "bf16
 def test_a_module_as_people_write_it_has_eagers_gradients_or_is_refused(
     model: ZooModel, row: str, pools: Pools, tmp_path: Path
 ) -> None:
-    assert list(wrong(model, [visit(model, row, pools, tmp_path, items=("audit",))])) == []
+    outcome = visit(model, row, pools, tmp_path, items=("audit",))
+    assert list(wrong(model, [outcome])) == []
+    assert outcome.kind != "near" or (model.name, row) == ("lstm", "fp32")
 
 
 @pytest.mark.parametrize("name", NOTES)

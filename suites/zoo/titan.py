@@ -54,56 +54,39 @@ COUNTED = {"": r"moe\.router .*histogram_cpu.* eagerly neither"}
 """The router counts integers by a histogram, which eager torch has for GPUs alone."""
 LOOP: dict[str, Any] = dict(num_experts=4, top_k=2, use_grouped_mm=False)
 
-SHELF.add(
-    "llama3",
-    partial(titan, "llama3", "TransformerModelArgs", "Transformer", n_kv_heads=2, multiple_of=16, **COMMON),
-    next_tokens,
-    next_token_loss,
-)
-SHELF.add(
-    "qwen3",
-    partial(titan, "qwen3", "Qwen3ModelArgs", "Qwen3Model", n_kv_heads=2, head_dim=8, hidden_dim=64, **COMMON),
-    next_tokens,
-    next_token_loss,
-)
-SHELF.add(
+
+def add(package: str, arguments: str, model: str, refused: dict[str, str] | None = None, **settings: Any) -> None:
+    """A model of tokens."""
+    build = partial(titan, package, arguments, model, **COMMON, **settings)
+    SHELF.add(package, build, next_tokens, next_token_loss, refused=refused or {})
+
+
+add("llama3", "TransformerModelArgs", "Transformer", n_kv_heads=2, multiple_of=16)
+add("qwen3", "Qwen3ModelArgs", "Qwen3Model", n_kv_heads=2, head_dim=8, hidden_dim=64)
+add(
     "llama4",
-    partial(
-        titan,
-        "llama4",
-        "TransformerModelArgs",
-        "Transformer",
-        moe=LOOP,
-        n_kv_heads=2,
-        multiple_of=16,
-        interleave_moe_layer_step=1,
-        **COMMON,
-    ),
-    next_tokens,
-    next_token_loss,
-    refused=COUNTED,
+    "TransformerModelArgs",
+    "Transformer",
+    COUNTED,
+    moe=LOOP,
+    n_kv_heads=2,
+    multiple_of=16,
+    interleave_moe_layer_step=1,
 )
-SHELF.add(
+add(
     "deepseek_v3",
-    partial(
-        titan,
-        "deepseek_v3",
-        "DeepSeekV3ModelArgs",
-        "DeepSeekV3Model",
-        moe=LOOP,
-        inter_dim=64,
-        moe_inter_dim=32,
-        q_lora_rank=0,
-        kv_lora_rank=16,
-        qk_nope_head_dim=8,
-        qk_rope_head_dim=8,
-        v_head_dim=8,
-        original_seq_len=32,
-        **COMMON,
-    ),
-    next_tokens,
-    next_token_loss,
-    refused=COUNTED,
+    "DeepSeekV3ModelArgs",
+    "DeepSeekV3Model",
+    COUNTED,
+    moe=LOOP,
+    inter_dim=64,
+    moe_inter_dim=32,
+    q_lora_rank=0,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=8,
+    v_head_dim=8,
+    original_seq_len=32,
 )
 
 

@@ -100,7 +100,8 @@ def main() -> None:
         for name, case in CASES.items():
             (plan,) = parse_plans(PLAN.format(**case), ROOT / "titan.toml")
             with tempfile.TemporaryDirectory() as folder:
-                verdict = PlanRun(plan, RunSettings(ROOT, Path(folder) / "golden", Path(folder)), pools).check("eager")
+                settings = RunSettings(ROOT, Path(folder) / "golden", Path(folder), backend="local")
+                verdict = PlanRun(plan, settings, pools).check("eager")
             said = [line for line in verdict.lines if "moved" in line] or [*verdict.lines, verdict.summary]
             print(f"{name}: {verdict.outcome}: {said[0]}")
     finally:

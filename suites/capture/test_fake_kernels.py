@@ -1,9 +1,9 @@
-"""Where fake tensors say that results lie, beside where the CPU's kernels lay them, operator by operator."""
+"""Fake tensors beside the CPU's kernels: where results lie, operator by operator, and what is traced or refused of dtypes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from pytest_fxbucket.compat.fake_tensors import OTHERWISE, FakeTensorMode, KernelFakeMode
+from pytest_fxbucket.compat.tracing import trace
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.user_frame import blamed
 
 PLAIN, TURNED = torch.rand(2, 12, 4), torch.rand(2, 4, 12).transpose(1, 2)
 LAYOUTS = {"first": (TURNED, PLAIN), "rest": (PLAIN, TURNED), "all": (TURNED, TURNED)}
@@ -120,3 +123,53 @@ def test_an_operand_that_is_spread_is_asked_as_such(layout: str) -> None:
         real = torch.ops.aten.softplus_backward(grad, value, 1, 20)
         assert strides(fake) == strides(real)
         assert math.prod(fake.shape) == real.numel()
+
+
+def multiplied(tokens: torch.Tensor, experts: torch.Tensor, ends: torch.Tensor) -> list[torch.Tensor]:
+    made = torch._grouped_mm(tokens, experts, offs=ends)
+    return [made, *torch.autograd.grad(made.float().square().sum(), [tokens, experts])]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA multiplies grouped bfloat16 alone")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_whose_float32_experts_run_is_captured_and_its_gradients_are_eagers(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(8, 16, generator=generator).to(dtype).requires_grad_()
+    experts = torch.randn(3, 16, 16, generator=generator).to(dtype).requires_grad_()
+    given = [tokens, experts, torch.tensor([2, 5, 8], dtype=torch.int32)]
+    mode = FakeTensorMode()
+    with mode:
+        graph = trace(multiplied, [mode.from_tensor(one) for one in given])
+    for traced, eager in zip(graph(*given), multiplied(*given), strict=True):
+        assert torch.equal(traced, eager)
+
+
+def test_a_histogram_of_integers_is_told_from_what_tracing_cannot_do() -> None:
+    """As a router of experts makes it, which GPUs run and CPUs do not."""
+    counts = torch.arange(4)
+    with pytest.raises(NotImplementedError):
+        torch.histc(counts, bins=2)
+    said = (
+        r'^tracing module router failed at .*: torch has no "histogram_cpu" for int64, eagerly neither; cast .* x\.float\(\)$'
+    )
+    mode = FakeTensorMode()
+    with pytest.raises(CaptureError, match=said), blamed(lambda: "tracing module router"), mode:
+        torch.histc(mode.from_tensor(counts), bins=2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: torch.nn.functional.conv1d(x, y, torch.ones(2)),
+        lambda x, y: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=y),
+    ],
+)
+def test_two_dtypes_in_one_product_are_told_from_what_tracing_cannot_do(call: Callable[..., torch.Tensor]) -> None:
+    """As where a table of float32 meets weights in bfloat16: attention of timm's Swin and BEiT."""
+    given = [torch.ones(1, 2, 2), torch.ones(2, 2, dtype=torch.bfloat16)]
+    with pytest.raises(RuntimeError):
+        call(*given)
+    mode = FakeTensorMode()
+    said = r"^tracing module attention failed at .*, which torch refuses eagerly, too; cast one to the other's, .*$"
+    with pytest.raises(CaptureError, match=said), blamed(lambda: "tracing module attention"), mode:
+        call(*map(mode.from_tensor, given))
