@@ -22,8 +22,6 @@ from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.step.portable import digest
 from suites.bench.timing_jobs import Clocked
-from suites.checks.test_bitwise_iterations import ADAMW
-from suites.checks.test_bitwise_iterations import PLAN as CROSSING
 
 PLAN = """
 [model]
@@ -43,6 +41,30 @@ plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
 """
 ROOT = Path(__file__).parents[2]
 JOB = "suites.bench.timing_jobs:timed"
+CROSSING = """
+[model]
+factory = "suites.checks.bitwise_models:build_stack"
+batch = "suites.checks.bitwise_models:batch"
+loss = "suites.checks.bitwise_models:loss"
+[parallel]
+dp_shard = 2
+[optimizer]
+factory = "torch.optim:AdamW"
+args = { lr = 0.01, fused = true }
+groups = "entry"
+[bucket]
+plan = ["a", "b", "c", "d"]
+[overlap]
+updates = "ready"
+[run]
+steps = 1
+timeout_s = 60
+[[transform]]
+name = "next_iteration"
+args = { entries = ["c", "d"] }
+"""
+"""A step whose work crosses iterations."""
+
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +183,7 @@ def test_state_goes_on_from_step_to_step_and_apart_for_each_variant(world: PlanO
 
 
 def test_a_step_that_crosses_iterations_is_refused_and_unbucketed_is_not(tmp_path: Path) -> None:
-    text = CROSSING.format(ranks=2, steps=1, optimizer=ADAMW[0], args=ADAMW[1], transform="next_iteration", more="")
+    text = CROSSING
     (plan,) = parse_plans(text, tmp_path / "plan.toml")
     world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
     with pytest.raises(BenchmarkError, match=r"plan.toml: the step runs as graphs setup, steady, cleanup, which"):

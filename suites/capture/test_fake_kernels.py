@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_fxbucket.compat.fake_tensors import OTHERWISE, FakeTensorMode, KernelFakeMode
 from pytest_fxbucket.compat.tracing import trace
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.user_frame import blamed
+from pytest_fxbucket.user_frame import naming_user_frame
 
 PLAIN, TURNED = torch.rand(2, 12, 4), torch.rand(2, 4, 12).transpose(1, 2)
 LAYOUTS = {"first": (TURNED, PLAIN), "rest": (PLAIN, TURNED), "all": (TURNED, TURNED)}
@@ -153,7 +153,7 @@ def test_a_histogram_of_integers_is_told_from_what_tracing_cannot_do() -> None:
         r'^tracing module router failed at .*: torch has no "histogram_cpu" for int64, eagerly neither; cast .* x\.float\(\)$'
     )
     mode = FakeTensorMode()
-    with pytest.raises(CaptureError, match=said), blamed(lambda: "tracing module router"), mode:
+    with pytest.raises(CaptureError, match=said), naming_user_frame(lambda: "tracing module router"), mode:
         torch.histc(mode.from_tensor(counts), bins=2)
 
 
@@ -171,5 +171,5 @@ def test_two_dtypes_in_one_product_are_told_from_what_tracing_cannot_do(call: Ca
         call(*given)
     mode = FakeTensorMode()
     said = r"^tracing module attention failed at .*, which torch refuses eagerly, too; cast one to the other's, .*$"
-    with pytest.raises(CaptureError, match=said), blamed(lambda: "tracing module attention"), mode:
+    with pytest.raises(CaptureError, match=said), naming_user_frame(lambda: "tracing module attention"), mode:
         call(*map(mode.from_tensor, given))
