@@ -71,8 +71,8 @@ def test_inductor_has_code_for_every_operator_of_a_pack(form: str) -> None:
     tensors = [made.given(f"p{i}", *shape) for i, shape in enumerate([(2, 5), (4, 3), (6,)])]
     if form == "several dtypes":
         tensors.append(made.given("q", 3, dtype=torch.bfloat16))
-    launch = {"reduce": made.launch_reduce, "all_reduce": made.launch_all_reduce}.get(form, made.launch_gather)
-    built = packed(made.returns(*[made.wait(node) for node in [launch(tensor) for tensor in tensors]]).graph, 2)
+        form = "gather"
+    built = packed(made.returns(*made.together(form, tensors)).graph, 2)
     made_by_pass = {op for node in (*built.pack, *built.unpack) if (op := overload(node))}
     assert len(made_by_pass) > 2
     assert made_by_pass - lowerings.keys() == set()

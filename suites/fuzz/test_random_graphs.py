@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,14 +10,6 @@ from pytest_fxbucket.ranks.pools import Pools
 from suites.fuzz.hunt import hunt
 
 SEED = 1
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    made = Pools(warm=("suites.passes.rank_jobs_of_passes",))
-    made.start()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(("world", "count"), [(3, 100), (4, 15)])

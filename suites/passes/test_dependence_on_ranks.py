@@ -1,4 +1,4 @@
-"""Members that depend on each other end in different launches, as few as can be; on real ranks, bit for bit."""
+"""Launches that depend on each other, through readers, writes and other launches: how many buckets they make, on real ranks."""
 
 from __future__ import annotations
 
@@ -8,28 +8,15 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.ranks.pools import Pools
-from suites.passes.programs import COLUMNS, Program, aten, equal, two_groups
+from suites.passes import programs
+from suites.passes.on_ranks import HALVES
+from suites.passes.programs import COLUMNS, SGD, Passed, Program, aten
 
-WORLDS = pytest.mark.parametrize("world", [2, 3, 4])
-Build = Callable[[Program], list[fx.Node]]
-
-
-def both(build: Callable[[Program, fx.Node], list[fx.Node]], *shape: int) -> Build:
-    """The same for two inputs of ``shape``; -1 stands for twice the world's square."""
-
-    def made(program: Program) -> list[fx.Node]:
-        sizes = [2 * program.world**2 if size == -1 else size for size in shape]
-        return [node for given in program.shards("xy", *sizes) for node in build(program, given)]
-
-    return made
+Equal = Callable[..., Passed]
 
 
 def reduced_twice(made: Program, x: fx.Node) -> list[fx.Node]:
     return [made.reduce(made.neg(made.reduce(x)))]
-
-
-def reduced_twice_at_once(made: Program, x: fx.Node) -> list[fx.Node]:
-    return [made.reduce(made.reduce(x))]
 
 
 def gathered_twice(made: Program, p: fx.Node) -> list[fx.Node]:
@@ -41,167 +28,131 @@ def all_reduced_twice(made: Program, x: fx.Node) -> list[fx.Node]:
     return [first, made.all_reduce(made.add(first, x), "avg")]
 
 
-@WORLDS
-@pytest.mark.parametrize(
-    "build",
-    [
-        both(reduced_twice, -1, COLUMNS),
-        both(reduced_twice_at_once, -1, COLUMNS),
-        both(gathered_twice, 2, COLUMNS),
-        both(all_reduced_twice, 2, COLUMNS),
-    ],
-    ids=["reduced", "reduced_at_once", "gathered", "all_reduced"],
-)
-def test_a_chain_of_its_own_kind_takes_a_launch_for_each_link(pools: Pools, world: int, build: Build) -> None:
-    made = Program(world)
-    assert len(equal(pools, made, build(made)).launches()) == 2
+@pytest.mark.parametrize("chain", [reduced_twice, gathered_twice, all_reduced_twice])
+def test_a_chain_of_its_own_kind_takes_a_launch_for_each_link(
+    made: Program, equal: Equal, chain: Callable[[Program, fx.Node], list[fx.Node]]
+) -> None:
+    given = made.shards("xy", 2 * made.world**2, COLUMNS)
+    assert len(equal([node for one in given for node in chain(made, one)]).launches) == 2
 
 
-@WORLDS
 @pytest.mark.parametrize("scatter_first", [True, False])
-def test_reductions_of_two_dimensions_keep_their_order(pools: Pools, world: int, scatter_first: bool) -> None:
+def test_reductions_of_two_dimensions_keep_their_order(pools: Pools, scatter_first: bool) -> None:
     """Hybrid sharding: reduce-scatter, then all-reduce, or the other way round; each merges into one."""
-    groups, inner, outer = two_groups(world)
-    made = Program(world, groups)
-    steps = [lambda x: made.reduce(x, "sum", inner), lambda x: made.all_reduce(x, "avg", outer)]
+    made = Program(4, HALVES[4])
+    steps = [lambda x: made.reduce(x, "sum", "halves"), lambda x: made.all_reduce(x, "avg", "strided")]
     found = []
-    for x in made.fulls("xyz", inner):
+    for x in made.fulls("xyz", "halves"):
         for step in steps if scatter_first else reversed(steps):
             x = step(made.neg(x))
         found.append(x)
     expected = ["reduce_scatter_tensor", "all_reduce"]
-    assert equal(pools, made, found).launches() == (expected if scatter_first else expected[::-1])
+    assert programs.equal(pools, made, found).launches == (expected if scatter_first else expected[::-1])
 
 
-@WORLDS
-def test_gathers_of_two_dimensions_merge_into_one_each(pools: Pools, world: int) -> None:
-    groups, inner, outer = two_groups(world)
-    made = Program(world, groups)
-    found = [made.neg(made.gather(made.gather(p, inner), outer)) for p in made.shards("pqr")]
-    passed = equal(pools, made, found)
-    assert [bucket.group for bucket in passed.report.buckets] == [inner, outer]
-    assert len(passed.launches()) == 2
+def through_a_reader(made: Program, y: fx.Node, first: fx.Node) -> fx.Node:
+    """``y`` plus a number that ``first`` gives."""
+    return made.add(y, made.call(aten.sum.default, first))
 
 
-@WORLDS
-def test_opposite_nesting_of_two_groups_splits_one_bucket_alone(pools: Pools, world: int) -> None:
-    groups, inner, outer = two_groups(world)
-    made = Program(world, groups)
-    x, y = made.shards("xy", 2 * world * world, COLUMNS)
-    found = [made.reduce(made.reduce(x, "sum", inner), "sum", outer), made.reduce(made.reduce(y, "sum", outer), "sum", inner)]
-    assert len(equal(pools, made, found).launches()) == 3
+def through_a_write_in_place(made: Program, y: fx.Node, first: fx.Node) -> fx.Node:
+    made.call(aten.copy_.default, made.call(aten.slice.Tensor, y, 0, 0, 2), first)
+    return y
 
 
-@WORLDS
-def test_a_reader_of_an_early_result_that_feeds_a_later_member_parts_them(pools: Pools, world: int) -> None:
-    made = Program(world)
+@pytest.mark.parametrize("dependent", [through_a_reader, through_a_write_in_place])
+def test_what_an_early_result_goes_into_is_sent_behind_it(
+    made: Program, equal: Equal, dependent: Callable[[Program, fx.Node, fx.Node], fx.Node]
+) -> None:
     x, y, z = made.fulls("xyz")
     first = made.reduce(x)
-    fed = made.add(y, made.call(aten.sum.default, first))
-    found = [first, made.reduce(fed), made.reduce(z)]
-    passed = equal(pools, made, found)
+    passed = equal([first, made.reduce(dependent(made, y, first)), made.reduce(z)])
     assert sorted(len(bucket.members) for bucket in passed.report.buckets) == [1, 2]
 
 
-@WORLDS
-def test_a_reader_of_an_early_result_goes_behind_the_merged_launch(pools: Pools, world: int) -> None:
-    made = Program(world)
+@pytest.mark.parametrize("kind", ["reduce", "all_reduce"])
+def test_each_wait_of_a_launch_gets_its_result(made: Program, equal: Equal, kind: str) -> None:
     x, y = made.fulls("xy")
-    first = made.neg(made.reduce(x))
-    assert len(equal(pools, made, [made.add(first, made.reduce(y))]).launches()) == 1
-
-
-@WORLDS
-def test_a_reader_between_two_gathers_goes_behind_the_merged_launch(pools: Pools, world: int) -> None:
-    made = Program(world)
-    p, q, x = *made.shards("pq"), *made.fulls("x")
-    x = made.add(x, made.gather(p))
-    assert len(equal(pools, made, [made.add(x, made.gather(q))]).launches()) == 1
-
-
-@WORLDS
-@pytest.mark.parametrize("kind", ["gather", "reduce", "all_reduce"])
-def test_each_wait_of_a_launch_gets_its_result(pools: Pools, world: int, kind: str) -> None:
-    made = Program(world)
-    launch, alone = getattr(made, f"launch_{kind}"), getattr(made, kind)
-    x, y = made.fulls("xy")
-    twice = launch(x)
+    twice = getattr(made, f"launch_{kind}")(x)
     first = made.neg(made.wait(twice))
-    other = alone(y)
-    found = [first, other, made.add(made.wait(twice), 1.0)]
-    assert len(equal(pools, made, found).launches()) == 1
+    other = getattr(made, kind)(y)
+    assert len(equal([first, other, made.add(made.wait(twice), 1.0)]).launches) == 1
 
 
-@WORLDS
-def test_a_shard_gathered_several_times_is_in_as_many_buckets(pools: Pools, world: int) -> None:
-    made = Program(world)
+def test_a_shard_gathered_several_times_is_in_as_many_buckets(made: Program, equal: Equal) -> None:
     p, q, x = *made.shards("pq"), *made.fulls("x")
     for shard in (p, q, p, p):
         x = made.add(x, made.gather(shard))
-    passed = equal(pools, made, [x])
+    passed = equal([x])
     assert [bucket.members for bucket in passed.report.buckets] == [("p", "q"), ("p",), ("p",)]
     assert [split.mine for bucket in passed.report.buckets for split in bucket.splits] == ["round 1", "round 2", "round 3"]
 
 
-def summed(made: Program, full: fx.Node, result: fx.Node) -> fx.Node:
-    """``full`` plus a number that ``result`` gives."""
-    return made.add(full, made.call(aten.sum.default, result))
-
-
-@WORLDS
-def test_two_buckets_that_would_wait_for_each_other_are_split_once(pools: Pools, world: int) -> None:
-    """b1 needs a1, a2 needs b2."""
-    made = Program(world)
-    a1, b1, b2, a2 = made.fulls("xyzw")
+@pytest.mark.parametrize("chains", [("ab", "ba"), ("ab", "bc", "ca")])
+def test_buckets_that_would_wait_for_each_other_in_a_circle_are_split_once(
+    made: Program, equal: Equal, chains: tuple[str, ...]
+) -> None:
+    """Of two: b's first needs a's first, and a's second needs b's second. A bucket beside them stays whole."""
     found = []
-    for first, second, modules in ((a1, b1, "ab"), (b2, a2, "ba")):
-        made.module = modules[0]
-        found.append(made.reduce(first))
-        made.module = modules[1]
-        found.append(made.reduce(summed(made, second, found[-1])))
-    assert len(equal(pools, made, found, ["a", "b"]).launches()) == 3
-
-
-@WORLDS
-def test_a_circle_of_three_buckets_is_split_once(pools: Pools, world: int) -> None:
-    made = Program(world)
-    found = []
-    for modules in ("ab", "bc", "ca"):
+    for modules in chains:
         first, second = made.fulls([f"{modules}{i}" for i in range(2)])
         made.module = modules[0]
         found.append(made.reduce(first))
         made.module = modules[1]
-        found.append(made.reduce(summed(made, second, found[-1])))
-    assert len(equal(pools, made, found, ["a", "b", "c"]).launches()) == 4
+        found.append(made.reduce(through_a_reader(made, second, found[-1])))
+    made.module = "beside"
+    found += [made.reduce(x) for x in made.fulls("xyz")]
+    entries = [*sorted({module for modules in chains for module in modules}), "beside"]
+    passed = equal(found, entries)
+    assert len(passed.launches) == len(chains) + 2
+    assert [len(bucket.members) for bucket in passed.report.buckets if bucket.entry == "beside"] == [3]
 
 
-@WORLDS
-def test_buckets_of_different_kinds_that_would_wait_for_each_other_are_split(pools: Pools, world: int) -> None:
+def test_buckets_of_different_kinds_that_would_wait_for_each_other_are_split(made: Program, equal: Equal) -> None:
     """A gather of what a reduction wrote, and a reduction of what another gather brought."""
-    made = Program(world)
     p, q, x, y = *made.shards("pq"), *made.fulls("xy")
     made.call(aten.sub_.Tensor, p, made.reduce(x))
     gathered = [made.gather(p), made.gather(q)]
-    found = [*gathered, made.reduce(made.add(y, gathered[1]))]
-    assert len(equal(pools, made, found).launches()) == 3
+    assert len(equal([*gathered, made.reduce(made.add(y, gathered[1]))]).launches) == 3
 
 
-@WORLDS
-def test_dependence_through_a_write_in_place_parts_members(pools: Pools, world: int) -> None:
-    made = Program(world)
-    x, y, z = made.fulls("xyz")
-    first = made.reduce(x)
-    rows = made.call(aten.slice.Tensor, y, 0, 0, 2)
-    made.call(aten.copy_.default, rows, first)
-    passed = equal(pools, made, [first, made.reduce(y), made.reduce(z)])
-    assert sorted(len(bucket.members) for bucket in passed.report.buckets) == [1, 2]
-
-
-@WORLDS
-def test_a_long_chain_beside_free_members_takes_as_few_launches_as_it_is_long(pools: Pools, world: int) -> None:
-    made = Program(world)
+def test_a_long_chain_beside_free_members_takes_as_few_launches_as_it_is_long(made: Program, equal: Equal) -> None:
     x, found = made.given("x", 2, COLUMNS), []
     for free in made.shards("pqrst"):
         x = made.all_reduce(made.neg(x), "avg")
         found.append(made.all_reduce(free, "avg"))
-    assert len(equal(pools, made, [x, *found]).launches()) == 5
+    assert len(equal([x, *found]).launches) == 5
+
+
+def by_list(made: Program, shards: list[fx.Node], gradients: list[fx.Node]) -> None:
+    made.call(aten._foreach_sub_.List, shards, gradients, alpha=2)
+
+
+def fused(made: Program, shards: list[fx.Node], gradients: list[fx.Node]) -> None:
+    made.call(aten._fused_sgd_.default, shards, gradients, [], **SGD)
+
+
+def one_by_one(made: Program, shards: list[fx.Node], gradients: list[fx.Node]) -> None:
+    for shard, gradient in zip(shards, gradients, strict=True):
+        made.call(aten.sub_.Tensor, shard, gradient)
+
+
+@pytest.mark.parametrize("kind", ["reduce", "all_reduce"])
+@pytest.mark.parametrize("update", [by_list, fused, one_by_one])
+def test_an_optimizer_between_two_steps_in_one_graph_writes_before_the_next_gather(
+    made: Program, equal: Equal, kind: str, update: Callable[[Program, list[fx.Node], list[fx.Node]], None]
+) -> None:
+    """Gather, reduce, update in place, gather again, with nothing returned but the loss; each of the four merges into one."""
+    shards, x = made.shards("pq"), made.given("x", 2 * made.world, COLUMNS)
+    for _ in range(2):
+        made.backward = False
+        for shard in shards:
+            x = made.call(aten.remainder.Scalar, made.call(aten.mul.Tensor, x, made.gather(shard)), 5.0)
+        made.backward = True
+        gradients = []
+        for _ in shards:
+            x = made.neg(x)
+            full = getattr(made, kind)(x)
+            gradients.append(full if kind == "reduce" else made.call(aten.slice.Tensor, full, 0, 0, 2))
+        update(made, shards, gradients)
+    assert len(equal([x]).launches) == 4

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from functorch.compile import make_boxed_func
-from hand_made import chain
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -20,6 +19,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.module_names import entries_by_module, module_path
+from suites.passes.programs import chain
 
 WIDTH = 4
 

@@ -88,8 +88,7 @@ NO_PACKER = 3
 
 def gathers(ranks: int) -> fx.Graph:
     made = Program(ranks)
-    launches = [made.launch_gather(tensor) for tensor in made.shards("pqr")]
-    return made.returns(*[made.wait(launch) for launch in launches]).graph
+    return made.returns(*made.together("gather", made.shards("pqr"))).graph
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -103,16 +102,14 @@ def test_gathers_go_through_a_packer_of_ones_own(ranks: int) -> None:
 def test_reductions_go_through_a_packer_of_ones_own(form: str, packer: str) -> None:
     made = Program(2)
     tensors = [made.given(f"p{i}", *shape) for i, shape in enumerate([(4, 3), (2, 5), (2,)])]
-    launches = [(made.launch_reduce if form == "reduce" else made.launch_all_reduce)(tensor) for tensor in tensors]
-    assert_same(made.returns(*[made.wait(launch) for launch in launches]).graph, 2, packer=HERE + packer)
+    assert_same(made.returns(*made.together(form, tensors)).graph, 2, packer=HERE + packer)
 
 
 def test_a_packer_of_ones_own_sees_the_casts() -> None:
     """Only packers that are known to move elements whole may leave the cast to the packed tensor."""
     made = Program(2)
     halves = [made.call(aten._to_copy.default, tensor, dtype=torch.bfloat16) for tensor in made.shards("pq")]
-    launches = [made.launch_gather(half) for half in halves]
-    _, built, _ = assert_same(made.returns(*[made.wait(launch) for launch in launches]).graph, 2, packer=HERE + "joined")
+    _, built, _ = assert_same(made.returns(*made.together("gather", halves)).graph, 2, packer=HERE + "joined")
     assert built.absorbed == ()
 
 
