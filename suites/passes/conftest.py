@@ -1,4 +1,4 @@
-"""Programs that are compared on ranks."""
+"""Programs that are compared before and after the pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from pytest_fxbucket.ranks.pools import Pools
 from suites.passes import programs
 
 
@@ -23,6 +22,6 @@ def made(world: int) -> programs.Program:
 
 
 @pytest.fixture
-def equal(pools: Pools, made: programs.Program) -> Callable[..., programs.Passed]:
-    """``made``'s graph that returns some nodes, through the pass with each of some settings, and the same on ranks."""
-    return partial(programs.equal, pools, made)
+def equal(made: programs.Program) -> Callable[..., programs.Passed]:
+    """``made``'s graph that returns some nodes, through the pass with each of some settings, and the same on all ranks."""
+    return partial(programs.equal, made)

@@ -18,8 +18,8 @@ from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_module, by_size
-from pytest_fxbucket.ranks.pools import Pools
-from suites.passes.on_ranks import compare_all, copied, fake_groups
+from suites.passes.all_ranks import compare
+from suites.passes.on_ranks import copied, fake_groups
 from suites.passes.rank_jobs_of_passes import Groups
 
 aten, c10d = torch.ops.aten, c10d_functional()
@@ -190,21 +190,16 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def equal(
-    pools: Pools,
-    program: Program,
-    nodes: Sequence[fx.Node],
-    entries: Sequence[Entry] = ("a",),
-    settings: Sequence[dict[str, Any]] = SETTINGS,
+    program: Program, nodes: Sequence[fx.Node], entries: Sequence[Entry] = ("a",), settings: Sequence[dict[str, Any]] = SETTINGS
 ) -> Passed:
-    """The graph that returns ``nodes``, through the pass with each of ``settings``, and the same on ranks each time.
+    """The graph that returns ``nodes``, through the pass with each of ``settings``, and on all ranks the same each time.
 
     Gives the first of them.
     """
     graph_module = program.returns(*nodes)
     passed = [through(program, graph_module, entries, **options) for options in settings]
-    found = compare_all(pools, graph_module, [one.after for one in passed], program.world, groups=program.groups)
-    differences = {str(options): texts for options, texts in zip(settings, found, strict=True) if texts}
-    assert not differences, differences
+    for options, one in zip(settings, passed, strict=True):
+        assert compare(graph_module, one.after, program.world, program.groups) == [], options
     return passed[0]
 
 

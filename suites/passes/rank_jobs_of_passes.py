@@ -49,12 +49,12 @@ def compare(rank: int, world: int, case: Case) -> list[list[str]]:
     """For each graph after a pass what differs on this rank; a sentence each."""
     names = _groups(rank, case.groups)
     mark("the graph before the pass")
-    expected = _run(case.before, _inputs(case, rank), names, case.seed)
+    expected = _run(case.before, inputs_of(case.inputs, case.seed, rank), names, case.seed)
     found = []
     for number, portable in enumerate(case.after):
         mark(f"graph {number + 1} of {len(case.after)} after the pass")
-        result = _run(portable, _inputs(case, rank), names, case.seed)
-        found.append([f"rank {rank}: {text}" for text in _differences(expected, result)])
+        result = _run(portable, inputs_of(case.inputs, case.seed, rank), names, case.seed)
+        found.append([f"rank {rank}: {text}" for text in differences(expected, result)])
     return found
 
 
@@ -69,17 +69,17 @@ def _groups(rank: int, groups: Groups) -> dict[str, str]:
     return names
 
 
-def _inputs(case: Case, rank: int) -> list[Tensor]:
+def inputs_of(inputs: Sequence[Given], seed: int, rank: int) -> list[Tensor]:
     """Integers from -4 to 4, other ones on each rank; the same each time."""
     sizes: dict[int, int] = {}
-    for given in case.inputs:
+    for given in inputs:
         reach = sum((size - 1) * stride for size, stride in zip(given.shape, given.strides, strict=True))
         sizes[given.storage] = max(sizes.get(given.storage, 0), given.offset + max(0, reach) + 1)
-    generator = torch.Generator().manual_seed(case.seed * 1009 + rank)
+    generator = torch.Generator().manual_seed(seed * 1009 + rank)
     numbers = {storage: torch.randint(-4, 5, (size,), generator=generator) for storage, size in sorted(sizes.items())}
     storages: dict[tuple[int, torch.dtype], Tensor] = {}
     made = []
-    for given in case.inputs:
+    for given in inputs:
         key = (given.storage, given.dtype)
         storages.setdefault(key, numbers[given.storage].to(given.dtype))
         made.append(storages[key].as_strided(given.shape, given.strides, given.offset))
@@ -112,7 +112,8 @@ def _rename(node: fx.Node, names: Mapping[str, str]) -> None:
             node.update_kwarg("group_name", name)
 
 
-def _differences(first: tuple[list[Any], list[Any]], second: tuple[list[Any], list[Any]]) -> Iterator[str]:
+def differences(first: tuple[list[Any], list[Any]], second: tuple[list[Any], list[Any]]) -> Iterator[str]:
+    """A sentence for each output, or input as it was left, that is not the same bit for bit."""
     if len(first[0]) != len(second[0]):
         yield f"{len(first[0])} outputs before the pass, {len(second[0])} after it"
         return

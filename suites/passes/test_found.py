@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.ranks.pools import Pools
 from suites.fuzz.hunt import problems
+from suites.passes.on_ranks import compare
 from suites.passes.programs import Passed, Program, aten, run_pass, through
 
 Equal = Callable[..., Passed]
@@ -64,11 +66,11 @@ def test_one_member_is_sent_on_while_another_is_written(made: Program, equal: Eq
     assert problems(made, passed.after.graph) == []
 
 
-def test_one_element_of_another_stride_is_reduced_in_place_and_shares_a_launch_with_other_dtypes(
-    made: Program, equal: Equal
-) -> None:
+def test_one_element_of_another_stride_is_reduced_in_place_and_shares_a_launch_with_other_dtypes(pools: Pools) -> None:
     """It counts as contiguous, yet cannot be seen as bytes as it is; ranks that reduce in order do just that."""
+    made = Program(3)
     one, other = (made.call(aten.select.int, made.given(name, 1, 5), 1, 2) for name in "xy")
     gathered = [made.gather(one), made.gather(*made.shards("q", dtype=torch.bfloat16))]
-    passed = equal([*gathered, made.all_reduce_in_place(other)], settings=[{"mixed": True}])
+    passed = through(made, made.returns(*gathered, made.all_reduce_in_place(other)), mixed=True)
+    assert compare(pools, passed.before, passed.after, 3) == []
     assert passed.launches == ["all_gather_into_tensor", "all_reduce_"]

@@ -187,8 +187,8 @@ def test_the_captured_step_is_never_changed(case: str) -> None:
     assert sum(launch_kind(node) is not None for node in graph.nodes) == len(outcome.before.buckets)
 
 
-def test_the_graph_does_not_depend_on_the_hash_seed() -> None:
-    cases = ("llama", "twice", "uneven")
+def test_neither_the_graph_nor_its_digest_depends_on_the_hash_seed() -> None:
+    cases = ("twice", "uneven")
     code = f"from bucketing import world_of\nfor c in {cases}: print(world_of(c).passed(0)['joint'].digest)"
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"

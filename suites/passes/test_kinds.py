@@ -1,4 +1,4 @@
-"""Collectives of every kind, members of every shape and dtype, caps and byte orders; on real ranks, bit for bit."""
+"""Collectives of every kind, members of every shape and dtype, caps and byte orders: on all ranks the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.ranks.pools import Pools
 from suites.passes import programs
 from suites.passes.on_ranks import HALVES
 from suites.passes.programs import COLUMNS, Passed, Program, aten
@@ -102,12 +101,12 @@ def test_launches_that_can_be_one_become_one_and_no_others(
 
 @pytest.mark.parametrize("group", ["halves", "strided"])
 @FORMS
-def test_groups_within_the_world_are_kept_and_kept_apart(pools: Pools, group: str, form: str) -> None:
+def test_groups_within_the_world_are_kept_and_kept_apart(group: str, form: str) -> None:
     """At 4 ranks, rank 2 is number 1 of [0, 2], rank 1 is number 0 of [1, 3]."""
     made = Program(4, HALVES[4])
     names = [group, "0", group, "0"]
     found = [getattr(made, form)(x, group=name) for x, name in zip(made.shards("pqrs", 4, COLUMNS), names, strict=True)]
-    passed = programs.equal(pools, made, found, settings=[{}])
+    passed = programs.equal(made, found, settings=[{}])
     assert len(passed.launches) == 2
     assert sorted(bucket.group for bucket in passed.report.buckets) == ["0", group]
 

@@ -1,4 +1,4 @@
-"""Launches that depend on each other, through readers, writes and other launches: how many buckets they make, on real ranks."""
+"""Launches that depend on each other, through readers, writes and other launches: how many buckets they make."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
-from pytest_fxbucket.ranks.pools import Pools
 from suites.passes import programs
 from suites.passes.on_ranks import HALVES
 from suites.passes.programs import COLUMNS, SGD, Passed, Program, aten
@@ -37,7 +36,7 @@ def test_a_chain_of_its_own_kind_takes_a_launch_for_each_link(
 
 
 @pytest.mark.parametrize("scatter_first", [True, False])
-def test_reductions_of_two_dimensions_keep_their_order(pools: Pools, scatter_first: bool) -> None:
+def test_reductions_of_two_dimensions_keep_their_order(scatter_first: bool) -> None:
     """Hybrid sharding: reduce-scatter, then all-reduce, or the other way round; each merges into one."""
     made = Program(4, HALVES[4])
     steps = [lambda x: made.reduce(x, "sum", "halves"), lambda x: made.all_reduce(x, "avg", "strided")]
@@ -47,7 +46,7 @@ def test_reductions_of_two_dimensions_keep_their_order(pools: Pools, scatter_fir
             x = step(made.neg(x))
         found.append(x)
     expected = ["reduce_scatter_tensor", "all_reduce"]
-    assert programs.equal(pools, made, found).launches == (expected if scatter_first else expected[::-1])
+    assert programs.equal(made, found).launches == (expected if scatter_first else expected[::-1])
 
 
 def through_a_reader(made: Program, y: fx.Node, first: fx.Node) -> fx.Node:
