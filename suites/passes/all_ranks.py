@@ -17,8 +17,10 @@ Env = dict[fx.Node, list[Any]]
 """What each node holds, by rank."""
 
 
-def run(graph: fx.Graph, inputs: Sequence[Sequence[Any]], groups: Groups | None = None, *, late: bool = False) -> Env:
-    """Run ``graph``; ``inputs`` are by rank. The output node holds what is returned.
+def run(
+    graph: fx.Graph | Sequence[fx.Node], inputs: Sequence[Sequence[Any]], groups: Groups | None = None, *, late: bool = False
+) -> Env:
+    """Run ``graph``, or nodes of one in an order; ``inputs`` are by rank. The output node holds what is returned.
 
     ``groups`` are those that the graph names besides ``"0"``, all ranks. What is in flight may be read and written at any time:
     here when it is launched, or ``late``, when it is first waited for.
@@ -27,7 +29,7 @@ def run(graph: fx.Graph, inputs: Sequence[Sequence[Any]], groups: Groups | None 
     flying: dict[fx.Node, collectives.Launch] = {}
     ranks = range(len(inputs))
     given = [list(column) for column in zip(*inputs, strict=True)]
-    for node in graph.nodes:
+    for node in graph.nodes if isinstance(graph, fx.Graph) else graph:
         if node.op == "placeholder":
             env[node] = given.pop(0)
         elif node.op == "output":

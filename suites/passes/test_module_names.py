@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,14 +84,10 @@ def checkpointed() -> nn.Module:
 
 CAPTURES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "the model": lambda: (Net(),),
-    "a wrapped model": lambda: (Wrapper(Net()),),
-    "a model wrapped twice": lambda: (Wrapper(Wrapper(Net())),),
     "a compiled model within": lambda: (Wrapper(torch.compile(Net())),),
     "a checkpointed layer": lambda: (checkpointed(),),
     "an argument": lambda: (lambda model, x: model(x), Net()),
-    "an item of a dict": lambda: (lambda models, x: models["net"](x), {"net": Net()}),
     "an item of a list": lambda: (lambda models, x: models[0](x), [Wrapper(Net())]),
-    "a partial": lambda: (functools.partial(lambda model, x: model(x), Net()),),
 }
 
 
