@@ -87,7 +87,7 @@ def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
     ranks = len(sent)
     said_ranks = collectives.argument(said.node, "group_size")
     assert said_ranks in (None, ranks)
-    sent = [tensor.contiguous() for tensor in sent]
+    sent = [tensor.clone(memory_format=torch.contiguous_format) for tensor in sent]  # one element may have any stride
     if said.kind == "all_gather":
         whole = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in sent]).view(sent[0].dtype)
         return [whole.clone().view(sent[0].shape[0] * ranks, *sent[0].shape[1:]) for _ in sent]
