@@ -250,8 +250,8 @@ def test_parameters_that_the_model_joins_are_read_where_it_joins_them() -> None:
     assert computed(reading) == ["a", "d", "d"]
 
 
-@pytest.mark.parametrize(("rows", "kept"), [(5, 5), (4, 3), (2, 1)])
-def test_uneven_parameters_are_followed_without_their_padding(rows: int, kept: int) -> None:
+@pytest.mark.parametrize("kept", [5, 3, 1])
+def test_uneven_parameters_are_followed_without_their_padding(kept: int) -> None:
     """``kept`` rows of a parameter on 4 ranks; a shard has ceil(kept / 4) rows."""
     made = Handmade(ranks=4)
     per_rank = -(-kept // 4)

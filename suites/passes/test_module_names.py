@@ -18,6 +18,7 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.module_names import entries_by_module, module_path
+from suites.graph.view_models import Wrapper, dynamo
 from suites.passes.programs import chain
 
 WIDTH = 4
@@ -50,30 +51,14 @@ class Net(nn.Module):
         return x
 
 
-class Wrapper(nn.Module):
-    def __init__(self, wrapped: Any) -> None:
-        super().__init__()
-        self.module = wrapped
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x)
-        return out
-
-
 def captured(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
     """The graph that dynamo and AOTAutograd make of ``function``."""
-    graphs: list[fx.GraphModule] = []
 
-    def keep(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(gm)
-        forward: Callable[..., Any] = make_boxed_func(gm.forward)
-        return forward
+    def autograd(keep: Callable[..., Any]) -> Any:
+        return aot_autograd(fw_compiler=lambda gm, inputs: make_boxed_func(keep(gm, inputs)))
 
-    torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(function, backend=aot_autograd(fw_compiler=keep), fullgraph=True)(*args)
-    (gm,) = graphs
-    return gm
+        return dynamo(function, *args, behind=autograd)
 
 
 def checkpointed() -> nn.Module:

@@ -83,9 +83,6 @@ def gives_nothing(make: Maker, bucket: Bucket) -> None:
     return None
 
 
-NO_PACKER = 3
-
-
 def gathers(ranks: int) -> fx.Graph:
     made = Program(ranks)
     return made.returns(*made.together("gather", made.shards("pqr"))).graph
@@ -135,9 +132,7 @@ def test_a_packer_that_does_not_do_its_work_is_named(name: str, words: str) -> N
     [
         ("defualt", 'packer "defualt" is not known: did you mean "default", or name one of your own as "module:callable"'),
         ("fastest", 'packer "fastest" is not known: known: default, or name'),
-        ("suites.nowhere:pack", 'packer "suites.nowhere:pack": there is no module "suites.nowhere"'),
         (HERE + "join", 'has no "join"; did you mean "joined"?'),
-        (HERE + "NO_PACKER", "is a int, which cannot be called"),
     ],
 )
 def test_a_packer_that_is_not_there_is_an_error_that_says_the_nearest(name: str, words: str) -> None:

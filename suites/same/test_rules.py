@@ -25,7 +25,7 @@ def unlike(before: fx.GraphModule, after: fx.GraphModule) -> list[str]:
     return problems(before, after, MEMBERS)
 
 
-def cast_and_gather(*dtypes: torch.dtype, folded: bool = False, operator_: str = "to") -> fx.GraphModule:
+def cast_and_gather(*dtypes: torch.dtype, folded: bool = False) -> fx.GraphModule:
     """Gather of a cast, or of a buffer that it is copied into."""
     p = new()
     (x,) = p.shards("a")
@@ -85,7 +85,7 @@ def on_group(group: str) -> fx.GraphModule:
     return p.returns(p.neg(p.wait(p.call(c10d.all_reduce.default, a, "sum", group))))
 
 
-def stepped(*lists: str, writer: str = "foreach") -> fx.GraphModule:
+def stepped(*lists: str) -> fx.GraphModule:
     """Parameters a and b less their gradients c and d, in place."""
     p = new()
     given = dict(zip("abcd", p.shards("abcd"), strict=True))
