@@ -66,7 +66,6 @@ args = { entries = ["c", "d"] }
 """A step whose work crosses iterations."""
 
 
-
 @pytest.fixture(scope="module")
 def plan_run(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> PlanRun:
     (plan,) = parse_plans(PLAN, ROOT / "plan.toml")

@@ -11,8 +11,9 @@ from torch import fx
 from pytest_fxbucket.capture.traced import TracedStep
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from suites.graph.whole_steps import WholeStep, passed
-from suites.passes.hand_made import COLUMNS, RANKS, ROWS, HandMade, aten, c10d
+from suites.passes.programs import COLUMNS, Program, aten
 
+RANKS = 4
 LAYERS = [f"layers.{i}.{name}" for i in range(2) for name in ("weight", "bias")]
 PARAMETERS = [*LAYERS, "odd.weight", "extra.weight", "unused.weight"]
 TRAINED = [*LAYERS[:2], "layers.1.weight", "odd.weight", "extra.weight"]
@@ -25,22 +26,21 @@ def two_graphs() -> TracedStep:
     gradients of ``layers.0`` are reduced by different operations.
     """
     print("a factory that prints")
-    forward, backward = HandMade(), HandMade()
+    forward, backward = Program(RANKS), Program(RANKS)
     names = [*PARAMETERS, "count"]
-    shards = {name: forward.placeholder(name.replace(".", "_")) for name in names}
-    x = forward.placeholder("x", ROWS * RANKS, COLUMNS)
+    shards = {name: forward.given(name.replace(".", "_"), 2, COLUMNS) for name in names}
+    x = forward.given("x", 2 * RANKS, COLUMNS)
     for name in (*LAYERS, "extra.weight"):
-        x = forward.call(aten.mul.Tensor, x, forward.gather(shards[name], name.rpartition(".")[0]))
-    odd = forward.gather(shards["odd.weight"], "odd")
-    x = forward.call(aten.add.Tensor, forward.call(aten.add.Tensor, x, odd), odd.all_input_nodes[0])
+        forward.module = name.rpartition(".")[0]
+        x = forward.call(aten.mul.Tensor, x, forward.gather(shards[name]))
+    forward.module = "odd"
+    odd = forward.gather(shards["odd.weight"])
+    x = forward.add(forward.add(x, odd), odd.all_input_nodes[0])
+    backward.backward, reduced = True, []
     for name in TRAINED:
-        full = backward.call(aten.neg.default, backward.placeholder(name.replace(".", "_"), ROWS * RANKS, COLUMNS))
-        op = "sum" if name == "layers.0.bias" else "avg"
-        launch = backward.call(c10d.reduce_scatter_tensor.default, full, op, RANKS, "0")
-        backward.results.append(backward.call(c10d.wait_tensor.default, launch))
-    for node in backward.graph.nodes:
-        node.meta["autograd_backward"] = True
-    graphs = {"forward": forward.returns(x), "backward": backward.returns()}
+        full = backward.neg(backward.given(name.replace(".", "_"), 2 * RANKS, COLUMNS))
+        reduced.append(backward.reduce(full, "sum" if name == "layers.0.bias" else "avg"))
+    graphs = {"forward": forward.returns(x), "backward": backward.returns(*reduced)}
     return TracedStep(
         graphs=graphs,
         inputs={phase: _inputs(gm) for phase, gm in graphs.items()},

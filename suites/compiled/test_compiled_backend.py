@@ -75,9 +75,7 @@ def test_neighbours_fill_buckets_by_size() -> None:
     ("plan", "said"),
     [
         (["embed", "layers.[0-2]", "head"], 'entry "layers.2" matches nothing; "layers" has children 0..1'),
-        (["embed", "layer.0"], 'entry "layer.0" matches nothing; did you mean "layers.0"'),
         (["embed", ["head", "norm"]], 'entry "head+norm": "norm" matches nothing'),
-        (["layers.0.act", "embed"], 'entry "layers.0.act" matches nothing'),
     ],
 )
 def test_an_entry_that_no_graph_has_is_an_error_at_the_end_of_the_first_backward(plan: list[Any], said: str) -> None:
@@ -120,9 +118,6 @@ def test_errors_of_the_pass_come_out_of_torch_compile_with_their_sentence() -> N
         ((PLAN,), {"cap_mb": "25"}, "[bucket] cap_mb must be a number of MB"),
         ((PLAN,), {"compiler": "inducter"}, 'compiler must be "eager", "inductor" or a callable, not "inducter"'),
         ((), {}, "[bucket] plan has no entry"),
-        (("layers.0",), {}, "[bucket] plan must be a list of entries"),
-        ((), {"by": "size"}, '[bucket] by = "size" fills buckets up to cap_mb'),
-        ((PLAN,), {"by": "size", "cap_mb": 1}, "[bucket] plan names entries"),
         ((["layers.*"],), {"cap_mb": [1, 2]}, "a cap for each entry cannot be told where an entry is a star"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Hunts for a graph that our pass changes, breaks or refuses: random programs and plans, on real ranks before and after."""
+"""Hunts for a graph that our pass changes, breaks or refuses: random programs and plans, on all ranks before and after."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.roles import Value
 from suites.fuzz.drawing import Step
 from suites.fuzz.drawn import NAMES, drawn
+from suites.passes import all_ranks
 from suites.passes.on_ranks import compare, copied, fake_groups
 from suites.passes.programs import Program, run_pass, through
 from suites.same import holding
@@ -89,8 +90,11 @@ class Hunt:
     """With the smallest program that shows it, as a note."""
 
 
-def hunt(pools: Pools, world: int, count: int, number: int) -> Hunt:
-    """Look at ``count`` graphs that the seed ``number`` gives, on ``world`` ranks; the first that is not well ends it."""
+def hunt(pools: Pools | None, world: int, count: int, number: int) -> Hunt:
+    """Look at ``count`` graphs that the seed ``number`` gives, on ``world`` ranks; the first that is not well ends it.
+
+    Without ``pools`` all ranks are in this process.
+    """
     found = Hunt(world)
 
     @seed(number)
@@ -121,7 +125,7 @@ def hunt(pools: Pools, world: int, count: int, number: int) -> Hunt:
     return found
 
 
-def look_at(pools: Pools, world: int, steps: Sequence[Step], chosen: Chosen) -> bool:
+def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chosen) -> bool:
     """Take the program of ``steps`` through the pass; whether launches were merged.
 
     Raises AssertionError for what is not well.
@@ -132,7 +136,10 @@ def look_at(pools: Pools, world: int, steps: Sequence[Step], chosen: Chosen) -> 
     passed = through(program, before, entries, **chosen.options)
     after = passed.after
     after.graph.lint()
-    differences = compare(pools, before, after, world, len(steps), program.groups)
+    if pools is None:
+        differences = all_ranks.compare(before, after, world, program.groups)
+    else:
+        differences = compare(pools, before, after, world, len(steps), program.groups)
     assert not differences, "\n".join([*differences, *_shown(before, after)])
     alarms = [line for rank in (0, world - 1) for line in holding.problems(before, after, _ranks_of(program, rank))]
     assert not alarms, "\n".join([*alarms, *_shown(before, after)])

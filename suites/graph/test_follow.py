@@ -250,8 +250,8 @@ def test_parameters_that_the_model_joins_are_read_where_it_joins_them() -> None:
     assert computed(reading) == ["a", "d", "d"]
 
 
-@pytest.mark.parametrize(("rows", "kept"), [(5, 5), (4, 3), (2, 1)])
-def test_uneven_parameters_are_followed_without_their_padding(rows: int, kept: int) -> None:
+@pytest.mark.parametrize("kept", [5, 3, 1])
+def test_uneven_parameters_are_followed_without_their_padding(kept: int) -> None:
     """``kept`` rows of a parameter on 4 ranks; a shard has ceil(kept / 4) rows."""
     made = Handmade(ranks=4)
     per_rank = -(-kept // 4)
@@ -335,24 +335,27 @@ def test_precision_is_that_of_the_narrowest_cast_on_the_way() -> None:
     assert [m.precision for m in made.read().buckets[0].members] == [23, 7, 10]
 
 
-def test_a_cast_after_the_gather_counts_too() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "before", "after", "bits"),
+    [
+        (torch.float32, [], [torch.bfloat16], 7),
+        (torch.float32, [torch.int32, torch.float32], [], 0),
+        (torch.int32, [], [], EXACT),
+    ],
+    ids=["cast after the gather", "cast to integers", "integers"],
+)
+def test_bits_that_are_lost_anywhere_count(
+    dtype: torch.dtype, before: list[torch.dtype], after: list[torch.dtype], bits: int
+) -> None:
     made = Handmade()
-    full = made.gathered(made.param("a", 2, 2))
-    made.loss(made.call(aten._to_copy.default, full, dtype=torch.bfloat16))
-    assert made.read().buckets[0].members[0].precision == 7
-
-
-def test_a_cast_to_integers_leaves_no_fraction() -> None:
-    made = Handmade()
-    rounded = made.call(aten._to_copy.default, made.param("a", 2, 2), dtype=torch.int32)
-    made.loss(made.gathered(made.call(aten._to_copy.default, rounded, dtype=torch.float32)))
-    assert made.read().buckets[0].members[0].precision == 0
-
-
-def test_integers_lose_nothing() -> None:
-    made = Handmade()
-    made.loss(made.gathered(made.param("a", 2, 2, dtype=torch.int32)))
-    assert made.read().buckets[0].members[0].precision == EXACT
+    node = made.param("a", 2, 2, dtype=dtype)
+    for one in before:
+        node = made.call(aten._to_copy.default, node, dtype=one)
+    node = made.gathered(node)
+    for one in after:
+        node = made.call(aten._to_copy.default, node, dtype=one)
+    made.loss(node)
+    assert made.read().buckets[0].members[0].precision == bits
 
 
 def test_elements_seen_as_others_of_the_same_size_are_followed() -> None:

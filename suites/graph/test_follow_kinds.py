@@ -18,7 +18,7 @@ def gradient(made: Handmade, *shape: int) -> fx.Node:
     return made.compute(made.batch(*shape))
 
 
-def told(reading: GraphAnalysis) -> list[tuple[str, tuple[str, ...]]]:
+def kinds_and_names(reading: GraphAnalysis) -> list[tuple[str, tuple[str, ...]]]:
     assert reading.problems == ()
     return [(bucket.kind, bucket.fqns) for bucket in reading.buckets]
 
@@ -34,7 +34,7 @@ def test_gradients_that_are_summed_have_their_names() -> None:
     made = Handmade()
     made.returns(made.summed(gradient(made, 4, 2)), fqn="a")
     reading = made.read()
-    assert told(reading) == [("all_reduce", ("a",))]
+    assert kinds_and_names(reading) == [("all_reduce", ("a",))]
     (bucket,) = reading.buckets
     assert (bucket.numel, bucket.bytes, bucket.parts, bucket.op) == (8, 32, 1, "sum")
     assert [(direction, fqn) for _, direction, fqn in reading.computes] == [("backward", "a")]
@@ -46,7 +46,7 @@ def test_a_bucket_of_summed_gradients_is_followed_and_swapped_members_show() -> 
         packed = made.call(aten.flatten_dense_tensors.default, [gradient(made, 4, 2), gradient(made, 8)])
         cut(made, made.summed(packed), fqns, [8, 8])
         reading = made.read()
-        assert told(reading) == [("all_reduce", tuple(fqns))]
+        assert kinds_and_names(reading) == [("all_reduce", tuple(fqns))]
         assert [(m.offset, m.numel) for m in reading.buckets[0].members] == [(0, 8), (32, 8)]
 
 
@@ -67,7 +67,7 @@ def test_a_gradient_that_is_reduced_twice_has_its_name_in_both(first: str) -> No
     else:
         made.returns(made.summed(made.reduced(value), OTHER), fqn="a")
     reading = made.read()
-    assert sorted(told(reading)) == [("all_reduce", ("a",)), ("reduce_scatter", ("a",))]
+    assert sorted(kinds_and_names(reading)) == [("all_reduce", ("a",)), ("reduce_scatter", ("a",))]
     early, late = reading.buckets
     assert early.kind == first
     assert early.first_use == late.launch, "what is sent on is used then"
@@ -78,14 +78,14 @@ def test_a_gradient_that_is_reduced_twice_has_its_name_in_both(first: str) -> No
 def test_a_piece_that_is_scattered_again_has_its_name_in_both() -> None:
     made = Handmade()
     made.returns(made.reduced(made.reduced(gradient(made, 8, 2))), fqn="a")
-    assert told(made.read()) == [("reduce_scatter", ("a",)), ("reduce_scatter", ("a",))]
+    assert kinds_and_names(made.read()) == [("reduce_scatter", ("a",)), ("reduce_scatter", ("a",))]
 
 
 def test_a_sum_of_activations_has_no_name_and_is_no_problem() -> None:
     made = Handmade()
     x = made.summed(made.call(aten.mm.default, made.batch(2, 4), made.gathered(made.param("a", 2, 2))))
     made.loss(made.call(aten.mul.Tensor, x, 2))
-    assert told(made.read()) == [("all_gather", ("a",)), ("all_reduce", ("",))]
+    assert kinds_and_names(made.read()) == [("all_gather", ("a",)), ("all_reduce", ("",))]
 
 
 def test_a_sum_in_place_is_followed() -> None:
@@ -93,7 +93,7 @@ def test_a_sum_in_place_is_followed() -> None:
     value = made.call(aten.clone.default, gradient(made, 4))
     made.returns(made.wait(made.call(c10d.all_reduce_.default, value, "sum", GROUP)), fqn="a")
     reading = made.read()
-    assert told(reading) == [("all_reduce", ("a",))]
+    assert kinds_and_names(reading) == [("all_reduce", ("a",))]
     assert "is not merged" in reading.buckets[0].unmergeable
 
 
@@ -116,7 +116,7 @@ def test_coalesced_reductions_are_followed(kind: str) -> None:
     for fqn, node in zip("ab", coalesced(made, kind, [gradient(made, 4, 2), gradient(made, 6)]), strict=True):
         made.returns(node, fqn=fqn)
     reading = made.read()
-    assert told(reading) == [(kind, ("a", "b"))]
+    assert kinds_and_names(reading) == [(kind, ("a", "b"))]
     (bucket,) = reading.buckets
     part = 2 if kind == "reduce_scatter" else 1
     assert (bucket.dtype, bucket.numel, bucket.bytes) == (torch.float32, 14, 56)
@@ -130,7 +130,7 @@ def test_coalesced_gathers_of_several_dtypes_are_followed_and_swapped_results_sh
         whole = coalesced(made, "all_gather", shards)
         made.loss(*(whole[i] for i in order))
         reading = made.read()
-        assert told(reading) == [("all_gather", ("a", "b"))]
+        assert kinds_and_names(reading) == [("all_gather", ("a", "b"))]
         (bucket,) = reading.buckets
         assert (bucket.dtype, bucket.bytes, [m.dtype for m in bucket.members]) == (
             None,
@@ -146,7 +146,7 @@ def test_a_gather_of_a_gather_is_named_by_the_parameter_in_both() -> None:
     inner = made.gathered(made.param("a", 2, 3))
     made.loss(made.wait(made.gather(inner, 3, OTHER)))
     reading = made.read()
-    assert told(reading) == [("all_gather", ("a",)), ("all_gather", ("a",))]
+    assert kinds_and_names(reading) == [("all_gather", ("a",)), ("all_gather", ("a",))]
     first, second = reading.buckets
     assert (first.numel, second.numel, second.parts) == (12, 36, 3)
     assert first.first_use == second.launch
@@ -159,7 +159,7 @@ def test_a_gather_of_a_gather_may_be_nested_the_other_way_but_not_jumbled() -> N
     both = made.wait(made.gather(made.gathered(made.param("a", 1, 3)), 3, OTHER))
     turned = made.call(aten.permute.default, made.call(aten.view.default, both, [3, 2, 3]), [1, 0, 2])
     made.loss(made.call(aten.reshape.default, turned, [6, 3]))
-    assert [kind for kind, _ in told(made.read())] == ["all_gather", "all_gather"]
+    assert [kind for kind, _ in kinds_and_names(made.read())] == ["all_gather", "all_gather"]
     made = Handmade()
     both = made.wait(made.gather(made.gathered(made.param("a", 1, 3)), 3, OTHER))
     rows = [made.call(aten.slice.Tensor, both, 0, i, i + 1) for i in (0, 1, 3, 2, 4, 5)]
@@ -178,7 +178,7 @@ def test_launches_into_buffers_are_followed_and_told_apart_if_the_buffer_is_used
     scattered = made.call(c10d.reduce_scatter_tensor_out.default, gradient(made, 4, 2), "avg", RANKS, GROUP, out=piece)
     made.returns(made.wait(scattered), fqn="a")
     reading = made.read()
-    assert told(reading) == [("all_gather", ("a",)), ("reduce_scatter", ("a",))]
+    assert kinds_and_names(reading) == [("all_gather", ("a",)), ("reduce_scatter", ("a",))]
     assert reading.buckets[0].unmergeable == ("its buffer is used elsewhere" if elsewhere else "")
 
 
@@ -235,7 +235,7 @@ def test_a_padded_gradient_is_named_and_made_where_it_is_padded() -> None:
     padded = made.call(aten.constant_pad_nd.default, gradient(made, 5, 2), [0, 0, 0, 3])
     made.returns(made.reduced(padded), fqn="a")
     reading = made.read()
-    assert told(reading) == [("reduce_scatter", ("a",))]
+    assert kinds_and_names(reading) == [("reduce_scatter", ("a",))]
     assert [where for where, _, _ in reading.computes] == [list(made.graph.nodes).index(padded)]
 
 
@@ -243,10 +243,10 @@ def test_a_pad_of_bytes_that_cuts_is_followed_and_one_on_a_gathered_parameter_is
     made = Handmade()
     longer = made.call(aten.constant_pad_nd.default, made.param("a", 2, 3, dtype=torch.uint8), [1, 1])
     made.loss(made.gathered(made.call(aten.constant_pad_nd.default, longer, [-1, -1])))
-    assert told(made.read()) == [("all_gather", ("a",))]
+    assert kinds_and_names(made.read()) == [("all_gather", ("a",))]
     for dtype in (torch.uint8, torch.float32):
         made = Handmade()
         made.loss(made.call(aten.constant_pad_nd.default, made.gathered(made.param("a", 2, 3, dtype=dtype)), [0, 1]))
         reading = made.read()
-        assert told(reading) == [("all_gather", ("a",))]
+        assert kinds_and_names(reading) == [("all_gather", ("a",))]
         assert [fqn for _, _, fqn in reading.computes] == ["a"]

@@ -11,7 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.graph.collectives import argument, is_wait, launch_kind, read_launch, tensors, waits_of
 from pytest_fxbucket.graph.effects import written_arguments
-from pytest_fxbucket.graph.ops import is_view, overload
+from pytest_fxbucket.graph.ops import is_view
 
 VIEWS: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.view.default, ([4],)),
@@ -66,14 +66,6 @@ def test_a_view_is_known_and_truly_shares_storage(target: Any, args: tuple[Any, 
 @pytest.mark.parametrize(("target", "args"), OTHERS, ids=lambda value: str(value) if callable(value) else "")
 def test_what_computes_or_writes_is_no_view(target: Any, args: tuple[Any, ...]) -> None:
     assert not is_view(call(target, args))
-
-
-def test_names_of_nodes_say_nothing() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("all_gather_into_tensor")
-    node = graph.create_node("call_function", aten.neg.default, (x,), {}, "reduce_scatter_tensor")
-    wait = graph.create_node("call_function", aten.neg.default, (x,), {}, "wait_tensor")
-    assert (launch_kind(x), launch_kind(node), is_wait(wait), overload(x)) == (None, None, False, None)
 
 
 def test_every_written_argument_is_found_in_lists_and_keywords_too() -> None:

@@ -134,17 +134,6 @@ def test_a_buffer_of_an_out_form_read_elsewhere_is_read_when_it_is_full(fake: bo
 
 
 @FAKE
-def test_an_all_reduce_in_place_is_read_through_its_buffer_after_the_wait(fake: bool) -> None:
-    made = Handmade()
-    x = made.call(aten.clone.default, made.param("x", 2, 2))
-    launch = by_a_collective(made, x)
-    wait = made.wait(launch)
-    made.returns(made.call(aten.neg.default, x))
-    order = ordered(made, fake)
-    assert stays_before(order, wait, made.returned[0])
-
-
-@FAKE
 def test_two_waits_of_one_launch_are_free_of_each_other(fake: bool) -> None:
     made = Handmade()
     launch = made.gather(made.param("p", 2, 2))
@@ -154,45 +143,6 @@ def test_two_waits_of_one_launch_are_free_of_each_other(fake: bool) -> None:
     order = ordered(made, fake)
     assert added(order) == []
     assert order.storages(one) == order.storages(two) == order.storages(launch)
-
-
-@FAKE
-def test_a_write_to_what_arrived_is_seen_through_the_other_wait(fake: bool) -> None:
-    made = Handmade()
-    launch = made.gather(made.param("p", 2, 2))
-    one, two = made.wait(launch), made.wait(launch)
-    early = made.call(aten.neg.default, one)
-    writer = made.call(aten.zero_.default, two)
-    made.returns(early)
-    made.returns(made.call(aten.neg.default, one))
-    order = ordered(made, fake)
-    assert stays_before(order, early, writer)
-    assert stays_before(order, writer, made.returned[1])
-
-
-def test_inputs_whose_fake_values_share_a_storage_are_one() -> None:
-    made = Handmade()
-    whole, half = made.param("whole", 4, 2), made.param("half", 2, 2)
-    half.meta["val"] = whole.meta["val"][:2]
-    launch = made.gather(half)
-    wait = made.wait(launch)
-    writer = made.call(aten.zero_.default, whole)
-    made.returns(wait)
-    order = ordered(made)
-    assert order.storages(whole) == order.storages(half)
-    returned = (writer.name, "output")
-    assert added(order) == [(launch.name, writer.name), (wait.name, writer.name), returned]
-    assert added(ordered(made, fake=False)) == [returned]
-
-
-@FAKE
-def test_an_optimizer_that_writes_the_parameter_stays_before_the_output_that_returns_it(fake: bool) -> None:
-    made = Handmade()
-    p = made.param("p", 2, 2)
-    writer = by_a_fused_optimizer(made, p)
-    made.returns(made.call(aten.neg.default, made.batch(2, 2)))
-    order = ordered(made, fake)
-    assert stays_before(order, writer, order.nodes[-1])
 
 
 def test_a_batch_norm_that_does_not_train_writes_nothing() -> None:

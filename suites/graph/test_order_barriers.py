@@ -62,7 +62,7 @@ def test_asserts_and_profiler_records_keep_their_order_and_hold_up_nothing(fake:
 
 
 @FAKE
-def test_nothing_passes_an_operator_that_does_not_say_what_it_writes(fake: bool, library: torch.library.Library) -> None:
+def test_nothing_passes_an_operator_that_does_not_say_what_it_writes(fake: bool) -> None:
     made = Handmade()
     p, q = made.param("p", 2, 2), made.param("q", 2, 2)
     first = made.gathered(p)
@@ -81,9 +81,7 @@ def test_nothing_passes_an_operator_that_does_not_say_what_it_writes(fake: bool,
 
 
 @FAKE
-def test_an_operator_that_annotates_or_is_tagged_holds_up_only_what_it_writes(
-    fake: bool, library: torch.library.Library
-) -> None:
+def test_an_operator_that_annotates_or_is_tagged_holds_up_only_what_it_writes(fake: bool) -> None:
     made = Handmade()
     p, q = made.param("p", 2, 2), made.param("q", 2, 2)
     tagged = made.call(torch.ops.fxbucket_order.tagged.default, q)

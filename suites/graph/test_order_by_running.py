@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.graph.order import Order, order_of
+from suites.passes.all_ranks import run
 
 aten, c10d = torch.ops.aten, c10d_functional()
 PROGRAMS, STEPS, ORDERS = 120, 14, 4
@@ -97,7 +98,7 @@ class Drawn:
         elif kind == 1:
             launch = self.call(c10d.all_reduce_.default, self.pick(), "sum", "0")
         else:
-            launch = self.call(c10d.all_gather_into_tensor_out.default, self.pick(), 1, "0", out=self.pick())
+            launch = self.call(c10d.all_gather_into_tensor_out.default, self.pick(), 1, "alone", out=self.pick())
         self.flying += [launch] * self.random.choice([1, 1, 2])
 
     def land(self) -> None:
@@ -111,44 +112,12 @@ def arguments(hidden: bool) -> list[Tensor]:
     return [a, b, a.t() if hidden else torch.arange(20, 24).view(2, 2)]
 
 
-class Run:
-    """Runs nodes on real tensors, with collectives (each a sum of two equal ranks, or a copy) done early or late."""
-
-    def __init__(self, hidden: bool, late: bool) -> None:
-        self.inputs, self.late = iter(arguments(hidden)), late
-        self.values: dict[fx.Node, Any] = {}
-        self.left: dict[fx.Node, Callable[[], object]] = {}
-
-    def step(self, node: fx.Node) -> None:
-        if node.op == "placeholder":
-            self.values[node] = next(self.inputs)
-            return
-        args, kwargs = (torch.fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
-        if node.op == "output":
-            self.values[node] = [value.tolist() for value in args[0]]
-        elif node.target is c10d.wait_tensor.default:
-            self.left.pop(node.args[0], lambda: None)()
-            self.values[node] = args[0]
-        elif getattr(node.target, "namespace", "") == "_c10d_functional":
-            self._launch(node, args[0], kwargs.get("out"))
-        else:
-            self.values[node] = node.target(*args, **kwargs)
-
-    def _launch(self, node: fx.Node, sent: Tensor, buffer: Tensor | None) -> None:
-        in_place = node.target is c10d.all_reduce_.default
-        result = sent if in_place else torch.full((2, 2), -1) if buffer is None else buffer
-        times = 1 if buffer is not None else 2
-        self.values[node] = result
-        self.left[node] = lambda: result.copy_(sent * times)
-        if not self.late:
-            self.left.pop(node)()
-
-
 def result(nodes: Sequence[fx.Node], hidden: bool, late: bool) -> Any:
-    run = Run(hidden, late)
-    for node in nodes:
-        run.step(node)
-    return run.values[nodes[-1]]
+    """On two ranks that are given the same, so that a sum is twice of it; a gather is a copy."""
+    groups = {"alone": [[0], [1]]}
+    first, second = run(nodes, [arguments(hidden) for _ in range(2)], groups, late=late)[nodes[-1]]
+    assert list(map(torch.equal, first, second)) == [True] * len(first)
+    return [value.tolist() for value in first]
 
 
 def shuffled(order: Order, choose: Callable[[list[int]], int]) -> list[fx.Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -39,6 +39,23 @@ def step(*, in_place: bool, clips: bool, returns_gradients: bool = True) -> Grap
     else:
         made.returns(made.call(aten.add.Tensor, shard, update), "param", "a.w")
     return made.read()
+
+
+def two_gradients(made: Handmade, sizes: Sequence[int] = (4, 4)) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Shards of ``a.w`` and ``b.w``, and their reduced gradients, which are returned."""
+    shards, x = [made.param(fqn, size) for fqn, size in zip(NAMES, sizes, strict=True)], made.batch(1)
+    full = [made.gathered(shard) for shard in shards]
+    made.loss(*full)
+    gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
+    for gradient, fqn in zip(gradients, NAMES, strict=True):
+        made.returns(gradient, "grad", fqn)
+    return shards, gradients
+
+
+def updated(made: Handmade, shards: list[fx.Node], gradients: list[fx.Node], total: fx.Node) -> None:
+    """Return parameters less their gradients, divided by ``total``."""
+    for shard, gradient, fqn in zip(shards, gradients, NAMES, strict=True):
+        made.returns(made.call(aten.add.Tensor, shard, made.call(aten.div.Tensor, gradient, total)), "param", fqn)
 
 
 def sections(reading: GraphAnalysis) -> dict[str, list[str]]:
@@ -99,12 +116,7 @@ def test_the_reduction_of_a_parameter_of_one_element_is_the_backwards() -> None:
 def test_gradients_that_the_optimizer_reads_are_compared_by_the_audit() -> None:
     def swapped(first: int, second: int) -> GraphAnalysis:
         made = Handmade()
-        shards, x = [made.param(f"{name}.w", 4) for name in "ab"], made.batch(8)
-        full = [made.gathered(shard) for shard in shards]
-        made.loss(*full)
-        gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
-        for gradient, name in zip(gradients, "ab", strict=True):
-            made.returns(gradient, "grad", f"{name}.w")
+        shards, gradients = two_gradients(made)
         made.call(aten.add_.Tensor, shards[0], gradients[first])
         made.call(aten.add_.Tensor, shards[1], gradients[second])
         return made.read()
@@ -146,16 +158,9 @@ def test_each_parameter_and_state_is_made_of_its_own_gradient_and_of_the_norms_t
 def test_a_norm_of_each_gradient_that_is_reduced_in_one_launch_is_the_optimizers() -> None:
     """Several elements: as many as there are gradients."""
     made = Handmade()
-    shards, x = [made.param(f"{name}.w", 4) for name in "ab"], made.batch(8)
-    full = [made.gathered(shard) for shard in shards]
-    made.loss(*full)
-    gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
-    for gradient, name in zip(gradients, "ab", strict=True):
-        made.returns(gradient, "grad", f"{name}.w")
+    shards, gradients = two_gradients(made)
     norms = made.call(aten.stack.default, [made.call(aten.linalg_vector_norm.default, one) for one in gradients])
-    total = made.call(aten.sum.default, made.summed(norms))
-    for shard, gradient, name in zip(shards, gradients, "ab", strict=True):
-        made.returns(made.call(aten.add.Tensor, shard, made.call(aten.div.Tensor, gradient, total)), "param", f"{name}.w")
+    updated(made, shards, gradients, made.call(aten.sum.default, made.summed(norms)))
     assert [b.direction for b in made.read().buckets if b.kind == "all_reduce"] == ["optimizer"]
 
 
@@ -172,16 +177,8 @@ NORMS: dict[str, Callable[[Handmade, fx.Node], fx.Node]] = {
 @pytest.mark.parametrize("way", NORMS)
 def test_a_gradient_of_which_an_update_has_but_a_number_is_told_from_its_own(way: str) -> None:
     made = Handmade()
-    sizes = (4, 1) if way != "product with itself" else (4, 2)
-    shards, x = [made.param(f"{name}.w", size) for name, size in zip("ab", sizes, strict=True)], made.batch(1)
-    full = [made.gathered(shard) for shard in shards]
-    made.loss(*full)
-    gradients = [made.reduced(made.call(aten.mul.Tensor, one, x)) for one in full]
-    for gradient, fqn in zip(gradients, NAMES, strict=True):
-        made.returns(gradient, "grad", fqn)
-    total = made.call(aten.add.Tensor, *(NORMS[way](made, one) for one in gradients))
-    for shard, gradient, fqn in zip(shards, gradients, NAMES, strict=True):
-        made.returns(made.call(aten.add.Tensor, shard, made.call(aten.div.Tensor, gradient, total)), "param", fqn)
+    shards, gradients = two_gradients(made, (4, 1) if way != "product with itself" else (4, 2))
+    updated(made, shards, gradients, made.call(aten.add.Tensor, *(NORMS[way](made, one) for one in gradients)))
     assert [(one.fqn, one.gradients, one.norms) for one in made.read().updates] == [(fqn, {fqn}, set(NAMES)) for fqn in NAMES]
 
 

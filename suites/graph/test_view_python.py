@@ -96,17 +96,17 @@ def test_five_hundred_nested_modules_are_no_recursion() -> None:
     assert len(view.inner.inner.subgraph().nodes) == 499
 
 
-def test_a_hundred_thousand_nodes_are_all_there() -> None:
+def test_ten_thousand_nodes_are_all_there() -> None:
     graph = fx.Graph()
-    for i in range(100_000):
+    for i in range(10_000):
         x = graph.call_function(torch.ops.aten.neg.default)
         fqn = f"layers.{i // 10}"
         x.meta["nn_module_stack"] = {"": ("", nn.Module), fqn: (fqn, nn.Linear)}
     graph.output(x)
     view = GraphView(graph)
-    assert len(view.nodes()) == 100_000
-    assert len(view.layers) == 10_000
-    assert "(0-9999): 10000 x Linear(10 nodes)" in repr(view)
+    assert len(view.nodes()) == 10_000
+    assert len(view.layers) == 1_000
+    assert "(0-999): 1000 x Linear(10 nodes)" in repr(view)
     assert len(pickle.loads(pickle.dumps(view)).layers[-1].node_names()) == 10
 
 

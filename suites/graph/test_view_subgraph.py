@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from operator import getitem
+from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from view_models import Net, Twice, Wrapper, cached_aot, captured, dynamo, ones
 from view_running import RANKS, check, drawn
 
-from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph_view import GraphView
-
-aten, c10d = torch.ops.aten, c10d_functional()
+from suites.passes.programs import Program, aten, c10d
 
 
 @pytest.mark.parametrize("fqn", ["layers.0", "layers.1.attention", "layers.0.mlp", "layers.1.norm", "layers", "wrapped", ""])
@@ -81,35 +81,26 @@ def test_modules_of_a_graph_from_dynamo_run_with_their_attributes() -> None:
     assert len(sub.graph.find_nodes(op="get_attr")) == 8
 
 
-class Program:
-    """A graph of operators, each of the module it is made for."""
+def given() -> tuple[Program, fx.Node]:
+    """A program with an input of six numbers."""
+    p = Program(RANKS)
+    return p, p.given("x", 6)
 
-    def __init__(self, *inputs: str) -> None:
-        self.graph, self.mode = fx.Graph(), FakeTensorMode()
-        self.nodes = {name: self._with_value(self.graph.placeholder(name), torch.empty) for name in inputs}
 
-    def _with_value(self, node: fx.Node, make: object) -> fx.Node:
-        with self.mode:
-            node.meta["val"] = torch.empty(6) if node.op == "placeholder" else make()
-        return node
-
-    def call(self, module: str, target: object, *args: object) -> fx.Node:
-        node = self.graph.call_function(target, args)
-        if module:
-            node.meta["nn_module_stack"] = {module: (module, nn.Module)}
-        values = fx.node.map_arg(args, lambda n: n.meta["val"])
-        return self._with_value(node, lambda: target(*values))
-
-    def returns(self, *nodes: fx.Node) -> fx.GraphModule:
-        self.graph.output(nodes)
-        return fx.GraphModule(nn.Module(), self.graph)
+def call(p: Program, module: str, target: Callable[..., Any], *args: Any) -> fx.Node:
+    """A node of ``module``, or of none."""
+    p.module = module
+    node = p.call(target, *args)
+    if not module:
+        del node.meta["nn_module_stack"]
+    return node
 
 
 def test_an_input_that_is_written_in_place_is_written_in_the_part_too() -> None:
-    p = Program("x")
-    doubled = p.call("", aten.mul.Tensor, p.nodes["x"], 2.0)
-    written = p.call("a", aten.add_.Tensor, doubled, 1.0)
-    gm = p.returns(p.call("a", aten.neg.default, written))
+    p, x = given()
+    doubled = call(p, "", aten.mul.Tensor, x, 2.0)
+    written = call(p, "a", aten.add_.Tensor, doubled, 1.0)
+    gm = p.returns(call(p, "a", aten.neg.default, written))
     sub = GraphView(gm).a.subgraph()
     check(gm, sub)
     value = drawn(0, torch.empty(6))
@@ -118,61 +109,58 @@ def test_an_input_that_is_written_in_place_is_written_in_the_part_too() -> None:
     assert torch.equal(value, before + 1)
 
 
-def test_a_write_by_others_between_two_reads_is_refused() -> None:
-    p = Program("x")
-    made = p.call("a", aten.neg.default, p.nodes["x"])
-    p.call("b", aten.add_.Tensor, made, 1.0)
-    gm = p.returns(p.call("a", aten.mul.Tensor, made, 2.0))
-    with pytest.raises(
-        GraphError,
-        match=r"^a has no graph of its own: add__tensor writes in place what neg_default and mul_tensor share, and stands",
-    ):
-        GraphView(gm).a.subgraph()
+def written_by_others_between_two_reads(p: Program, x: fx.Node) -> list[fx.Node]:
+    made = call(p, "a", aten.neg.default, x)
+    call(p, "b", aten.add_.Tensor, made, 1.0)
+    return [call(p, "a", aten.mul.Tensor, made, 2.0)]
 
 
-def test_a_read_by_others_before_a_later_write_is_refused() -> None:
-    p = Program("x")
-    made = p.call("a", aten.neg.default, p.nodes["x"])
-    other = p.call("b", aten.mul.Tensor, made, 2.0)
-    gm = p.returns(p.call("a", aten.add_.Tensor, made, 1.0), other)
-    with pytest.raises(
-        GraphError, match=r"^a has no graph of its own: mul_tensor reads what add__tensor writes in place later"
-    ):
-        GraphView(gm).a.subgraph()
+def read_by_others_before_a_later_write(p: Program, x: fx.Node) -> list[fx.Node]:
+    made = call(p, "a", aten.neg.default, x)
+    other = call(p, "b", aten.mul.Tensor, made, 2.0)
+    return [call(p, "a", aten.add_.Tensor, made, 1.0), other]
 
 
-def test_two_inputs_that_share_memory_which_is_written_are_refused() -> None:
-    p = Program("x")
-    made = p.call("", aten.neg.default, p.nodes["x"])
-    seen = p.call("", aten.view.default, made, [2, 3])
-    written = p.call("a", aten.add_.Tensor, made, 1.0)
-    gm = p.returns(written, p.call("a", aten.neg.default, seen))
-    with pytest.raises(
-        GraphError,
-        match="its inputs and nodes share memory \(neg_default and view_default\), and add__tensor writes in place there",
-    ):
-        GraphView(gm).a.subgraph()
+def inputs_that_share_what_is_written(p: Program, x: fx.Node) -> list[fx.Node]:
+    made = call(p, "", aten.neg.default, x)
+    seen = call(p, "", aten.view.default, made, [2, 3])
+    return [call(p, "a", aten.add_.Tensor, made, 1.0), call(p, "a", aten.neg.default, seen)]
 
 
-def test_a_write_through_another_s_view_of_what_the_module_made_is_refused() -> None:
-    p = Program("x")
-    made = p.call("a", aten.neg.default, p.nodes["x"])
-    seen = p.call("b", aten.view.default, made, [2, 3])
-    gm = p.returns(made, p.call("a", aten.add_.Tensor, seen, 1.0))
-    with pytest.raises(
-        GraphError, match=r"share memory \(view_default and neg_default\), and add__tensor writes in place there"
-    ):
+def written_through_another_s_view(p: Program, x: fx.Node) -> list[fx.Node]:
+    made = call(p, "a", aten.neg.default, x)
+    seen = call(p, "b", aten.view.default, made, [2, 3])
+    return [made, call(p, "a", aten.add_.Tensor, seen, 1.0)]
+
+
+REFUSED: dict[Callable[[Program, fx.Node], list[fx.Node]], str] = {
+    written_by_others_between_two_reads: "add__tensor writes in place what neg_default and mul_tensor share, and stands",
+    read_by_others_before_a_later_write: "mul_tensor reads what add__tensor writes in place later",
+    inputs_that_share_what_is_written: (
+        "its inputs and nodes share memory (neg_default and view_default), and add__tensor writes in place there"
+    ),
+    written_through_another_s_view: (
+        "its inputs and nodes share memory (view_default and neg_default), and add__tensor writes in place there"
+    ),
+}
+
+
+@pytest.mark.parametrize("build", REFUSED)
+def test_a_part_that_would_compute_something_else_is_refused(build: Callable[[Program, fx.Node], list[fx.Node]]) -> None:
+    p, x = given()
+    gm = p.returns(*build(p, x))
+    with pytest.raises(GraphError, match="^" + re.escape(f"a has no graph of its own: {REFUSED[build]}")):
         GraphView(gm).a.subgraph()
 
 
 def test_parts_of_results_go_with_the_operator_and_waits_with_the_launch() -> None:
     """Nobody names one part of ``split`` and the wait; another module takes the other part."""
-    p = Program("x")
-    split = p.call("a", aten.split.Tensor, p.nodes["x"], 3)
-    first, second = p.call("", getitem, split, 0), p.call("b", getitem, split, 1)
-    launch = p.call("a", c10d.all_gather_into_tensor.default, first, RANKS, "0")
-    wait = p.call("", c10d.wait_tensor.default, launch)
-    gm = p.returns(p.call("b", aten.neg.default, second), wait)
+    p, x = given()
+    split = call(p, "a", aten.split.Tensor, x, 3)
+    first, second = call(p, "", getitem, split, 0), call(p, "b", getitem, split, 1)
+    launch = call(p, "a", c10d.all_gather_into_tensor.default, first, RANKS, "0")
+    wait = call(p, "", c10d.wait_tensor.default, launch)
+    gm = p.returns(call(p, "b", aten.neg.default, second), wait)
     a, b = GraphView(gm).a.subgraph(), GraphView(gm).b.subgraph()
     check(gm, a)
     check(gm, b)
@@ -207,17 +195,17 @@ def random_program(seed: int) -> fx.GraphModule:
     def pick(n: int) -> int:
         return int(torch.randint(n, (), generator=draw))
 
-    p = Program("x", "y")
-    made = list(p.nodes.values())
+    p = Program(RANKS)
+    made = p.shards("xy", 6)
     for _ in range(12):
         module, source = ("a", "b", "c", "")[pick(4)], made[pick(len(made))]
         operator = pick(6)
         if operator == 0:
-            made.append(p.call(module, aten.add_.Tensor, source, made[pick(len(made))]))
+            made.append(call(p, module, aten.add_.Tensor, source, made[pick(len(made))]))
         elif operator == 1:
-            made.append(p.call(module, aten.view.default, source, [-1]))
+            made.append(call(p, module, aten.view.default, source, [-1]))
         else:
-            made.append(p.call(module, aten.sub.Tensor, source, made[pick(len(made))]))
+            made.append(call(p, module, aten.sub.Tensor, source, made[pick(len(made))]))
     return p.returns(*made[-3:])
 
 

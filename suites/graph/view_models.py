@@ -93,8 +93,8 @@ def ones() -> Tensor:
     return torch.linspace(-1, 1, 3 * WIDTH).view(3, WIDTH)
 
 
-def dynamo(model: Any, *args: Any) -> fx.GraphModule:
-    """The graph that a backend of ``torch.compile`` is given."""
+def dynamo(model: Any, *args: Any, behind: Callable[[Any], Any] = lambda backend: backend) -> fx.GraphModule:
+    """The graph that a backend of ``torch.compile`` is given, or a compiler ``behind`` what makes a backend of it."""
     graphs: list[fx.GraphModule] = []
 
     def keep(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def dynamo(model: Any, *args: Any) -> fx.GraphModule:
         return gm.forward
 
     torch._dynamo.reset()
-    torch.compile(model, backend=keep, fullgraph=True)(*args)
+    torch.compile(model, backend=behind(keep), fullgraph=True)(*args)
     (gm,) = graphs
     return gm
 

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from pytest_fxbucket.graph import collectives
+from suites.passes.on_ranks import given
+from suites.passes.rank_jobs_of_passes import Groups, differences, inputs_of
 
 Env = dict[fx.Node, list[Any]]
 """What each node holds, by rank."""
 
 
-def run(graph: fx.Graph, inputs: Sequence[Sequence[Any]]) -> Env:
-    """Run ``graph``; ``inputs`` are by rank. The output node holds what is returned."""
+def run(
+    graph: fx.Graph | Sequence[fx.Node], inputs: Sequence[Sequence[Any]], groups: Groups | None = None, *, late: bool = False
+) -> Env:
+    """Run ``graph``, or nodes of one in an order; ``inputs`` are by rank. The output node holds what is returned.
+
+    ``groups`` are those that the graph names besides ``"0"``, all ranks. What is in flight may be read and written at any time:
+    here when it is launched, or ``late``, when it is first waited for.
+    """
     env: Env = {}
+    flying: dict[fx.Node, collectives.Launch] = {}
+    ranks = range(len(inputs))
     given = [list(column) for column in zip(*inputs, strict=True)]
-    for node in graph.nodes:
+    for node in graph.nodes if isinstance(graph, fx.Graph) else graph:
         if node.op == "placeholder":
             env[node] = given.pop(0)
         elif node.op == "output":
-            env[node] = [_of_rank(env, node.args[0], rank) for rank in range(len(inputs))]
-        elif collectives.launch_kind(node):
-            env[node] = _launch(node, [_of_rank(env, collectives.sent_by(node), rank) for rank in range(len(inputs))])
+            env[node] = [_of_rank(env, node.args[0], rank) for rank in ranks]
+        elif (launch := collectives.read_launch(node)) is not None:
+            buffer = _buffer(launch)
+            env[node] = _exchanged(env, launch, ranks, groups or {}) if buffer is None else env[buffer]
+            flying[node] = launch
+            if buffer is not None and not late:
+                _land(env, flying.pop(node), ranks, groups or {})
         elif collectives.is_wait(node):
             env[node] = env[node.args[0]]
+            source = node.args[0].args[0] if node.args[0].target is getitem else node.args[0]
+            if late and source in flying:
+                _land(env, flying.pop(source), ranks, groups or {})
         else:
-            env[node] = [
-                node.target(*_of_rank(env, node.args, rank), **_of_rank(env, node.kwargs, rank)) for rank in range(len(inputs))
-            ]
+            env[node] = [node.target(*_of_rank(env, node.args, rank), **_of_rank(env, node.kwargs, rank)) for rank in ranks]
     return env
 
 
@@ -38,13 +54,32 @@ def _of_rank(env: Env, argument: Any, rank: int) -> Any:
     return torch.fx.node.map_arg(argument, lambda node: env[node][rank])
 
 
-def _launch(node: fx.Node, sent: list[Any]) -> list[Any]:
-    said = collectives.read_launch(node)
-    assert said is not None
-    if isinstance(sent[0], (list, tuple)):
-        parts = [_exchange(said, list(column)) for column in zip(*sent, strict=True)]
-        return [list(row) for row in zip(*parts, strict=True)]
-    return _exchange(said, sent)
+def _buffer(launch: collectives.Launch) -> Any:
+    """What ``launch`` writes; None if what it brings is new."""
+    if launch.operator.endswith("_out"):
+        return collectives.argument(launch.node, "out")
+    return collectives.argument(launch.node, "input") if launch.operator.endswith("_") else None
+
+
+def _land(env: Env, launch: collectives.Launch, ranks: range, groups: Groups) -> None:
+    """Write what ``launch`` brings to where each rank expects it."""
+    for mine, brought in zip(env[launch.node], _exchanged(env, launch, ranks, groups), strict=True):
+        for old, new in zip(collectives.tensors(mine), collectives.tensors(brought), strict=True):
+            old.copy_(new)
+
+
+def _exchanged(env: Env, launch: collectives.Launch, ranks: range, groups: Groups) -> list[Any]:
+    """What each rank gets."""
+    got: dict[int, Any] = {}
+    for members in groups.get(launch.group, [ranks]):
+        sent = [_of_rank(env, collectives.sent_by(launch.node), rank) for rank in members]
+        if isinstance(sent[0], (list, tuple)):
+            parts = [_exchange(launch, list(column)) for column in zip(*sent, strict=True)]
+            brought: list[Any] = [list(row) for row in zip(*parts, strict=True)]
+        else:
+            brought = _exchange(launch, sent)
+        got.update(zip(members, brought, strict=True))
+    return [got[rank] for rank in ranks]
 
 
 def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
@@ -52,7 +87,7 @@ def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
     ranks = len(sent)
     said_ranks = collectives.argument(said.node, "group_size")
     assert said_ranks in (None, ranks)
-    sent = [tensor.contiguous() for tensor in sent]
+    sent = [tensor.clone(memory_format=torch.contiguous_format) for tensor in sent]  # one element may have any stride
     if said.kind == "all_gather":
         whole = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in sent]).view(sent[0].dtype)
         return [whole.clone().view(sent[0].shape[0] * ranks, *sent[0].shape[1:]) for _ in sent]
@@ -64,3 +99,16 @@ def _exchange(said: collectives.Launch, sent: list[Tensor]) -> list[Tensor]:
         return [total.clone() for _ in sent]
     assert total.shape[0] % ranks == 0
     return [chunk.clone() for chunk in total.chunk(ranks)]
+
+
+def compare(before: fx.GraphModule, after: fx.GraphModule, world: int, groups: Groups | None = None) -> list[str]:
+    """What differs between the two on any of ``world`` ranks, as of :func:`suites.passes.on_ranks.compare`."""
+    results = []
+    for one, late in ((before, False), (after, False), (after, True)):
+        inputs = [inputs_of(tuple(given(before)), 0, rank) for rank in range(world)]
+        torch.manual_seed(0)
+        outputs = run(one.graph, inputs, groups, late=late)[one.graph.output_node()]
+        results.append(list(zip(outputs, inputs, strict=True)))
+    first, *others = results
+    pairs = [(rank, first[rank], other[rank]) for other in others for rank in range(world)]
+    return [f"rank {rank}: {text}" for rank, one, other in pairs for text in differences(one, other)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import fx
 
@@ -160,7 +160,3 @@ def _closure(start: fx.Node, more: Any) -> set[fx.Node]:
         found.update(fresh)
         queue.extend(fresh)
     return found
-
-
-def returned(graph: fx.Graph) -> list[fx.Node]:
-    return list(cast("Sequence[fx.Node]", graph.output_node().args[0]))

@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import fx
 
-NO_PASS = 3
-
 
 def same(gm: fx.GraphModule, plans: Any) -> fx.GraphModule:
     return gm

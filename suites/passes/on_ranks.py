@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import fx
 
@@ -32,15 +31,13 @@ def compare(
     world: int,
     seed: int = 0,
     groups: Groups | None = None,
-    sizes: Mapping[str, int] | None = None,
 ) -> list[str]:
     """What differs between ``before`` and ``after`` on any of ``world`` gloo ranks, a sentence each; none if they are equal.
 
     Each rank makes inputs of its own from the placeholders' fake values: small integers, held in the placeholder's dtype, so
-    that sums are exact. Reductions add in rank order. ``groups`` are those that the graphs name besides ``"0"``, the world;
-    ``sizes`` gives symbolic sizes other values than the traced ones, by the symbol's name.
+    that sums are exact. Reductions add in rank order. ``groups`` are those that the graphs name besides ``"0"``, the world.
     """
-    return compare_all(pools, before, [after], world, seed, groups, sizes)[0]
+    return compare_all(pools, before, [after], world, seed, groups)[0]
 
 
 def compare_all(
@@ -50,12 +47,11 @@ def compare_all(
     world: int,
     seed: int = 0,
     groups: Groups | None = None,
-    sizes: Mapping[str, int] | None = None,
 ) -> list[list[str]]:
     """As :func:`compare`, for several graphs that passes made of one."""
     portable = tuple(encode_module(one) for one in after)
     named = {name: lists for name, lists in (groups or {}).items() if name in _names(before, *after)}
-    case = Case(encode_module(before), portable, tuple(_given(before, sizes or {})), seed, named)
+    case = Case(encode_module(before), portable, tuple(given(before)), seed, named)
     results = pools.get(world).run(JOB, [case] * world, timeout_s=LIMIT_S, what="graphs before and after a pass")
     return [[text for result in results for text in result[number]] for number in range(len(after))]
 
@@ -65,24 +61,13 @@ def _names(*graph_modules: fx.GraphModule) -> set[str]:
     return {launch.group for launch in launches if launch is not None}
 
 
-def _given(graph_module: fx.GraphModule, sizes: Mapping[str, int]) -> Iterator[Given | int]:
+def given(graph_module: fx.GraphModule) -> Iterator[Given]:
+    """What inputs to make for ``graph_module``."""
     storages: dict[object, int] = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
-            shape, strides = (tuple(_number(n, sizes) for n in numbers) for numbers in (value.shape, value.stride()))
-            yield Given(shape, strides, _number(value.storage_offset(), sizes), value.dtype, storage)
-        else:
-            yield _number(value, sizes)
-
-
-def _number(value: int | torch.SymInt, sizes: Mapping[str, int]) -> int:
-    if isinstance(value, int):
-        return value
-    expression = value.node.expr
-    known = {symbol: sizes.get(str(symbol)) for symbol in expression.free_symbols}
-    return int(value.node.hint if None in known.values() else expression.subs(known))
+        storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
+        yield Given(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, storage)
 
 
 def copied(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -18,8 +18,8 @@ from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_module, by_size
-from pytest_fxbucket.ranks.pools import Pools
-from suites.passes.on_ranks import HALVES, compare_all, copied, fake_groups
+from suites.passes.all_ranks import compare
+from suites.passes.on_ranks import copied, fake_groups
 from suites.passes.rank_jobs_of_passes import Groups
 
 aten, c10d = torch.ops.aten, c10d_functional()
@@ -111,6 +111,10 @@ class Program:
     def all_reduce(self, node: fx.Node, op: str = "sum", group: str = "0") -> fx.Node:
         return self.wait(self.launch_all_reduce(node, op, group))
 
+    def together(self, form: str, nodes: Sequence[fx.Node], *said: str) -> list[fx.Node]:
+        """A launch of :meth:`gather`, :meth:`reduce` or :meth:`all_reduce`, by name, for each of ``nodes``, then the waits."""
+        return [self.wait(launch) for launch in [getattr(self, f"launch_{form}")(node, *said) for node in nodes]]
+
     def buffer_for(self, node: fx.Node, group: str = "0") -> fx.Node:
         """Room for what ``node`` is gathered to."""
         value = node.meta["val"]
@@ -151,10 +155,10 @@ class Passed:
     after: fx.GraphModule
     report: PassReport
 
-    def launches(self, kind: str | None = None) -> list[str]:
+    @property
+    def launches(self) -> list[str]:
         """Operators of the launches after the pass, in order."""
-        found = [collectives.read_launch(node) for node in self.after.graph.nodes]
-        return [one.operator for one in found if one is not None and kind in (None, one.kind)]
+        return launches(self.after.graph)
 
     @property
     def reasons(self) -> list[str]:
@@ -186,34 +190,39 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def equal(
-    pools: Pools,
-    program: Program,
-    nodes: Sequence[fx.Node],
-    entries: Sequence[Entry] = ("a",),
-    settings: Sequence[dict[str, Any]] = SETTINGS,
+    program: Program, nodes: Sequence[fx.Node], entries: Sequence[Entry] = ("a",), settings: Sequence[dict[str, Any]] = SETTINGS
 ) -> Passed:
-    """The graph that returns ``nodes``, through the pass with each of ``settings``, and the same on ranks each time.
+    """The graph that returns ``nodes``, through the pass with each of ``settings``, and on all ranks the same each time.
 
     Gives the first of them.
     """
     graph_module = program.returns(*nodes)
     passed = [through(program, graph_module, entries, **options) for options in settings]
-    found = compare_all(pools, graph_module, [one.after for one in passed], program.world, groups=program.groups)
-    differences = {str(options): texts for options, texts in zip(settings, found, strict=True) if texts}
-    assert not differences, differences
+    for options, one in zip(settings, passed, strict=True):
+        assert compare(graph_module, one.after, program.world, program.groups) == [], options
     return passed[0]
 
 
-def equal_with(pools: Pools, program: Program, build: Callable[[Program], list[fx.Node]], **options: Any) -> Passed:
-    """The graph that returns what ``build`` makes, through the pass with ``options``, and the same on ranks."""
-    return equal(pools, program, build(program), settings=[options])
+def chain(modules: Sequence[str] = ("a", "b", "c"), *, backward: bool = False) -> fx.GraphModule:
+    """Two shards in each of ``modules`` on 4 ranks, gathered one after the other, read, and reduced again if ``backward``."""
+    made = Program(4)
+    names = [[f"{module}_{name}".replace(".", "_") for name in ("weight", "scale")] for module in modules]
+    shards = [[made.given(name, 2, COLUMNS) for name in pair] for pair in names]
+    x, reduced = made.given("x", 8, COLUMNS), []
+    for made.module, pair in zip(modules, shards, strict=True):
+        for shard in pair:
+            x = made.call(aten.mul.Tensor, x, made.gather(shard))
+    for made.module in reversed(modules) if backward else ():
+        for _ in range(2):
+            x = made.neg(x)
+            reduced.append(made.reduce(x, "avg"))
+    return made.returns(x, *reduced)
 
 
-def two_groups(world: int) -> tuple[Groups, str, str]:
-    """Groups, and two of their names: across each other at 4 ranks; at other sizes the world, and the world once more."""
-    if world == 4:
-        return HALVES[4], "halves", "strided"
-    return {"again": [list(range(world))]}, "0", "again"
+def launches(graph: fx.Graph) -> list[str]:
+    """Operators of the launches of ``graph``, in order."""
+    found = [collectives.read_launch(node) for node in graph.nodes]
+    return [one.operator for one in found if one is not None]
 
 
 def run_pass(graph: fx.Graph, entries: Sequence[Entry], **options: Any) -> PassReport:

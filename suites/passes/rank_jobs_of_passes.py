@@ -1,4 +1,4 @@
-"""Runs in the ranks: two graphs on the same inputs, compared bit for bit."""
+"""Runs in the ranks: graphs before and after a pass, compared bit for bit; and what groups gathers of their own have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from pytest_fxbucket.checks.bitwise.job import bits
-from pytest_fxbucket.compat.c10d import group_name, twin_name, untwinned
+from pytest_fxbucket.compat.c10d import group_name, group_ranks, twin_name, untwinned
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.graph.ops import overload
@@ -36,11 +36,11 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A graph, what passes made of it, and what they run on: integers for sizes, and what to make numbers for."""
+    """A graph, what passes made of it, and the inputs that they run on."""
 
     before: PortableGraph
     after: tuple[PortableGraph, ...]
-    inputs: tuple[Given | int, ...]
+    inputs: tuple[Given, ...]
     seed: int
     groups: Groups = field(default_factory=dict)
 
@@ -49,12 +49,12 @@ def compare(rank: int, world: int, case: Case) -> list[list[str]]:
     """For each graph after a pass what differs on this rank; a sentence each."""
     names = _groups(rank, case.groups)
     mark("the graph before the pass")
-    expected = _run(case.before, _inputs(case, rank), names, case.seed)
+    expected = _run(case.before, inputs_of(case.inputs, case.seed, rank), names, case.seed)
     found = []
     for number, portable in enumerate(case.after):
         mark(f"graph {number + 1} of {len(case.after)} after the pass")
-        result = _run(portable, _inputs(case, rank), names, case.seed)
-        found.append([f"rank {rank}: {text}" for text in _differences(expected, result)])
+        result = _run(portable, inputs_of(case.inputs, case.seed, rank), names, case.seed)
+        found.append([f"rank {rank}: {text}" for text in differences(expected, result)])
     return found
 
 
@@ -69,21 +69,17 @@ def _groups(rank: int, groups: Groups) -> dict[str, str]:
     return names
 
 
-def _inputs(case: Case, rank: int) -> list[Any]:
+def inputs_of(inputs: Sequence[Given], seed: int, rank: int) -> list[Tensor]:
     """Integers from -4 to 4, other ones on each rank; the same each time."""
     sizes: dict[int, int] = {}
-    for given in case.inputs:
-        if isinstance(given, Given):
-            reach = sum((size - 1) * stride for size, stride in zip(given.shape, given.strides, strict=True))
-            sizes[given.storage] = max(sizes.get(given.storage, 0), given.offset + max(0, reach) + 1)
-    generator = torch.Generator().manual_seed(case.seed * 1009 + rank)
+    for given in inputs:
+        reach = sum((size - 1) * stride for size, stride in zip(given.shape, given.strides, strict=True))
+        sizes[given.storage] = max(sizes.get(given.storage, 0), given.offset + max(0, reach) + 1)
+    generator = torch.Generator().manual_seed(seed * 1009 + rank)
     numbers = {storage: torch.randint(-4, 5, (size,), generator=generator) for storage, size in sorted(sizes.items())}
     storages: dict[tuple[int, torch.dtype], Tensor] = {}
     made = []
-    for given in case.inputs:
-        if isinstance(given, int):
-            made.append(given)
-            continue
+    for given in inputs:
         key = (given.storage, given.dtype)
         storages.setdefault(key, numbers[given.storage].to(given.dtype))
         made.append(storages[key].as_strided(given.shape, given.strides, given.offset))
@@ -116,7 +112,8 @@ def _rename(node: fx.Node, names: Mapping[str, str]) -> None:
             node.update_kwarg("group_name", name)
 
 
-def _differences(first: tuple[list[Any], list[Any]], second: tuple[list[Any], list[Any]]) -> Iterator[str]:
+def differences(first: tuple[list[Any], list[Any]], second: tuple[list[Any], list[Any]]) -> Iterator[str]:
+    """A sentence for each output, or input as it was left, that is not the same bit for bit."""
     if len(first[0]) != len(second[0]):
         yield f"{len(first[0])} outputs before the pass, {len(second[0])} after it"
         return
@@ -150,3 +147,32 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return (
         tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1) if tensor.numel() else ()
     )
+
+
+def both(rank: int, world: int, graphs: tuple[PortableGraph, PortableGraph]) -> tuple[list[bool], tuple[int, ...], str, int]:
+    """Whether each result is the same bit for bit; ranks and back end of the new group, and how many groups there are."""
+    before, after = (decode(graph) for graph in graphs)
+    ensure_twins(after.graph)
+    ensure_twins(after.graph)
+    inputs = [torch.arange(6.0).reshape(2, 3) + 7 * rank, torch.arange(12.0).reshape(4, 3) * (rank + 1)]
+    results = [graph(*inputs) for graph in (before, after)]
+    known = list(dist.distributed_c10d._world.pg_map)
+    (twin,) = (group for group in known if group.group_name == twin_name("0"))
+    same = [torch.equal(a, b) for a, b in zip(*results, strict=True)]
+    return same, group_ranks("0:gather"), dist.get_backend(twin), len(known)
+
+
+def crossed(rank: int, world: int, graph: PortableGraph) -> list[list[float]]:
+    """What a rank of 4 gathers on the twins of its groups "halves" ([0, 1], [2, 3]) and "strided" ([1, 3], [0, 2])."""
+    made = {}
+    for name, lists in (("halves", [[0, 1], [2, 3]]), ("strided", [[1, 3], [0, 2]])):
+        for ranks in lists:
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                made[name] = group.group_name
+    decoded = decode(graph)
+    for node in decoded.graph.nodes:
+        node.args = tuple(f"{made[a.removesuffix(':gather')]}:gather" if isinstance(a, str) else a for a in node.args)
+    decoded.recompile()
+    ensure_twins(decoded.graph)
+    return [result.tolist() for result in decoded(torch.tensor([float(rank)]))]

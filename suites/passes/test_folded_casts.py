@@ -11,7 +11,7 @@ from torch import fx
 from suites.passes.packing import assert_same
 from suites.passes.programs import Program, aten
 
-RANKS = pytest.mark.parametrize("ranks", [2, 3, 4])
+RANKS = 3
 HALF = torch.bfloat16
 convert = torch.ops.prims.convert_element_type.default
 Cast = Callable[[Program, fx.Node], fx.Node]
@@ -42,34 +42,29 @@ def casts(graph: fx.Graph) -> int:
 
 
 def gathered(made: Program, tensors: list[fx.Node], *more: fx.Node) -> fx.Graph:
-    waits = [made.wait(node) for node in [made.launch_gather(tensor) for tensor in tensors]]
-    return made.returns(*waits, *more).graph
+    return made.returns(*made.together("gather", tensors), *more).graph
 
 
 def odd(made: Program, *dtypes: torch.dtype) -> list[fx.Node]:
     return [made.given(f"p{i}", 2 * i + 1, 3, dtype=dtype) for i, dtype in enumerate(dtypes)]
 
 
-@RANKS
 @pytest.mark.parametrize("cast", [to_copy, converted, in_place_and_order])
 @pytest.mark.parametrize("form", ["gather", "reduce", "all_reduce"])
-def test_casts_of_all_members_become_one(ranks: int, cast: Cast, form: str) -> None:
-    made = Program(ranks)
-    tensors = [cast(made, made.given(f"p{i}", ranks, 3 + i)) for i in range(3)]
-    launch = {"gather": made.launch_gather, "reduce": made.launch_reduce, "all_reduce": made.launch_all_reduce}[form]
-    waits = [made.wait(node) for node in [launch(tensor) for tensor in tensors]]
-    after, built, _ = assert_same(made.returns(*waits).graph, ranks)
+def test_casts_of_all_members_become_one(cast: Cast, form: str) -> None:
+    made = Program(RANKS)
+    tensors = [cast(made, made.given(f"p{i}", RANKS, 3 + i)) for i in range(3)]
+    after, built, _ = assert_same(made.returns(*made.together(form, tensors)).graph, RANKS)
     assert casts(after) == 1
     assert len(built.absorbed) == 3
     assert built.launch.meta["val"].dtype == HALF
 
 
-@RANKS
-def test_transposed_and_empty_members_are_cast_in_their_logical_order(ranks: int) -> None:
-    made = Program(ranks)
+def test_transposed_and_empty_members_are_cast_in_their_logical_order() -> None:
+    made = Program(RANKS)
     p, q = made.given("p", 3, 5), made.given("q", 0, 3)
     tensors = [to_copy(made, made.call(aten.t.default, p)), to_copy(made, q), to_copy(made, made.given("r", 7))]
-    after, _, _ = assert_same(gathered(made, tensors), ranks)
+    after, _, _ = assert_same(gathered(made, tensors), RANKS)
     assert casts(after) == 1
 
 
@@ -81,61 +76,43 @@ def test_a_cast_that_two_members_send_is_done_for_both() -> None:
     assert len(built.absorbed) == 2
 
 
-def left(name: str) -> Callable[[Program], fx.Graph]:
-    """A graph whose casts must stay."""
+def read_elsewhere(made: Program) -> fx.Graph:
+    p, q = (to_copy(made, tensor) for tensor in made.shards("pq"))
+    return gathered(made, [p, q], p)
 
-    def read_elsewhere(made: Program) -> fx.Graph:
-        p, q = (to_copy(made, tensor) for tensor in made.shards("pq"))
-        return gathered(made, [p, q], p)
 
-    def not_all_cast(made: Program) -> fx.Graph:
-        p, q = made.given("p", 3), made.given("q", 5, dtype=HALF)
-        return gathered(made, [to_copy(made, p), q])
+def not_all_cast(made: Program) -> fx.Graph:
+    p, q = made.given("p", 3), made.given("q", 5, dtype=HALF)
+    return gathered(made, [to_copy(made, p), q])
 
-    def of_several_sources(made: Program) -> fx.Graph:
-        return gathered(made, [to_copy(made, tensor) for tensor in odd(made, torch.float32, torch.float64)])
 
-    def to_several_dtypes(made: Program) -> fx.Graph:
-        p, q = odd(made, torch.float32, torch.float32)
-        return gathered(made, [to_copy(made, p), made.call(convert, q, torch.float64)])
+def of_several_sources(made: Program) -> fx.Graph:
+    return gathered(made, [to_copy(made, tensor) for tensor in odd(made, torch.float32, torch.float64)])
 
-    def to_integers(made: Program) -> fx.Graph:
-        return gathered(made, [made.call(convert, tensor, torch.int32) for tensor in odd(made, torch.float32, torch.float32)])
 
-    def from_integers(made: Program) -> fx.Graph:
-        return gathered(made, [to_copy(made, tensor) for tensor in odd(made, torch.int64, torch.int64)])
+def to_several_dtypes(made: Program) -> fx.Graph:
+    p, q = odd(made, torch.float32, torch.float32)
+    return gathered(made, [to_copy(made, p), made.call(convert, q, torch.float64)])
 
-    def no_cast_but_a_copy(made: Program) -> fx.Graph:
-        return gathered(made, [made.call(aten.clone.default, tensor) for tensor in made.shards("pq")])
 
-    return {
-        f.__name__: f
-        for f in (
-            read_elsewhere,
-            not_all_cast,
-            of_several_sources,
-            to_several_dtypes,
-            to_integers,
-            from_integers,
-            no_cast_but_a_copy,
-        )
-    }[name]
+def to_integers(made: Program) -> fx.Graph:
+    return gathered(made, [made.call(convert, tensor, torch.int32) for tensor in odd(made, torch.float32, torch.float32)])
+
+
+def from_integers(made: Program) -> fx.Graph:
+    return gathered(made, [to_copy(made, tensor) for tensor in odd(made, torch.int64, torch.int64)])
+
+
+def no_cast_but_a_copy(made: Program) -> fx.Graph:
+    return gathered(made, [made.call(aten.clone.default, tensor) for tensor in made.shards("pq")])
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "read_elsewhere",
-        "not_all_cast",
-        "of_several_sources",
-        "to_several_dtypes",
-        "to_integers",
-        "from_integers",
-        "no_cast_but_a_copy",
-    ],
+    "build",
+    [read_elsewhere, not_all_cast, of_several_sources, to_several_dtypes, to_integers, from_integers, no_cast_but_a_copy],
 )
-def test_casts_stay_where_one_cast_would_not_be_the_same(name: str) -> None:
-    graph = left(name)(Program(2))
+def test_casts_stay_where_one_cast_would_not_be_the_same(build: Callable[[Program], fx.Graph]) -> None:
+    graph = build(Program(2))
     after, built, _ = assert_same(graph, 2)
     assert built.absorbed == ()
     assert casts(after) == casts(graph)

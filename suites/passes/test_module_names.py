@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from functorch.compile import make_boxed_func
-from hand_made import chain
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -20,6 +18,8 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes import manual_overlap_bucketing
 from pytest_fxbucket.passes.module_names import entries_by_module, module_path
+from suites.graph.view_models import Wrapper, dynamo
+from suites.passes.programs import chain
 
 WIDTH = 4
 
@@ -51,30 +51,14 @@ class Net(nn.Module):
         return x
 
 
-class Wrapper(nn.Module):
-    def __init__(self, wrapped: Any) -> None:
-        super().__init__()
-        self.module = wrapped
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x)
-        return out
-
-
 def captured(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
     """The graph that dynamo and AOTAutograd make of ``function``."""
-    graphs: list[fx.GraphModule] = []
 
-    def keep(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(gm)
-        forward: Callable[..., Any] = make_boxed_func(gm.forward)
-        return forward
+    def autograd(keep: Callable[..., Any]) -> Any:
+        return aot_autograd(fw_compiler=lambda gm, inputs: make_boxed_func(keep(gm, inputs)))
 
-    torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(function, backend=aot_autograd(fw_compiler=keep), fullgraph=True)(*args)
-    (gm,) = graphs
-    return gm
+        return dynamo(function, *args, behind=autograd)
 
 
 def checkpointed() -> nn.Module:
@@ -85,14 +69,10 @@ def checkpointed() -> nn.Module:
 
 CAPTURES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "the model": lambda: (Net(),),
-    "a wrapped model": lambda: (Wrapper(Net()),),
-    "a model wrapped twice": lambda: (Wrapper(Wrapper(Net())),),
     "a compiled model within": lambda: (Wrapper(torch.compile(Net())),),
     "a checkpointed layer": lambda: (checkpointed(),),
     "an argument": lambda: (lambda model, x: model(x), Net()),
-    "an item of a dict": lambda: (lambda models, x: models["net"](x), {"net": Net()}),
     "an item of a list": lambda: (lambda models, x: models[0](x), [Wrapper(Net())]),
-    "a partial": lambda: (functools.partial(lambda model, x: model(x), Net()),),
 }
 
 

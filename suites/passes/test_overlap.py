@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from bucketing import passed
-from hand_made import chain
 from torch import fx
 
 from pytest_fxbucket.errors import PlanError
@@ -15,7 +14,8 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
-from pytest_fxbucket.passes.targets import by_module, by_parameter
+from pytest_fxbucket.passes.targets import by_parameter
+from suites.passes.programs import chain, run_pass
 
 MODULES = ("a", "b", "c", "d")
 
@@ -24,16 +24,13 @@ def scheduled(*, backward: bool = False, modules: tuple[str, ...] = MODULES, **o
     """Events in order, as ``launch a``, ``wait a``, ``use a`` (its first compute), ``reduce a``, ``reduced a``."""
     gm = chain(modules, backward=backward)
     uses = {node.name: f"use {node.meta['nn_module_stack'].popitem()[0]}" for node in gm.graph.nodes if _is_compute(node)}
-    targets = by_module(gm.graph, [(name, [name]) for name in modules], None)
-    report = ManualPass.of(**options).run(gm.graph, targets)
+    report = run_pass(gm.graph, modules, **options)
     events: list[str] = []
     for node in gm.graph.nodes:
-        kind = collectives.launch_kind(node)
-        if kind is not None:
-            events.append(f"{'launch' if kind == 'all_gather' else 'reduce'} {_entry(node)}")
-        elif collectives.is_wait(node):
-            launch = node.all_input_nodes[0]
-            events.append(f"{'wait' if collectives.is_all_gather(launch) else 'reduced'} {_entry(launch)}")
+        launch = node.all_input_nodes[0] if collectives.is_wait(node) else node
+        if collectives.launch_kind(launch) is not None:
+            words = ("launch", "wait") if collectives.is_all_gather(launch) else ("reduce", "reduced")
+            events.append(f"{words[launch is not node]} {launch.meta['fxbucket_entry']}")
         elif node.name in uses and uses[node.name] not in events:
             events.append(uses[node.name])
     return events, report
@@ -43,25 +40,27 @@ def _is_compute(node: fx.Node) -> bool:
     return "mul" in node.name or "neg" in node.name
 
 
-def _entry(launch: fx.Node) -> str:
-    return str(launch.meta["fxbucket_entry"])
-
-
-def test_without_reordering_buckets_stand_where_their_first_member_stood() -> None:
-    events, _ = scheduled(prefetch=0, defer_reduce=False)
-    assert events == [f"{what} {m}" for m in MODULES for what in ("launch", "wait", "use")]
-
-
 @pytest.mark.parametrize(
-    ("depth", "expected"),
+    ("options", "expected"),
     [
-        (1, "launch a, launch b, wait a, use a, launch c, wait b, use b, launch d, wait c, use c, wait d, use d"),
-        (2, "launch a, launch b, launch c, wait a, use a, launch d, wait b, use b, wait c, use c, wait d, use d"),
-        (9, "launch a, launch b, launch c, launch d, wait a, use a, wait b, use b, wait c, use c, wait d, use d"),
+        ({"prefetch": 0}, "launch a, wait a, use a, launch b, wait b, use b, launch c, wait c, use c, launch d, wait d, use d"),
+        ({"prefetch": 1}, "launch a, launch b, wait a, use a, launch c, wait b, use b, launch d, wait c, use c, wait d, use d"),
+        ({"prefetch": 2}, "launch a, launch b, launch c, wait a, use a, launch d, wait b, use b, wait c, use c, wait d, use d"),
+        ({"prefetch": 9}, "launch a, launch b, launch c, launch d, wait a, use a, wait b, use b, wait c, use c, wait d, use d"),
+        (
+            {"launch_at": {"forward": {"d": "a"}}},
+            "launch a, launch b, wait a, launch d, use a, launch c, wait b, use b, wait c, use c, wait d, use d",
+        ),
+        (
+            {"prefetch": 2, "launch_at": {"forward": {"d": "c"}}},
+            "launch a, launch b, launch c, wait a, use a, wait b, use b, wait c, launch d, use c, wait d, use d",
+        ),
     ],
 )
-def test_gathers_are_launched_as_many_entries_ahead_as_asked(depth: int, expected: str) -> None:
-    events, report = scheduled(prefetch=depth)
+def test_gathers_are_launched_as_many_entries_ahead_as_asked_or_where_the_user_says(
+    options: dict[str, Any], expected: str
+) -> None:
+    events, report = scheduled(**options)
     assert ", ".join(events) == expected
     assert report.left_alone == ()
     assert report.displaced == 0
@@ -72,18 +71,6 @@ def test_a_reduction_is_waited_for_behind_the_launch_of_the_next() -> None:
     assert [e for e in events if e.startswith("reduc")] == [
         *("reduce d", "reduce c", "reduced d", "reduce b", "reduced c", "reduce a", "reduced b", "reduced a"),
     ]
-
-
-def test_a_gather_is_launched_where_the_user_says_and_the_others_are_prefetched() -> None:
-    events, _ = scheduled(launch_at={"forward": {"d": "a"}})
-    assert ", ".join(events) == (
-        "launch a, launch b, wait a, launch d, use a, launch c, wait b, use b, wait c, use c, wait d, use d"
-    )
-
-
-def test_a_gather_can_be_launched_later_than_prefetch_would() -> None:
-    events, _ = scheduled(prefetch=2, launch_at={"forward": {"d": "c"}})
-    assert events.index("launch d") == events.index("use c") - 1
 
 
 def captured(case: str, **options: Any) -> list[str]:
@@ -111,30 +98,23 @@ def test_a_reduction_is_waited_for_right_before_the_compute_that_the_user_says()
     assert deferred.index("reduced layers.3") < deferred.index("use layers.1"), "what the test would not see without a choice"
 
 
-def test_a_reduction_cannot_be_waited_for_before_it_is_launched() -> None:
-    with pytest.raises(PlanError, match=r"the compute of 'layers\.2' starts before the reduction is launched"):
-        captured("linears", wait_before={"backward": {"layers.1": "layers.2"}})
-
-
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown key": ({"launch_at": {"forward": {"x": "a"}}}, "launch_at.forward: 'x' at 'a' names no bucket: entry 'x'"),
-    "an unknown value": ({"launch_at": {"forward": {"d": "x"}}}, "launch_at.forward: 'd' at 'x' names no bucket: entry 'x'"),
-    "its own compute": (
-        {"launch_at": {"forward": {"b": "b"}}},
-        "is impossible: when the compute of 'b' starts, 'b' is used first",
-    ),
-    "after its own compute": ({"launch_at": {"forward": {"a": "c"}}}, "when the compute of 'c' starts, 'a' is used first"),
-    "no such direction": ({"launch_at": {"backward": {"a": "b"}}}, "has no all-gather there; entries that have one: none"),
-    "no reduction": (
-        {"wait_before": {"backward": {"a": "b"}}},
-        "entry 'a' has no reduction there; entries that have one: none",
-    ),
+Hand = dict[str, dict[str, str]]
+BAD: dict[str, tuple[Hand, Hand, str]] = {
+    "an unknown key": ({"forward": {"x": "a"}}, {}, "launch_at.forward: 'x' at 'a' names no bucket: entry 'x'"),
+    "an unknown value": ({"forward": {"d": "x"}}, {}, "launch_at.forward: 'd' at 'x' names no bucket: entry 'x'"),
+    "its own compute": ({"forward": {"b": "b"}}, {}, "is impossible: when the compute of 'b' starts, 'b' is used first"),
+    "after its own compute": ({"forward": {"a": "c"}}, {}, "when the compute of 'c' starts, 'a' is used first"),
+    "a circle": ({"forward": {"c": "a", "a": "c"}}, {}, "when the compute of 'c' starts, 'a' is used first"),
+    "no such direction": ({"backward": {"a": "b"}}, {}, "has no all-gather there; entries that have one: none"),
+    "no reduction": ({}, {"backward": {"a": "b"}}, "entry 'a' has no reduction there; entries that have one: none"),
+    "before its launch": ({}, {"forward": {"a": "c"}}, "the compute of 'c' starts before the reduction is launched"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_place_that_cannot_be_had_is_an_error_that_names_it(case: str) -> None:
-    options, message = BAD[case]
+    launch_at, wait_before, message = BAD[case]
     with pytest.raises(PlanError) as error:
-        scheduled(**options)
+        scheduled(backward=True, launch_at=launch_at, wait_before=wait_before)
     assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -14,7 +14,7 @@ from pytest_fxbucket.step.portable import encode_module
 from suites.passes.on_ranks import HALVES, copied
 from suites.passes.programs import Program, aten
 
-JOBS = "suites.passes.own_group_jobs"
+JOBS = "suites.passes.rank_jobs_of_passes"
 
 
 def a_step() -> fx.GraphModule:

@@ -15,7 +15,7 @@ from suites.passes.all_ranks import Env
 from suites.passes.packing import assert_same, packed, targets
 from suites.passes.programs import Program, aten
 
-RANKS = pytest.mark.parametrize("ranks", [2, 3, 4])
+RANKS = 3
 FORMS = ("gather", "reduce", "all_reduce")
 
 
@@ -24,108 +24,39 @@ def returning(made: Program, *nodes: fx.Node) -> fx.Graph:
     return made.returns(*nodes, *(made.call(aten.clone.default, node) for node in nodes)).graph
 
 
-def launched(made: Program, form: str, tensors: list[fx.Node]) -> list[fx.Node]:
-    """A launch for each tensor, then the waits."""
-    launch = {"gather": made.launch_gather, "reduce": made.launch_reduce, "all_reduce": made.launch_all_reduce}[form]
-    return [made.wait(node) for node in [launch(tensor) for tensor in tensors]]
-
-
-@RANKS
-@pytest.mark.parametrize("form", FORMS)
-def test_odd_sized_and_empty_members_arrive_whole(ranks: int, form: str) -> None:
-    made = Program(ranks)
-    n = 1 if form == "gather" else ranks
-    shapes = [(n, 5), (0, 3), (3 * n,), (n, 0), (n, 1, 7), (2 * n, 3)]
-    graph = returning(made, *launched(made, form, [made.given(f"p{i}", *shape) for i, shape in enumerate(shapes)]))
-    _, built, _ = assert_same(graph, ranks)
-    assert len(built.results) == len(shapes)
-
-
-@RANKS
-@pytest.mark.parametrize("form", FORMS)
-def test_a_bucket_of_empty_members_alone_arrives(ranks: int, form: str) -> None:
-    made = Program(ranks)
-    shapes = [(0, 3), (0,), (ranks, 0)]
-    assert_same(returning(made, *launched(made, form, [made.given(f"p{i}", *s) for i, s in enumerate(shapes)])), ranks)
-
-
-@RANKS
-def test_zero_dimensional_gradients_are_reduced(ranks: int) -> None:
-    made = Program(ranks)
-    shapes: list[tuple[int, ...]] = [(), (2, 3), (), (0,)]
-    assert_same(returning(made, *launched(made, "all_reduce", [made.given(f"p{i}", *s) for i, s in enumerate(shapes)])), ranks)
-
-
-@RANKS
-@pytest.mark.parametrize("form", FORMS)
-def test_strided_members_arrive_contiguous_in_their_logical_order(ranks: int, form: str) -> None:
-    made = Program(ranks)
-    p, q, r, s, t = (
-        made.given(f"p{i}", *shape)
-        for i, shape in enumerate([(3, 2 * ranks), (ranks, 4), (1, 3), (2 * ranks, 3), (2, ranks, 3)])
-    )
-    views = [
-        made.call(aten.t.default, p),
-        made.call(aten.slice.Tensor, q, 1, 1, 2),
-        made.call(aten.expand.default, r, [ranks, 3]),
-        made.call(aten.slice.Tensor, s, 0, 0, 2 * ranks, 2),
-        made.call(aten.permute.default, t, [1, 0, 2]),
-    ]
-    assert_same(returning(made, *launched(made, form, views)), ranks)
-
-
-@RANKS
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float64])
-def test_members_of_any_one_dtype_arrive(ranks: int, form: str, dtype: torch.dtype) -> None:
-    made = Program(ranks)
-    shapes = [(ranks, 3), (2 * ranks,), (ranks, 1, 5)]
+def test_members_of_any_one_dtype_arrive(form: str, dtype: torch.dtype) -> None:
+    made = Program(RANKS)
+    shapes = [(RANKS, 3), (2 * RANKS,), (RANKS, 1, 5)]
     tensors = [made.given(f"p{i}", *shape, dtype=dtype) for i, shape in enumerate(shapes)]
-    assert_same(returning(made, *launched(made, form, tensors)), ranks)
+    assert_same(returning(made, *made.together(form, tensors)), RANKS)
 
 
-@RANKS
-def test_averages_stay_averages(ranks: int) -> None:
-    made = Program(ranks)
-    full = made.fulls("xy")
-    waits = [made.wait(node) for node in [made.launch_reduce(x, "avg") for x in full]]
-    after, _, _ = assert_same(returning(made, *waits), ranks)
-    assert [collectives.argument(n, "reduce_op") for n in after.nodes if collectives.launch_kind(n)] == ["avg"]
-
-
-@RANKS
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
-def test_tensors_of_coalesced_launches_arrive(ranks: int, kind: str) -> None:
+def test_tensors_of_coalesced_launches_arrive(kind: str) -> None:
     """The fake value of a coalesced all-reduce of a transposed tensor has strides that no result has."""
-    made = Program(ranks)
-    tensors = [made.given(f"p{i}", ranks * (i + 1), 3) for i in range(4)]
-    tensors[1] = made.call(aten.t.default, made.given("q", 3, ranks))
+    made = Program(RANKS)
+    tensors = [made.given(f"p{i}", RANKS * (i + 1), 3) for i in range(4)]
+    tensors[1] = made.call(aten.t.default, made.given("q", 3, RANKS))
     waits = [*made.coalesced(kind, tensors[:2]), *made.coalesced(kind, tensors[2:])]
-    after, built, _ = assert_same(returning(made, *waits), ranks)
+    after, built, _ = assert_same(returning(made, *waits), RANKS)
     assert len(built.results) == 4
     assert all(result.meta["val"].is_contiguous() for result in built.results)
     assert sum(collectives.launch_kind(node) is not None for node in after.nodes) == 1
 
 
-@RANKS
-def test_gathers_into_a_buffer_of_their_own_need_no_buffer(ranks: int) -> None:
-    made = Program(ranks)
+def test_gathers_into_a_buffer_of_their_own_need_no_buffer() -> None:
+    made = Program(RANKS)
     waits = [made.gather_into(p, made.buffer_for(p)) for p in made.shards("pq")]
-    after, _, _ = assert_same(returning(made, *waits), ranks)
+    after, _, _ = assert_same(returning(made, *waits), RANKS)
     assert not [node for node in after.nodes if node.target == aten.empty.memory_format]
-
-
-@RANKS
-def test_each_wait_of_a_launch_with_two_is_replaced(ranks: int) -> None:
-    made = Program(ranks)
-    p, q = (made.launch_gather(shard) for shard in made.shards("pq"))
-    assert_same(returning(made, made.wait(p), made.wait(q), made.wait(p)), ranks)
 
 
 @pytest.mark.parametrize("form", ["gather", "all_reduce"])
 def test_a_single_tensor_is_copied_so_that_a_later_write_does_not_reach_what_is_sent(form: str) -> None:
     made = Program(2)
-    after, built, env = assert_same(returning(made, *launched(made, form, made.shards("p"))), 2)
+    after, built, env = assert_same(returning(made, *made.together(form, made.shards("p"))), 2)
     (p,) = after.find_nodes(op="placeholder")
     sent = built.launch.args[0]
     assert storage_key(env[sent][0]) != storage_key(env[p][0])
@@ -151,29 +82,27 @@ def of_several_dtypes(made: Program) -> list[fx.Node]:
     return [made.given(f"p{i}", *shape, dtype=dtype) for i, (dtype, shape) in enumerate(SEVERAL)]
 
 
-@RANKS
-def test_members_of_several_dtypes_arrive_each_in_its_own(ranks: int) -> None:
-    made = Program(ranks)
-    after, built, _ = assert_same(returning(made, *launched(made, "gather", of_several_dtypes(made))), ranks)
+def test_members_of_several_dtypes_arrive_each_in_its_own() -> None:
+    made = Program(RANKS)
+    after, built, _ = assert_same(returning(made, *made.together("gather", of_several_dtypes(made))), RANKS)
     assert built.launch.meta["val"].dtype == torch.uint8
     assert [node.target for node in after.nodes].count(torch.ops._c10d_functional.all_gather_into_tensor.default) == 1
 
 
-@RANKS
-def test_strided_members_of_several_dtypes_arrive(ranks: int) -> None:
-    made = Program(ranks)
+def test_strided_members_of_several_dtypes_arrive() -> None:
+    made = Program(RANKS)
     p, q = made.given("p", 3, 5, dtype=torch.bfloat16), made.given("q", 7, 4)
     views = [
         made.call(aten.t.default, p),
         made.call(aten.slice.Tensor, q, 0, 1, 7, 2),
         made.call(aten.expand.default, made.given("r", 1, dtype=torch.int64), [3]),
     ]
-    assert_same(returning(made, *launched(made, "gather", views)), ranks)
+    assert_same(returning(made, *made.together("gather", views)), RANKS)
 
 
 def test_each_member_of_several_dtypes_begins_aligned_to_the_largest() -> None:
     made = Program(2)
-    after, _, _ = assert_same(returning(made, *launched(made, "gather", of_several_dtypes(made))), 2)
+    after, _, _ = assert_same(returning(made, *made.together("gather", of_several_dtypes(made))), 2)
     (split,) = (node for node in after.nodes if node.target == aten.split_with_sizes.default)
     sizes = split.args[1]
     used = {node.args[1] for node in split.users if node.target is getitem}
@@ -189,7 +118,7 @@ def test_an_all_gather_packs_no_more_for_more_ranks(several: bool) -> None:
     def made_before_launch(ranks: int) -> int:
         made = Program(ranks)
         shards = of_several_dtypes(made) if several else made.shards("pqrst", 64, 3)
-        built = packed(returning(made, *launched(made, "gather", shards)), ranks)
+        built = packed(returning(made, *made.together("gather", shards)), ranks)
         storages = {
             storage_key(v): v.untyped_storage().nbytes() for n in built.pack if isinstance(v := n.meta["val"], torch.Tensor)
         }
@@ -201,7 +130,7 @@ def test_an_all_gather_packs_no_more_for_more_ranks(several: bool) -> None:
 def test_a_pack_makes_one_copy_of_its_members() -> None:
     made = Program(4)
     shards = made.shards("pqrst", 64, 3)
-    built = packed(returning(made, *launched(made, "gather", shards)), 4)
+    built = packed(returning(made, *made.together("gather", shards)), 4)
     storages = {storage_key(node.meta["val"]): node.meta["val"].untyped_storage().nbytes() for node in built.pack}
     for shard in shards:  # seen flat
         storages.pop(storage_key(shard.meta["val"]))
@@ -216,7 +145,7 @@ def test_fake_values_say_what_the_nodes_hold(form: str) -> None:
         tensors, form = of_several_dtypes(made), "gather"
     else:
         tensors = [made.given(f"p{i}", *shape) for i, shape in enumerate([(2, 5), (2, 3), (4,)])]
-    after, built, env = assert_same(returning(made, *launched(made, form, tensors)), 2)
+    after, built, env = assert_same(returning(made, *made.together(form, tensors)), 2)
     for node in (*built.pack, built.launch, built.waits[0], *built.unpack):
         for fake, real in zip(collectives.tensors(node.meta["val"]), collectives.tensors(env[node][0]), strict=True):
             assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride()), node
@@ -244,7 +173,7 @@ def _sharing(nodes: list[fx.Node] | tuple[fx.Node, ...], env: Env | None) -> lis
 def test_a_merged_node_says_its_entry_and_sources_and_the_modules_of_all_members() -> None:
     made = Program(2)
     made.backward = True
-    graph = returning(made, *launched(made, "reduce", made.fulls("xy")))
+    graph = returning(made, *made.together("reduce", made.fulls("xy")))
     members = targets(graph, 2, "backward")
     with graph.inserting_before(graph.output_node()):
         built = build(graph, members, foldable=lambda cast: True)

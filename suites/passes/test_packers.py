@@ -83,13 +83,9 @@ def gives_nothing(make: Maker, bucket: Bucket) -> None:
     return None
 
 
-NO_PACKER = 3
-
-
 def gathers(ranks: int) -> fx.Graph:
     made = Program(ranks)
-    launches = [made.launch_gather(tensor) for tensor in made.shards("pqr")]
-    return made.returns(*[made.wait(launch) for launch in launches]).graph
+    return made.returns(*made.together("gather", made.shards("pqr"))).graph
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -103,16 +99,14 @@ def test_gathers_go_through_a_packer_of_ones_own(ranks: int) -> None:
 def test_reductions_go_through_a_packer_of_ones_own(form: str, packer: str) -> None:
     made = Program(2)
     tensors = [made.given(f"p{i}", *shape) for i, shape in enumerate([(4, 3), (2, 5), (2,)])]
-    launches = [(made.launch_reduce if form == "reduce" else made.launch_all_reduce)(tensor) for tensor in tensors]
-    assert_same(made.returns(*[made.wait(launch) for launch in launches]).graph, 2, packer=HERE + packer)
+    assert_same(made.returns(*made.together(form, tensors)).graph, 2, packer=HERE + packer)
 
 
 def test_a_packer_of_ones_own_sees_the_casts() -> None:
     """Only packers that are known to move elements whole may leave the cast to the packed tensor."""
     made = Program(2)
     halves = [made.call(aten._to_copy.default, tensor, dtype=torch.bfloat16) for tensor in made.shards("pq")]
-    launches = [made.launch_gather(half) for half in halves]
-    _, built, _ = assert_same(made.returns(*[made.wait(launch) for launch in launches]).graph, 2, packer=HERE + "joined")
+    _, built, _ = assert_same(made.returns(*made.together("gather", halves)).graph, 2, packer=HERE + "joined")
     assert built.absorbed == ()
 
 
@@ -138,9 +132,7 @@ def test_a_packer_that_does_not_do_its_work_is_named(name: str, words: str) -> N
     [
         ("defualt", 'packer "defualt" is not known: did you mean "default", or name one of your own as "module:callable"'),
         ("fastest", 'packer "fastest" is not known: known: default, or name'),
-        ("suites.nowhere:pack", 'packer "suites.nowhere:pack": there is no module "suites.nowhere"'),
         (HERE + "join", 'has no "join"; did you mean "joined"?'),
-        (HERE + "NO_PACKER", "is a int, which cannot be called"),
     ],
 )
 def test_a_packer_that_is_not_there_is_an_error_that_says_the_nearest(name: str, words: str) -> None:

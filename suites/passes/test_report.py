@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from bucketing import Outcome, as_report, passed
-from hand_made import chain
 from torch import fx
 
+from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_module
+from suites.passes.programs import chain
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "three ahead": {"prefetch": 3},
@@ -29,19 +30,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_is_said_of_each_bucket_is_read_off_the_graph(options: str) -> None:
+def test_what_is_said_of_each_bucket_and_of_all_is_read_off_the_graph(options: str) -> None:
     outcome = passed("llama", **OPTIONS[options])
+    report, after, totals = outcome.report, outcome.after.buckets, outcome.report.totals
     plain = _without_order(outcome)
     derived = [as_report(plain, bucket) for bucket in plain.after.buckets]
-    assert [replace(bucket, splits=()) for bucket in outcome.report.buckets] == derived
+    assert [replace(bucket, splits=()) for bucket in report.buckets] == derived
     assert any(bucket.overlap_nodes for bucket in derived) == (options != "nothing moved")
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_the_sums_are_those_of_the_graph(options: str) -> None:
-    outcome = passed("llama", **OPTIONS[options])
-    report, after = outcome.report, outcome.after.buckets
-    totals = report.totals
     assert (totals.buckets, totals.launches_after) == (len(after), len(after))
     assert totals.launches_before == len(outcome.before.buckets)
     assert totals.members == sum(len(bucket.members) for bucket in after)
@@ -49,6 +44,8 @@ def test_the_sums_are_those_of_the_graph(options: str) -> None:
         same = [bucket for bucket in after if (bucket.direction, bucket.kind) == (direction, kind)]
         assert (own.buckets, own.bytes) == (len(same), sum(bucket.bytes for bucket in same))
     assert totals.hidden == sum(bucket.overlap_nodes > 0 for bucket in report.buckets)
+    peaks = peak_bytes(gathered_lives(outcome.before)), peak_bytes(gathered_lives(outcome.after))
+    assert (report.gathered_before, report.gathered_after) == peaks
 
 
 def test_each_part_of_an_entry_says_what_parted_it() -> None:

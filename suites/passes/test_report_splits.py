@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from operator import getitem
 from typing import Any
 
 import pytest
 import torch
-from hand_made import COLUMNS, RANKS, ROWS, HandMade, aten, c10d, chain
 from torch import fx
 
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.grouping import grouping_of
-from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport, remedy, sentence
-from pytest_fxbucket.passes.targets import by_module, by_size
+from pytest_fxbucket.passes.targets import by_module
 from pytest_fxbucket.plan.tables import Bucket
+from suites.passes.programs import COLUMNS, Program, c10d, chain, run_pass
 
-SHARD = ROWS * COLUMNS * 4 * RANKS
-FULL = (ROWS * RANKS, COLUMNS)
-
-
-def report_of(gm: fx.GraphModule, *entries: str, **options: Any) -> PassReport:
-    targets = by_module(gm.graph, [(entry, [entry]) for entry in entries], None) if entries else by_size(gm.graph)
-    return ManualPass.of(**options).run(gm.graph, targets)
+RANKS = 4
+GATHERED = 2 * COLUMNS * 4 * RANKS
+"""Bytes of what a shard of these is gathered to."""
+MB = 1 << 20
 
 
 def said(report: PassReport) -> list[list[str]]:
@@ -32,171 +28,174 @@ def said(report: PassReport) -> list[list[str]]:
     return [[sentence(split, bucket.kind) for split in bucket.splits] for bucket in report.buckets]
 
 
-def gathered(made: HandMade, name: str, group: str = "0", dtype: torch.dtype = torch.float32) -> fx.Node:
-    shard = made.placeholder(name)
-    with made.mode:
-        shard.meta["val"] = torch.empty(ROWS, COLUMNS, dtype=dtype)
-    launch = made.call(c10d.all_gather_into_tensor.default, shard, RANKS, group, module="a")
-    return made.call(c10d.wait_tensor.default, launch, module="a")
+def gathering(names: str) -> fx.Graph:
+    made = Program(RANKS)
+    return made.returns(*map(made.gather, made.shards(names))).graph
 
 
-def reduced(made: HandMade, full: fx.Node, op: str) -> None:
-    launch = made.call(c10d.reduce_scatter_tensor.default, full, op, RANKS, "0", module="a")
-    made.results.append(made.call(c10d.wait_tensor.default, launch, module="a"))
+def on_two_groups(made: Program) -> list[fx.Node]:
+    return [made.gather(shard, group) for shard, group in zip(made.shards("pq"), "07", strict=True)]
 
 
-def test_a_bucket_that_nothing_parted_has_no_reason() -> None:
-    report = report_of(chain(), "a", "b", "c")
-    assert [(bucket.launches_before, bucket.launches_after, bucket.splits) for bucket in report.buckets] == [(2, 1, ())] * 3
+def of_two_dtypes(made: Program) -> list[fx.Node]:
+    return [made.gather(*made.shards("p")), made.gather(*made.shards("q", dtype=torch.bfloat16))]
 
 
-def test_merging_that_is_off_is_the_reason() -> None:
-    report = report_of(chain(("a",)), "a", enabled=False)
-    assert said(report) == [["merging is off (bucket.enabled = false)"]] * 2
-    assert said(report_of(gathered_once(), "a", enabled=False)) == [[]], "alone it was apart from nothing"
+def in_two_directions(made: Program) -> list[fx.Node]:
+    p, q, x, y = *made.shards("pq"), *made.fulls("xy")
+    forward = [made.gather(p), made.reduce(x)]
+    made.backward = True
+    return [*forward, made.gather(q), made.reduce(y)]
 
 
-def gathered_once() -> fx.GraphModule:
-    made = HandMade()
-    return made.returns(gathered(made, "p"))
+def reduced_in_two_ways(made: Program) -> list[fx.Node]:
+    return [made.reduce(x, op) for x, op in zip(made.fulls("xy"), ("avg", "sum"), strict=True)]
 
 
-def test_the_other_direction_is_said_of_gathers_and_of_reductions() -> None:
-    made = HandMade()
-    waits = [gathered(made, "p"), gathered(made, "q")]
-    for name in "xy":
-        reduced(made, made.placeholder(name, *FULL), "avg")
-    for node in (waits[1].all_input_nodes[0], made.results[1].all_input_nodes[0]):
-        node.meta["autograd_backward"] = True
-    assert said(report_of(made.returns(*waits), "a")) == [
-        ["in backward it is gathered anew: one launch for both would keep it gathered in between"],
-        ["in forward it is gathered anew: one launch for both would keep it gathered in between"],
-        ["in backward there are reductions too: one launch for both would hold back the earlier"],
-        ["in forward there are reductions too: one launch for both would hold back the earlier"],
-    ]
+SPLITS: dict[Callable[[Program], list[fx.Node]], list[str]] = {
+    on_two_groups: [
+        "it runs on process group 0, others of its entry on 7, and a launch has one",
+        "it runs on process group 7, others of its entry on 0, and a launch has one",
+    ],
+    of_two_dtypes: [
+        "its dtype is float32, that of others of its entry bfloat16",
+        "its dtype is bfloat16, that of others of its entry float32",
+    ],
+    in_two_directions: [
+        "in backward it is gathered anew: one launch for both would keep it gathered in between",
+        "in backward there are reductions too: one launch for both would hold back the earlier",
+        "in forward it is gathered anew: one launch for both would keep it gathered in between",
+        "in forward there are reductions too: one launch for both would hold back the earlier",
+    ],
+    reduced_in_two_ways: [
+        "it reduces by avg, others of its entry by sum, and a launch has one reduction",
+        "it reduces by sum, others of its entry by avg, and a launch has one reduction",
+    ],
+}
 
 
-def test_two_process_groups_are_said_by_mesh_dimension_where_it_is_known() -> None:
-    made = HandMade()
-    report = report_of(made.returns(gathered(made, "p", "0"), gathered(made, "q", "7")), "a")
-    assert said(report)[0] == ["it runs on process group 0, others of its entry on 7, and a launch has one"]
+@pytest.mark.parametrize("build", SPLITS)
+def test_what_two_launches_differ_in_is_said_of_both(build: Callable[[Program], list[fx.Node]]) -> None:
+    made = Program(RANKS)
+    assert said(run_pass(made.returns(*build(made)).graph, ["a"])) == [[line] for line in SPLITS[build]]
+
+
+def split_of(build: Callable[[Program], list[fx.Node]]) -> tuple[PassReport, Any]:
+    made = Program(RANKS)
+    report = run_pass(made.returns(*build(made)).graph, ["a"])
     (split,) = report.buckets[1].splits
+    return report, split
+
+
+def test_process_groups_are_said_by_mesh_dimension_where_it_is_known() -> None:
+    report, split = split_of(on_two_groups)
     dims = {"0": "dp_shard", "7": "tp"}
     assert sentence(split, "all_gather", dims).startswith("it runs on process group tp, others of its entry on dp_shard")
     assert report.to_dict(dims)["buckets"][1]["group"] == "tp"
     assert remedy(split, "all_gather") == "shard both over the same mesh dimension"
 
 
-def test_two_reductions_are_said() -> None:
-    made = HandMade()
-    for name, op in (("x", "avg"), ("y", "sum")):
-        reduced(made, made.placeholder(name, *FULL), op)
-    assert said(report_of(made.returns(), "a")) == [
-        ["it reduces by avg, others of its entry by sum, and a launch has one reduction"],
-        ["it reduces by sum, others of its entry by avg, and a launch has one reduction"],
-    ]
-
-
-def test_two_devices_are_said() -> None:
-    made = HandMade()
-    gm = made.returns(gathered(made, "p"), gathered(made, "q"))
-    first, second = by_module(gm.graph, [("a", ["a"])], None).planned
-    found = grouping_of(order_of(gm.graph), [first, replace(second, device="cuda:1")], Bucket(), ["a"])
-    ((_, _), (_, (split,))) = found
-    assert sentence(split, "all_gather") == "it is on cuda:1, others of its entry on cpu"
-
-
-def test_two_dtypes_are_said_with_the_way_out_that_the_kind_has() -> None:
-    made = HandMade()
-    report = report_of(made.returns(gathered(made, "p"), gathered(made, "q", dtype=torch.bfloat16)), "a")
-    assert said(report)[1] == ["its dtype is bfloat16, that of others of its entry float32"]
-    (split,) = report.buckets[1].splits
+def test_two_dtypes_have_the_way_out_that_the_kind_has() -> None:
+    _, split = split_of(of_two_dtypes)
     assert remedy(split, "all_gather").startswith('set bucket.dtypes = "mixed"')
     assert remedy(split, "reduce_scatter").startswith("set parallel.reduce_dtype")
 
 
+def test_a_bucket_that_nothing_parted_has_no_reason() -> None:
+    report = run_pass(chain().graph, ["a", "b", "c"])
+    assert [(bucket.launches_before, bucket.launches_after, bucket.splits) for bucket in report.buckets] == [(2, 1, ())] * 3
+
+
+def test_merging_that_is_off_is_the_reason() -> None:
+    assert said(run_pass(gathering("pq"), ["a"], enabled=False)) == [["merging is off (bucket.enabled = false)"]] * 2
+    assert said(run_pass(gathering("p"), ["a"], enabled=False)) == [[]], "alone it was apart from nothing"
+
+
+def test_two_devices_are_said() -> None:
+    graph = gathering("pq")
+    first, second = by_module(graph, [("a", ["a"])], None).planned
+    found = grouping_of(order_of(graph), [first, replace(second, device="cuda:1")], Bucket(), ["a"])
+    ((_, _), (_, (split,))) = found
+    assert sentence(split, "all_gather") == "it is on cuda:1, others of its entry on cpu"
+
+
 def test_a_launch_that_carries_several_dtypes_already_is_said() -> None:
-    made = HandMade()
-    shards = [made.placeholder(name) for name in "pq"]
-    with made.mode:
-        shards[1].meta["val"] = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16)
-    launch = made.call(c10d.all_gather_into_tensor_coalesced.default, shards, RANKS, "0", module="a")
-    waits = [made.call(c10d.wait_tensor.default, made.call(getitem, launch, i)) for i in range(2)]
-    report = report_of(made.returns(*waits, gathered(made, "r")), "a")
+    made = Program(RANKS)
+    shards = [*made.shards("p"), *made.shards("q", dtype=torch.bfloat16)]
+    launch = made.call(c10d.all_gather_into_tensor_coalesced.default, shards, RANKS, "0")
+    waits = [made.wait(made.part(launch, i)) for i in range(2)]
+    report = run_pass(made.returns(*waits, made.gather(*made.shards("r"))).graph, ["a"])
     assert "its launch carries several dtypes already, and stays as it was" in said(report)[0]
     assert report.buckets[0].launches_before == 1
     assert report.buckets[0].dtype == "bfloat16+float32"
 
 
 def test_a_bucket_of_an_earlier_run_is_said() -> None:
-    gm = chain(("a",))
-    one_each = {"cap_mb": (SHARD / (1 << 20),)}
-    report_of(gm, "a", **one_each)
-    assert said(report_of(gm, "a")) == [["what an earlier run made a bucket stays as it is"]] * 2
+    graph = gathering("pq")
+    run_pass(graph, ["a"], cap_mb=(GATHERED / MB,))
+    assert said(run_pass(graph, ["a"])) == [["what an earlier run made a bucket stays as it is"]] * 2
 
 
-def test_a_cap_is_said_with_its_figures_and_what_would_be_enough() -> None:
-    cap = 2 * SHARD / (1 << 20)
-    made = HandMade()
-    report = report_of(made.returns(*(gathered(made, name) for name in "pqr")), "a", cap_mb=(cap,))
-    sentences = f"cap_mb = {cap:g} (192 bytes) is reached: 192 bytes, and r would add 96"
-    assert [bucket.members for bucket in report.buckets] == [("p", "q"), ("r",)]
-    assert said(report) == [[sentences], [sentences]]
+@pytest.mark.parametrize(
+    ("options", "members", "sentences"),
+    [
+        (
+            {"cap_mb": (2 * GATHERED / MB,)},
+            [("p", "q"), ("r", "s")],
+            ["cap_mb = 0.000183105 (192 bytes) is reached: 192 bytes, and r would add 96"] * 2,
+        ),
+        (
+            {"cap_mb": (GATHERED / MB / 2,)},
+            [("p",), ("q",), ("r",), ("s",)],
+            [f"{name} alone has 96 bytes, above cap_mb = 4.57764e-05 (48 bytes)" for name in "pqrs"],
+        ),
+        (
+            {"by": "size", "cap_mb": (GATHERED / MB, 2 * GATHERED / MB)},
+            [("p",), ("q", "r"), ("s",)],
+            [
+                "cap_mb = 9.15527e-05 (96 bytes) is reached: 96 bytes, and q would add 96",
+                *["cap_mb = 0.000183105 (192 bytes) is reached: 192 bytes, and s would add 96"] * 2,
+            ],
+        ),
+    ],
+    ids=["reached", "a member above it", "by size"],
+)
+def test_a_cap_is_said_with_its_figures(options: dict[str, Any], members: list[tuple[str]], sentences: list[str]) -> None:
+    report = run_pass(gathering("pqrs"), ["a"], **options)
+    assert [bucket.members for bucket in report.buckets] == members
+    assert said(report) == [[line] for line in sentences]
+
+
+def test_a_cap_that_would_be_enough_is_said() -> None:
+    report = run_pass(gathering("pqr"), ["a"], cap_mb=(2 * GATHERED / MB,))
     assert remedy(report.buckets[0].splits[0], "all_gather") == (
         "set bucket.cap_mb to at least 0.001 for that one, or to 0 for no cap"
     )
 
 
-def test_a_member_above_the_cap_is_said() -> None:
-    made = HandMade()
-    report = report_of(made.returns(*(gathered(made, name) for name in "pq")), "a", cap_mb=(SHARD / (1 << 21),))
-    assert [line[0].partition(", above")[0] for line in said(report)] == ["p alone has 96 bytes", "q alone has 96 bytes"]
-
-
-def test_by_size_the_cap_of_each_bucket_is_said() -> None:
-    made = HandMade()
-    caps = (SHARD / (1 << 20), 2 * SHARD / (1 << 20))
-    report = report_of(made.returns(*(gathered(made, name) for name in "pqrs")), by="size", cap_mb=caps)
-    assert [bucket.members for bucket in report.buckets] == [("p",), ("q", "r"), ("s",)]
-    assert [line[0].partition(": ")[2] for line in said(report)] == [
-        "96 bytes, and q would add 96",
-        "192 bytes, and s would add 96",
-        "192 bytes, and s would add 96",
-    ]
-
-
-@pytest.mark.parametrize("steps", [1, 5])
-def test_a_member_that_needs_another_one_is_said_and_both_are_named(steps: int) -> None:
-    made = HandMade()
-    gradient = made.reduce(made.placeholder("x", 64, COLUMNS))
-    for _ in range(steps):
-        gradient = made.call(aten.neg.default, gradient)
-    made.reduce(gradient)
-    made.reduce(made.placeholder("y", 64, COLUMNS))
-    report = report_of(made.returns(), "a")
-    why = "output 1 needs the result of output 0, so that one launch cannot have both"
-    assert [bucket.members for bucket in report.buckets] == [("output 0", "output 2"), ("output 1",)]
-    assert said(report) == [[why], [why]]
-
-
-def test_of_a_longer_chain_each_part_names_the_member_before_it() -> None:
-    made = HandMade()
-    gradient = made.placeholder("x", 256, COLUMNS)
-    for _ in range(3):
-        gradient = made.call(aten.neg.default, made.reduce(gradient))
-    assert [line[0].partition(",")[0] for line in said(report_of(made.returns(), "a"))] == [
+@pytest.mark.parametrize("links", [2, 3])
+def test_of_a_chain_each_part_names_the_member_before_it(links: int) -> None:
+    made = Program(RANKS)
+    x, found = made.given("x", 4**4, COLUMNS), []
+    for _ in range(links):
+        found.append(made.reduce(x))
+        x = made.neg(made.neg(found[-1]))
+    report = run_pass(made.returns(*found, made.reduce(*made.fulls("y"))).graph, ["a"])
+    needs = [
         "output 1 needs the result of output 0",
-        "output 1 needs the result of output 0",
-        "output 2 needs the result of output 1",
+        *[f"output {i} needs the result of output {i - 1}" for i in range(1, links)],
     ]
+    assert said(report) == [[f"{one}, so that one launch cannot have both"] for one in needs]
 
 
 def test_a_circle_is_said_with_the_bucket_that_it_goes_through() -> None:
-    made = HandMade()
-    x, y = made.placeholder("x", 64, COLUMNS), made.placeholder("y", 64, COLUMNS)
-    made.reduce(made.call(aten.neg.default, made.reduce(x, "a")), "b")
-    made.reduce(made.call(aten.neg.default, made.reduce(y, "b")), "a")
-    report = report_of(made.returns(), "a", "b")
+    made = Program(RANKS)
+    found = []
+    for x, modules in zip(made.shards("xy", 64, COLUMNS), ("ab", "ba"), strict=True):
+        for made.module in modules:
+            x = made.neg(made.reduce(x))
+            found.append(x)
+    report = run_pass(made.returns(*found).graph, ["a", "b"])
     parted = [(bucket.entry, line) for bucket, line in zip(report.buckets, said(report), strict=True) if line]
     (entry,) = {entry for entry, _ in parted}
     other = "b" if entry == "a" else "a"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
 import torch
 from torch import fx
@@ -9,6 +12,7 @@ from torch import fx
 from suites.passes.programs import Program, aten, c10d
 from suites.same.holding import problems
 
+Made = Callable[[], fx.GraphModule]
 MEMBERS = {"0": (0, 1)}
 CPU = torch.device("cpu")
 
@@ -23,50 +27,43 @@ def plain() -> fx.GraphModule:
     return p.returns(p.neg(p.call(aten.t.default, p.gather(a))))
 
 
-def test_lying_shapes_are_not_believed() -> None:
-    """A view that says to have the shape that the transposed one has."""
+def lying_view() -> fx.GraphModule:
+    """It says to have the shape that the transposed one has."""
     p = Program(2)
     (a,) = p.shards("a")
     gathered = p.gather(a)
     lying = p.call(aten.view.default, gathered, [3, 4])
     lying.meta["val"] = gathered.meta["val"].t()
-    assert unlike(plain(), p.returns(p.neg(lying)))
+    return p.returns(p.neg(lying))
 
 
-def test_a_lying_input_is_not_believed() -> None:
+def given(*, lying: bool) -> fx.GraphModule:
     p = Program(2)
     (a,) = p.shards("a")
     true = a.meta["val"]
-    turned = p.call(aten.view.default, p.call(aten.neg.default, a), [3, 2])
-    after = p.returns(p.gather(turned))
-    a.meta["val"] = true.new_empty(3, 2)
-    q = Program(2)
-    (b,) = q.shards("a")
-    assert unlike(q.returns(q.gather(q.call(aten.neg.default, b))), after)
+    sent = p.neg(a)
+    after = p.returns(p.gather(p.call(aten.view.default, sent, [3, 2]) if lying else sent))
+    a.meta["val"] = true.new_empty(3, 2) if lying else true
+    return after
 
 
-def test_a_cast_that_lies_about_its_shape_stands_for_no_other_value() -> None:
+def cast(*, lying: bool) -> fx.GraphModule:
     """The cast was met in a pack alone, so nobody has told its shape yet."""
-
-    def cast(lying: bool) -> fx.GraphModule:
-        p = Program(2)
-        (a,) = p.shards("a")
-        half = p.call(aten._to_copy.default, p.neg(a), dtype=torch.bfloat16)
-        if lying:
-            half.meta["val"] = half.meta["val"].view(3, 2)
-        sent = p.call(aten.view.default, half, [3, 2] if lying else [2, 3])
-        return p.returns(p.neg(p.gather(sent)))
-
-    assert unlike(cast(False), cast(False)) == []
-    assert unlike(cast(False), cast(True))
+    p = Program(2)
+    (a,) = p.shards("a")
+    half = p.call(aten._to_copy.default, p.neg(a), dtype=torch.bfloat16)
+    if lying:
+        half.meta["val"] = half.meta["val"].view(3, 2)
+    sent = p.call(aten.view.default, half, [3, 2] if lying else [2, 3])
+    return p.returns(p.neg(p.gather(sent)))
 
 
-def test_a_group_size_that_is_not_the_groups_is_another_launch() -> None:
+def wrong_group_size() -> fx.GraphModule:
     p = Program(2)
     (a,) = p.shards("a")
     launch = p.launch_gather(a)
     launch.args = (a, 1, "0")
-    assert unlike(plain(), p.returns(p.neg(p.call(aten.t.default, p.wait(launch)))))
+    return p.returns(p.neg(p.call(aten.t.default, p.wait(launch))))
 
 
 def padded(how: str) -> fx.GraphModule:
@@ -84,12 +81,6 @@ def padded(how: str) -> fx.GraphModule:
     return p.returns(p.neg(p.gather(buffer)))
 
 
-@pytest.mark.parametrize("how", ["empty", "filled late"])
-def test_what_nobody_wrote_is_no_zero(how: str) -> None:
-    assert unlike(padded("zeros"), padded("zeros")) == []
-    assert unlike(padded("zeros"), padded(how))
-
-
 def gathered_and_written(order: str) -> fx.GraphModule:
     """What was gathered is read, and written in place."""
     p = Program(2)
@@ -104,12 +95,6 @@ def gathered_and_written(order: str) -> fx.GraphModule:
     return p.returns(made["e"], made["n"])
 
 
-def test_a_write_through_a_view_of_what_was_gathered_is_seen() -> None:
-    assert unlike(gathered_and_written("ewn"), gathered_and_written("ewn")) == []
-    assert unlike(gathered_and_written("ewn"), gathered_and_written("wen"))
-    assert unlike(gathered_and_written("ewn"), gathered_and_written("enw"))
-
-
 def two_views(first: int) -> fx.GraphModule:
     """Two rows of an input are written, one with each value."""
     p = Program(2)
@@ -118,11 +103,6 @@ def two_views(first: int) -> fx.GraphModule:
     p.call(aten.copy_.default, rows[0], p.call(aten.select.int, b, 0, 0))
     p.call(aten.copy_.default, rows[1], p.call(aten.select.int, b, 0, 1))
     return p.returns(p.neg(a))
-
-
-def test_which_part_of_an_input_is_written_counts() -> None:
-    assert unlike(two_views(0), two_views(0)) == []
-    assert unlike(two_views(0), two_views(1))
 
 
 def reshaped(early: bool) -> fx.GraphModule:
@@ -135,10 +115,6 @@ def reshaped(early: bool) -> fx.GraphModule:
     return p.returns(p.neg(copy or p.call(aten.reshape.default, turned, [-1])))
 
 
-def test_what_may_be_a_copy_is_as_old_as_it_is() -> None:
-    assert unlike(reshaped(early=True), reshaped(early=False))
-
-
 def same_memory(clone: bool) -> fx.GraphModule:
     """Two buffers of equal expressions are two: what is written into one is not in the other."""
     p = Program(2)
@@ -147,10 +123,6 @@ def same_memory(clone: bool) -> fx.GraphModule:
     other = p.call(aten.exp.default, a) if clone else one
     p.call(aten.add_.Tensor, one, a)
     return p.returns(p.neg(one), p.neg(other))
-
-
-def test_two_storages_of_one_expression_are_two() -> None:
-    assert unlike(same_memory(clone=True), same_memory(clone=False))
 
 
 def reduced(dtype: torch.dtype | None = None, op: str = "sum", twice: bool = False) -> fx.GraphModule:
@@ -162,20 +134,10 @@ def reduced(dtype: torch.dtype | None = None, op: str = "sum", twice: bool = Fal
     return p.returns(p.all_reduce(got) if twice else got)
 
 
-def test_in_which_dtype_and_how_it_is_reduced_counts() -> None:
-    assert unlike(reduced(), reduced(torch.bfloat16))
-    assert unlike(reduced(), reduced(op="avg"))
-    assert unlike(reduced(), reduced(twice=True))
-
-
-def test_bytes_seen_as_another_dtype_are_other_numbers() -> None:
+def seen_as_integers(*, seen: bool) -> fx.GraphModule:
     p = Program(2)
     (a,) = p.shards("a")
-    seen = p.call(aten.view.dtype, a, torch.int32)
-    other = p.returns(p.call(aten.t.default, p.gather(seen)))
-    q = Program(2)
-    (b,) = q.shards("a")
-    assert unlike(q.returns(q.call(aten.t.default, q.gather(b))), other)
+    return p.returns(p.call(aten.t.default, p.gather(p.call(aten.view.dtype, a, torch.int32) if seen else a)))
 
 
 def strided(turned: bool) -> fx.GraphModule:
@@ -188,21 +150,12 @@ def strided(turned: bool) -> fx.GraphModule:
     return p.returns(p.gather(p.call(aten.as_strided.default, value, [6], [1])))
 
 
-def test_memory_under_a_value_is_part_of_it_where_it_is_looked_at() -> None:
-    assert unlike(strided(turned=False), strided(turned=False)) == []
-    assert unlike(strided(turned=False), strided(turned=True))
-
-
 def conjugated(kept: bool) -> fx.GraphModule:
     p = Program(2)
     a = p.given("a", 2, 3, dtype=torch.complex64)
     node = p.gather(a)
     node = p.call(aten._conj.default, node) if kept else node
     return p.returns(p.call(aten.mul.Tensor, node, 2.0))
-
-
-def test_a_lazy_conjugate_is_no_view_of_the_same_numbers() -> None:
-    assert unlike(conjugated(kept=True), conjugated(kept=False))
 
 
 def exchanged(order: str) -> fx.GraphModule:
@@ -219,11 +172,40 @@ def test_storages_that_are_exchanged_are_left_to_bitwise_by_name() -> None:
     assert any("puts one storage in another's place" in line for line in unlike(exchanged("sa"), exchanged("sa")))
 
 
-def test_launches_of_other_kinds_are_told_as_a_whole() -> None:
-    def sent(*sizes: int) -> fx.GraphModule:
-        p = Program(2)
-        (a,) = p.shards("a", 4, 3)
-        return p.returns(p.wait(p.call(c10d.all_to_all_single.default, a, [2, 2], list(sizes), "0")))
+def sent(*sizes: int) -> fx.GraphModule:
+    """A launch of a kind that is told as a whole."""
+    p = Program(2)
+    (a,) = p.shards("a", 4, 3)
+    return p.returns(p.wait(p.call(c10d.all_to_all_single.default, a, [2, 2], list(sizes), "0")))
 
-    assert unlike(sent(2, 2), sent(2, 2)) == []
-    assert unlike(sent(2, 2), sent(1, 3))
+
+ATTACKS: dict[str, tuple[Made, Sequence[Made]]] = {
+    "a view that lies about its shape": (plain, [lying_view]),
+    "an input that lies about its shape": (partial(given, lying=False), [partial(given, lying=True)]),
+    "a cast that lies about its shape": (partial(cast, lying=False), [partial(cast, lying=True)]),
+    "a group size that is not the group's": (plain, [wrong_group_size]),
+    "what nobody wrote, for zeros": (partial(padded, "zeros"), [partial(padded, "empty"), partial(padded, "filled late")]),
+    "a write through a view of what was gathered": (
+        partial(gathered_and_written, "ewn"),
+        [partial(gathered_and_written, "wen"), partial(gathered_and_written, "enw")],
+    ),
+    "a write to another part of an input": (partial(two_views, 0), [partial(two_views, 1)]),
+    "a later copy of what is written": (partial(reshaped, early=True), [partial(reshaped, early=False)]),
+    "one storage for two of one expression": (partial(same_memory, clone=True), [partial(same_memory, clone=False)]),
+    "another dtype or way to reduce": (
+        reduced,
+        [partial(reduced, torch.bfloat16), partial(reduced, op="avg"), partial(reduced, twice=True)],
+    ),
+    "bytes seen as another dtype": (partial(seen_as_integers, seen=False), [partial(seen_as_integers, seen=True)]),
+    "other memory under a value that is looked at": (partial(strided, turned=False), [partial(strided, turned=True)]),
+    "a lazy conjugate, for a view": (partial(conjugated, kept=False), [partial(conjugated, kept=True)]),
+    "another share of what is exchanged": (partial(sent, 2, 2), [partial(sent, 1, 3)]),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_computes_something_else_does_not_get_through(attack: str) -> None:
+    before, others = ATTACKS[attack]
+    assert unlike(before(), before()) == []
+    for make in others:
+        assert unlike(before(), make())

@@ -19,7 +19,7 @@ from pytest_fxbucket.step.mesh import shard_mesh
 from suites.checks.small_llama import SmallLlama
 
 HERE = Path(__file__).parent
-ENTRIES = ("tok_embeddings", "layers.[0-1]", "norm+output")
+ALL_IN_ONE = parse_entries(["tok_embeddings+layers.[0-1]+norm+output"], "test")
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +41,17 @@ def run_of(llama: SmallLlama, pass_name: str = "manual", bucket: Any = None, ove
     return run
 
 
-def entries(*names: str) -> dict[str, Any]:
-    return {"plan": parse_entries([*names], "test")}
-
-
 VARIATIONS: dict[str, dict[str, Any]] = {
     "as planned": {},
     "nothing merged": {"bucket": {"enabled": False}},
     "execution order": {"bucket": {"layout": "execution"}},
     "several dtypes": {"bucket": {"dtypes": "mixed"}},
-    "small caps": {"bucket": {"cap_mb": (0.01,)}},
-    "a cap for each": {"bucket": {"cap_mb": (0.002, 0.05)}},
     "by size": {"bucket": {"by": "size", "plan": (), "cap_mb": (0.05,)}},
-    "one bucket": {"bucket": entries("tok_embeddings+layers.[0-1]+norm+output"), "overlap": {"prefetch": 0}},
-    "modules of layers": {"bucket": entries("layers.*.attention", "layers.*.feed_forward") | {"unplanned": "root"}},
-    "the rest unplanned": {"bucket": entries("layers.[0-1]") | {"unplanned": "allow"}},
+    "one bucket": {"bucket": {"plan": ALL_IN_ONE}, "overlap": {"prefetch": 0}},
     "columns reshaped": {"bucket": {"packer": "suites.benchmarks.pack_forms:reshaped"}},
     "gradients owned": {"bucket": {"packer": "suites.benchmarks.pack_forms:owned"}},
     "gradients sliced": {"bucket": {"packer": "suites.benchmarks.pack_forms:sliced"}},
     "joined by cat": {"bucket": {"packer": "suites.benchmarks.pack_forms:fused"}},
-    "no prefetch": {"overlap": {"prefetch": 0}},
-    "two ahead": {"overlap": {"prefetch": 2}},
-    "waits not deferred": {"overlap": {"defer_reduce": False}},
     "order kept": {"overlap": {"insert_overlap_deps": True}},
     "gathers on a group of their own": {"overlap": {"gather_group": "own"}},
     "torch's pass": {"pass_name": "torch"},
