@@ -1,4 +1,4 @@
-"""The last step of bitwise holds what no batch does: a pass that loses it is red there, and nowhere else."""
+"""Bitwise sees what no batch and no output holds: edge values in its last step, and inputs as a step left them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.bitwise.job import put_edges
+from pytest_fxbucket.checks.bitwise.job import BitwiseTask, put_edges, run
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.passes import manual_overlap_bucketing
-from pytest_fxbucket.plan.schema import Run
+from pytest_fxbucket.plan.schema import Parallel, Run
+from pytest_fxbucket.step.mesh import shard_mesh
+from pytest_fxbucket.step.portable import encode_module
+from pytest_fxbucket.step.roles import Value
 
 
 def clamped(gm: fx.GraphModule, plans: list[str | list[str]]) -> fx.GraphModule:
@@ -49,3 +52,38 @@ def test_edges_go_into_floating_parameters_alone_and_are_the_same_for_the_same_s
     assert torch.signbit(other).tolist() == [True, False, False]
     assert other[2] > 0
     assert ints.tolist() == [1, 1, 1, 1]
+
+
+# A bare graph's inputs are compared too, as the step left them.
+
+
+def writing(amount: float) -> fx.GraphModule:
+    graph = fx.Graph()
+    given = graph.placeholder("given")
+    graph.call_function(torch.ops.aten.add_.Tensor, (given, amount))
+    graph.output([graph.call_function(torch.ops.aten.zeros.default, ([1],))])
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def task(amount: float) -> BitwiseTask:
+    one = (Value("value", "0", (2,), torch.float32),)
+    return BitwiseTask(
+        unbucketed=encode_module(writing(1.0)),
+        bucketed=encode_module(writing(amount)),
+        steps=1,
+        inputs=one,
+        outputs=one,
+        model=None,
+        example_inputs=(torch.ones(2),),
+        seed=0,
+        where="plan.toml",
+        mesh=shard_mesh(1),
+        parallel=Parallel(),
+        parameters=(),
+        optimizing=None,
+    )
+
+
+def test_a_pass_that_writes_something_else_to_an_input_is_seen() -> None:
+    assert run(0, 1, task(1.0)).differences == []
+    assert [(d.what, d.elements) for d in run(0, 1, task(2.0)).differences] == [("input", 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,51 @@ class TestAccept:
         config = project.parseconfigure(*loading, "--accept", "plans/plain.toml")
         assert config.option.accept is True
         assert fx_session(config).options.accept is None
+
+
+# --fxbucket-report: what would fail when the run ends is refused when it begins.
+
+
+def refused(project: pytest.Pytester, *args: str) -> str:
+    result = project.runpytest_inprocess(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "Traceback" not in result.stderr.str()
+    (line,) = (line for line in result.errlines if line.startswith("ERROR: "))
+    return line.removeprefix("ERROR: ")
+
+
+def test_an_option_is_meant_from_where_pytest_was_started(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert options_of(project).report is None
+    monkeypatch.chdir(project.path / "plans")
+    assert options_of(project, "--fxbucket-report=../pages/new").report == project.path / "pages" / "new"
+    assert not (project.path / "pages").exists()
+
+
+def test_the_ini_twin_is_meant_from_rootdir(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.makeini("[pytest]\nfxbucket_report = pages\n")
+    monkeypatch.chdir(project.path / "plans")
+    assert options_of(project).report == project.path / "pages"
+    assert options_of(project, "--fxbucket-report=here").report == project.path / "plans" / "here"
+
+
+def test_a_file_is_no_folder_nor_is_nothing(project: pytest.Pytester) -> None:
+    (project.path / "taken").write_text("mine")
+    wanted = f"--fxbucket-report: {project.path}/taken is a file; expected a folder, or nothing yet"
+    assert refused(project, "--fxbucket-report=taken/deeper/still") == wanted
+    assert (project.path / "taken").read_text() == "mine"
+    assert refused(project, "--fxbucket-report=").startswith("--fxbucket-report: no folder given; expected where")
+
+
+def test_a_folder_that_may_not_be_written_to(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so that here the system's answer is given for it."""
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != project.path)
+    wanted = f"--fxbucket-report: {project.path} may not be written to; expected a folder that may"
+    assert refused(project, "--fxbucket-report=pages") == wanted
+
+
+def test_without_plotly_the_run_does_not_begin(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)  # as an import sees a module that is not there
+    assert refused(project, "-o", "fxbucket_report=pages") == (
+        "ini fxbucket_report: a report needs plotly, which is not installed; install it with "
+        "pip install 'pytest-fxbucket[report]'"
+    )
