@@ -14,7 +14,7 @@ import torch
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of, module_path, module_stack
-from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.ops import dtype_name, held_by
 
 if TYPE_CHECKING:
     from torch import fx
@@ -148,13 +148,9 @@ class _Listing:
         return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else _operator(value)
 
 
-def _without_torch(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
 _WRITERS: dict[type, Callable[[Any], str]] = {
     **dict.fromkeys((type(None), type(...), bool, int, float, complex, str), repr),
-    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), _without_torch),
+    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), dtype_name),
     torch.device: lambda device: str(device.type),  # its number is the rank's
 }
 
@@ -177,7 +173,7 @@ def _operator(target: Any) -> str:
 def _described(value: Any) -> str:
     """``float32[2, 8]`` of a tensor, ``(..., ...)`` of several, nothing where it is not known."""
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+        return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(_described(item) or '?' for item in value)})"
     return ""

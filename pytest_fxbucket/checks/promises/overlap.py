@@ -79,11 +79,15 @@ def _prefetching(
 
 def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direction: Direction, number: int) -> Marks:
     """First waits of ``stages``; before them, in backward, where entries start to compute on what forward gathered."""
-    waits = {name: Mark(f"the wait for {name}", _first_wait(stage)) for name, stage in stages.items()}
+    waits = {
+        name: Mark(f"the wait for {name}", min(bucket.wait for bucket in stage if bucket.wait is not None))
+        for name, stage in stages.items()
+    }
     if direction == "forward" or not waits or promise.bucket.by == "size":
         return waits
     first = min(mark.place for mark in waits.values())
-    entries = {of: dict.fromkeys(_entries_in(promise, of_kind(reading, of, "all_gather"))) for of in DIRECTIONS}
+    gathered = {of: [fqn for bucket in of_kind(reading, of, "all_gather") for fqn in bucket.fqns] for of in DIRECTIONS}
+    entries = {of: dict.fromkeys(promise.entry_of[n] for n in fqns if n in promise.entry_of) for of, fqns in gathered.items()}
     starts = {
         entry: min(starts_of(promise, reading, direction, entry, number), default=first)
         for entry in entries["forward"]
@@ -91,10 +95,6 @@ def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direct
     }
     in_order = sorted((place, entry) for entry, place in starts.items() if place < first)
     return {entry: Mark(f"the start of {entry}'s compute", place) for place, entry in in_order} | waits
-
-
-def _entries_in(promise: Expectations, buckets: Sequence[Bucket]) -> list[str]:
-    return [promise.entry_of[fqn] for bucket in buckets for fqn in bucket.fqns if fqn in promise.entry_of]
 
 
 def _over_other_direction(
@@ -122,10 +122,6 @@ def _gather(name: str, direction: Direction, number: int) -> str:
 
 def _stages(promise: Expectations, buckets: Sequence[Bucket]) -> Stages:
     return stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
-
-
-def _first_wait(stage: Sequence[Bucket]) -> int:
-    return min(bucket.wait for bucket in stage if bucket.wait is not None)
 
 
 def _exposed(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, hidden: _Hidden) -> Iterator[str]:
