@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from launches_by_hand import F32, gather, promise
 
-from pytest_fxbucket.checks.promises.memory import memory_problems
+from pytest_fxbucket.checks.promises.overlap import memory_problems
 from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member, gathered_lives, live_bytes, peak_bytes
 
 FQNS = ("a.u", "b.u", "c.u", "d.u")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
 from pytest_fxbucket.checks.promises.launches import launch_problems
-from pytest_fxbucket.checks.promises.memory import memory_problems
-from pytest_fxbucket.checks.promises.overlap import overlap_problems
+from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text
