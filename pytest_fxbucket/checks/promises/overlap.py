@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, by_round, of_kind, of_round, stages_of
 from pytest_fxbucket.graph.buckets import gathered_lives, live_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS
-from pytest_fxbucket.graph.compute import in_rounds
-from pytest_fxbucket.graph.compute import of_round as places_of
+from pytest_fxbucket.graph.compute import in_round
 from pytest_fxbucket.words import some
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ def starts_of(promise: Expectations, reading: GraphAnalysis, direction: Directio
     """Where ``entry`` computes in ``direction``, ascending, in the round ``number``; None: the last."""
     own = [where for where, of, fqn in reading.computes if of == direction and promise.entry_of.get(fqn) == entry]
     opposite = "backward" if direction == "forward" else "forward"
-    return places_of(in_rounds(own, [where for where, of, _ in reading.computes if of == opposite]), number)
+    return in_round(own, [where for where, of, _ in reading.computes if of == opposite], number)
 
 
 def _misplaced(
