@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.capture.parallel.forwards import forwards_of
-from pytest_fxbucket.checks.promises.expectations import dtype_name
+from pytest_fxbucket.graph.ops import dtype_name
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan

@@ -43,7 +43,7 @@ def calls_of(graph: fx.Graph, reading: GraphAnalysis, ranks_of: Mapping[str, Ran
 
     ``reading`` is of the same graph: sizes come from it, not from the nodes' metadata.
     """
-    sizes = {bucket.node: (str(bucket.dtype).removeprefix("torch."), str(bucket.numel)) for bucket in reading.buckets}
+    sizes = {bucket.node: (ops.dtype_name(bucket.dtype), str(bucket.numel)) for bucket in reading.buckets}
     launched: dict[fx.Node, Call] = {}
     calls: list[Call] = []
     problems: list[str] = []

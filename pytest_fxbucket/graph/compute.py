@@ -74,8 +74,11 @@ def direct_reads(parameters: Mapping[fx.Node, str]) -> Iterator[tuple[fx.Node, s
         yield from ((user, fqn) for node in through for user in node.users if computes(user))
 
 
-def in_rounds(places: Sequence[int], others: Sequence[int]) -> list[list[int]]:
-    """``places``, ascending, of one direction, parted where any of ``others``, ascending, of the other one stands between."""
+def in_round(places: Sequence[int], others: Sequence[int], number: int | None) -> list[int]:
+    """The round ``number`` of ``places`` of one direction; None, or more than there are: the last; nothing without places.
+
+    Rounds are parted where any of ``others``, of the other direction, stands between; both ascend.
+    """
     rounds: list[list[int]] = []
     turn = -1
     for place in places:
@@ -84,11 +87,6 @@ def in_rounds(places: Sequence[int], others: Sequence[int]) -> list[list[int]]:
             rounds.append([])
         rounds[-1].append(place)
         turn = now
-    return rounds
-
-
-def of_round(rounds: Sequence[list[int]], number: int | None) -> list[int]:
-    """The round ``number`` (None: the last) of ``rounds``; the last of them if there are not so many, nothing without any."""
     if not rounds:
         return []
     return rounds[-1] if number is None else rounds[min(number, len(rounds) - 1)]

@@ -7,6 +7,7 @@ address or device number: equal graphs give the same bytes on every rank, hash s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import torch
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of, module_path, module_stack
-from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.ops import dtype_name, held_by
 
 if TYPE_CHECKING:
     from torch import fx
@@ -38,7 +39,7 @@ def listing(
     ``root`` holds what ``get_attr`` nodes name, ``inputs`` are the graph's, in order, ``notes`` says by the name of a node
     what stands behind it, ``dims_of`` gives the mesh dimension of each process group.
     """
-    return list(_Listing(graph, root, inputs, notes or {}, dims_of or {}, indent).lines())
+    return list(_Listing(graph, root, iter(inputs), notes or {}, dims_of or {}, indent).lines())
 
 
 def notes_of(graph: fx.Graph, labels: Mapping[str, str]) -> dict[str, str]:
@@ -53,23 +54,22 @@ def notes_of(graph: fx.Graph, labels: Mapping[str, str]) -> dict[str, str]:
     return notes
 
 
+@dataclass
 class _Listing:
-    def __init__(
-        self,
-        graph: fx.Graph,
-        root: torch.nn.Module,
-        inputs: Sequence[Value],
-        notes: Mapping[str, str],
-        dims_of: Mapping[str, str],
-        indent: str,
-    ) -> None:
-        self.graph, self.root, self.inputs, self.indent = graph, root, iter(inputs), indent
-        self.notes, self.dims_of = notes, dims_of
-        self.number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
-        self.held: dict[str, str] = {}
-        self.graphs_below: list[fx.GraphModule] = []
-        self.names: dict[int, tuple[object, str]] = {}  # by identity: hashing an operator is slow
-        self.is_backward = any(direction_of(node) == "backward" for node in graph.nodes)
+    graph: fx.Graph
+    root: torch.nn.Module
+    inputs: Iterator[Value]
+    notes: Mapping[str, str]
+    dims_of: Mapping[str, str]
+    indent: str
+    held: dict[str, str] = field(default_factory=dict)
+    graphs_below: list[fx.GraphModule] = field(default_factory=list)
+    names: dict[int, tuple[object, str]] = field(default_factory=dict)
+    """By identity: hashing an operator is slow."""
+
+    def __post_init__(self) -> None:
+        self.number = {node: f"%{i}" for i, node in enumerate(self.graph.nodes)}
+        self.is_backward = any(direction_of(node) == "backward" for node in self.graph.nodes)
 
     def lines(self) -> Iterator[str]:
         for node in self.graph.nodes:
@@ -148,13 +148,9 @@ class _Listing:
         return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else _operator(value)
 
 
-def _without_torch(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
 _WRITERS: dict[type, Callable[[Any], str]] = {
     **dict.fromkeys((type(None), type(...), bool, int, float, complex, str), repr),
-    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), _without_torch),
+    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), dtype_name),
     torch.device: lambda device: str(device.type),  # its number is the rank's
 }
 
@@ -177,7 +173,7 @@ def _operator(target: Any) -> str:
 def _described(value: Any) -> str:
     """``float32[2, 8]`` of a tensor, ``(..., ...)`` of several, nothing where it is not known."""
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+        return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(_described(item) or '?' for item in value)})"
     return ""

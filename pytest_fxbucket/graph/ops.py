@@ -81,3 +81,8 @@ def held_by(root: object, name: str) -> Any:
         return attrgetter(name)(root)
     except AttributeError:
         return None
+
+
+def dtype_name(dtype: object) -> str:
+    """``float32`` of ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.words import some, times
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ def carried(reading: GraphAnalysis) -> Iterator[CarriedMember]:
     """Every member of every launch."""
     for bucket in reading.buckets:
         for member in bucket.members:
-            dtype = str(member.dtype).removeprefix("torch.")
-            size = f"{member.numel} elements of {dtype}"
+            size = f"{member.numel} elements of {dtype_name(member.dtype)}"
             what = f"{member.fqn} ({size})" if member.fqn else size
             yield CarriedMember(bucket.kind, bucket.op, untwinned(bucket.group), what, member.fqn)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import PlanError
-from pytest_fxbucket.graph.compute import computed_before, computes, in_rounds, of_round
+from pytest_fxbucket.graph.compute import computed_before, computes, in_round
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.walks import reached
 
@@ -60,7 +60,7 @@ class Starts:
 
     def _known(self, direction: Direction, entry: str, number: int | None) -> list[int]:
         others = self.places.get("backward" if direction == "forward" else "forward", [])
-        return of_round(in_rounds(self.of_entry.get((direction, entry), []), others), number)
+        return in_round(self.of_entry.get((direction, entry), []), others, number)
 
     def _told_by(self, own: Sequence[Merged], direction: Direction) -> list[int]:
         """Compute that reads what the buckets ``own`` gather, or makes what they reduce; all rounds as one."""

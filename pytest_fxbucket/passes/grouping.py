@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.passes.arrange import without_circles
 from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
@@ -107,7 +108,7 @@ def _by_key(targets: Sequence[Target], rules: Bucket) -> list[Part]:
 
 
 def _key(target: Target, rules: Bucket) -> _Key:
-    dtype = "several dtypes" if target.dtype is None else str(target.dtype).removeprefix("torch.")
+    dtype = "several dtypes" if target.dtype is None else dtype_name(target.dtype)
     several = target.dtype is None
     if rules.dtypes == "mixed" and target.kind == "all_gather":
         dtype, several = "mixed", False

@@ -16,7 +16,7 @@ from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import dtype_name, overload
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
@@ -135,9 +135,7 @@ def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport,
 
 def _report(bucket: Merged, splits: tuple[SplitReason, ...], behind: Overlapped, updates: tuple[str, ...]) -> BucketReport:
     first = bucket.first
-    dtypes = dict.fromkeys(
-        str(part.input.meta["val"].dtype).removeprefix("torch.") for member in bucket.members for part in member.parts
-    )
+    dtypes = dict.fromkeys(dtype_name(part.input.meta["val"].dtype) for member in bucket.members for part in member.parts)
     return BucketReport(
         entry=first.entry,
         direction=first.direction,

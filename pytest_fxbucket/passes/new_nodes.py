@@ -29,7 +29,8 @@ def fake_value(node: fx.Node) -> FakeTensor:
     """The fake tensor that ``node`` carries; raises :class:`PassError` if it carries none."""
     value = node.meta.get("val")
     if not isinstance(value, FakeTensor):
-        raise PassError(f"{node.name} carries {_kind(value)}, and merging needs a fake tensor in its meta['val']")
+        what = "no value" if value is None else f"a {type(value).__name__}"
+        raise PassError(f"{node.name} carries {what}, and merging needs a fake tensor in its meta['val']")
     return value
 
 
@@ -89,10 +90,6 @@ def _contiguous_strides(shape: Shape) -> tuple[int, ...]:
     for dim in range(len(shape) - 1, 0, -1):
         strides[dim - 1] = strides[dim] * max(shape[dim], 1)
     return tuple(strides)
-
-
-def _kind(value: object) -> str:
-    return "no value" if value is None else f"a {type(value).__name__}"
 
 
 # What a new node holds (``meta["val"]``), as a fake tensor.

@@ -110,8 +110,3 @@ def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[
             if entry and bucket.wait is not None:
                 stages.setdefault(entry, []).append(bucket)
     return stages
-
-
-def dtype_name(dtype: torch.dtype | None) -> str:
-    """``float32`` of ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")

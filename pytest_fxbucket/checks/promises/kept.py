@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, dtype_name, of_kind
+from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, Expectations, of_kind
 from pytest_fxbucket.checks.promises.launches import launch_problems
-from pytest_fxbucket.checks.promises.memory import memory_problems
-from pytest_fxbucket.checks.promises.overlap import overlap_problems
+from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_problems
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text
 from pytest_fxbucket.graph.contents import EXACT, MANTISSA_BITS
+from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.preserved import alignment
 from pytest_fxbucket.plan.selectors import kept_entries

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fxbucket.checks.promises.expectations import DIRECTIONS, KINDS, Expectations, of_kind, of_round
 from pytest_fxbucket.compat.c10d import untwinned
+from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.preserved import alignment
 from pytest_fxbucket.words import some, times
 
@@ -67,7 +68,7 @@ def _labelled(several: Sequence[_Capped], levels: Mapping[str, int]) -> Iterator
         parts = [part for whole in capped for part in _parted(whole, levels)]
         for number, part in enumerate(parts, start=1):
             label = f"entry {key.name}, {what}" if key.name else f"by size, {what}"
-            label += f" {key.dtype.removeprefix('torch.')}" if launches[what, key.name, key.round] > 1 and not key.alone else ""
+            label += f" {dtype_name(key.dtype)}" if launches[what, key.name, key.round] > 1 and not key.alone else ""
             label += of_round(key.round)
             label += f" ({key.alone})" if key.alone not in ("", key.name) else ""
             label += f", part {number} of {len(parts)}" if len(parts) > 1 else ""
