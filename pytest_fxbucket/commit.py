@@ -122,8 +122,7 @@ class Repository:
         answer = finished(ask, folder, ours)
         if answer.returncode != 0 and {"GIT_DIR", "GIT_WORK_TREE"} <= set(os.environ):  # it lies elsewhere than its files
             ours |= {name: os.path.abspath(os.environ[name]) for name in ("GIT_DIR", "GIT_WORK_TREE")}
-            ask = ["git", "rev-parse", "--show-toplevel"]
-        answer = finished(ask, folder, ours)
+            answer = finished(ask, folder, ours)
         if answer.returncode != 0:
             said = _said(answer.stderr)
             why = "" if "not a git repository" in said else f": {said}"

@@ -64,8 +64,9 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
         raise BenchmarkError(f"it takes turns by protocol {PROTOCOL}, not {first.get('protocol')}")
     with ExitStack() as stack:
         side = _side(first, stack)
+        facts = side.facts()  # which imports what the plan names
         modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if type(module) is type(sys)]
-        yield {"facts": side.facts(), "files": [path for path in modules if isinstance(path, str)]}
+        yield {"facts": facts, "files": [path for path in modules if isinstance(path, str)]}
         for line in requests:
             yield side.take_turns(json.loads(line))
 
@@ -73,12 +74,12 @@ def _answers(requests: IO[str]) -> Iterator[Mapping[str, Any]]:
 def _side(asked: Mapping[str, Any], stack: ExitStack) -> TimedSide:
     """The plan in its world, its folders on the path, its ranks being started meanwhile; until ``stack`` is unwound."""
     plan, _ = find_plan(asked["plan"])
-    backend = _backend(plan, asked["backend"])  # which may refuse, before anything takes long
     folders = folders_of(plan)
     pools = Pools((_JOB,))
     stack.callback(pools.close)
     pools.start()
     stack.enter_context(first_on_path(folders))
+    backend = _backend(plan, asked["backend"])  # which may refuse, before the step is traced
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
     world = PlanOnMesh(plan, mesh_of(plan, run=True), asked["pass"], lambda _: None)

@@ -123,16 +123,17 @@ class Timing:
             finally:
                 pool.close()  # other processes for each set, and nobody's idle threads beside the next item
 
+        commit = commit_of(plan.path)  # as it is when measuring begins
         with self.paths():
             measured = measure(worlds_of(world, options), options, run, self.say)
-        return StepTime(_record(world, measured, backend, self.settings.rootdir), measured.spans)
+        return StepTime(_record(world, measured, backend, commit, self.settings.rootdir), measured.spans)
 
 
-def _record(world: PlanOnMesh, measured: Measured, backend: str, rootdir: Path) -> Record:
+def _record(world: PlanOnMesh, measured: Measured, backend: str, commit: tuple[str | None, bool], rootdir: Path) -> Record:
     from pytest_fxbucket.bench.record import Record
 
     plan, series = world.plan, measured.series
-    sha, dirty = commit_of(plan.path)
+    sha, dirty = commit
     return Record(
         plan=Path(os.path.relpath(plan.path, rootdir)).as_posix(),
         row=plan.matrix_id,

@@ -9,10 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pytest_fxbucket.bench import side as bench_side
 from pytest_fxbucket.bench.side_by_side import Length
 from pytest_fxbucket.cli import compare
 from pytest_fxbucket.cli.__main__ import main
@@ -212,6 +216,16 @@ def test_what_is_read_from_the_working_tree_is_refused(stubbed: SmallRepository,
     stubbed.git("add", "late.py")
     side(stubbed, f"print(json.dumps({{'protocol': 1, 'facts': {{}}, 'files': [{str(late)!r}]}}), file=answers)")
     refused(BESIDE_ITSELF, 2, "late.py was imported from the working tree")
+
+
+def test_a_side_tells_what_was_imported_while_its_step_was_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = tmp_path / "late_side.py"
+    late.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    traced = SimpleNamespace(facts=lambda: {"late": import_module("late_side").__name__})
+    monkeypatch.setattr(bench_side, "_side", lambda asked, stack: traced)
+    answer = next(iter(bench_side._answers(StringIO('{"protocol": 1}\n'))))
+    assert str(late) in answer["files"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
