@@ -174,6 +174,30 @@ class TestRanks:
         *_, other = broken_invariants({rank: made() for rank in range(3)}, {0: made(), 1: changed(early_wait), 2: made("bar")})
         assert other == "launch 1 on ranks 0, 1, 2 carries a.parameter on rank 0, and b.parameter on rank 2"
 
+    def test_a_launch_that_one_rank_never_reaches_is_told(self) -> None:
+        def without(graph: fx.Graph) -> None:
+            for name in ("launch_r", "wait_r"):
+                node(graph, name).replace_all_uses_with(node(graph, "r_input"))
+                graph.erase_node(node(graph, name))
+
+        told = broken_invariants({0: made(), 1: made()}, {0: made(), 1: changed(without)})
+        assert told[0].startswith("rank 1: all_reduce sum of output 2 (8 elements of float32)")
+        assert told[-1] == "rank 0 launches all_reduce (launch_r) on ranks 0,1, which rank 1 never does"
+
+    def test_ranks_that_would_wait_for_each_other_in_a_circle_are_told(self) -> None:
+        """Every rank launches in the order it always did; the groups of two ranks close a circle with those of all."""
+
+        def waiting(order: str, group: str) -> fx.Graph:
+            graph = made(order, f"p{group}p")
+            for name in order:  # each is waited for at once
+                launch = node(graph, f"launch_{name}")
+                launch.append(node(graph, f"wait_{name}"))
+            return graph
+
+        before = {0: waiting("abr", "q"), 1: waiting("bar", "q"), 2: waiting("abr", "x")}
+        told = broken_invariants(before, copy.deepcopy(before))
+        assert any("wait for each other in a circle" in one for one in told), told
+
     def test_other_ranks_before_than_after_are_an_error(self) -> None:
         with pytest.raises(UsageError, match=r"before has graphs of ranks \[0\], after of \[0, 1\]; give both of each"):
             broken_invariants({0: made()}, {0: made(), 1: made()})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.golden.store import render
-from suites.pytest_plugin.golden_project import files, make_tests, put
+from suites.pytest_plugin.golden_project import PLANS, files, make_project, make_tests, put
 
 NEW, OLD = render("new").encode(), render("old").encode()
 # a: as it was, b: changed, c: missing; nobody owns the golden of a plan that is gone.
@@ -92,3 +92,27 @@ class TestWorkers:
         assert result.ret == pytest.ExitCode.INTERRUPTED
         result.stdout.fnmatch_lines(["golden NOT written: 2 accepted, but the run was interrupted"])
         assert files(goldens) == {"test_a/a.txt": OLD, "test_b/b.txt": OLD, "plans/gone.txt": OLD}
+
+
+def test_plans_are_accepted_by_workers_as_by_one_process(pytester: pytest.Pytester) -> None:
+    """One plan that changed, one whose golden is missing, one that cannot be loaded, on one process and on two."""
+    pytest.importorskip("xdist", reason="-n needs pytest-xdist")
+    goldens = make_project(pytester, "changed", "missing")
+    (pytester.path / "plans" / "broken.toml").write_text("[modle]\n")
+    found = {}
+    for workers in ("-n0", "-n2"):
+        (goldens / "missing.txt").unlink(missing_ok=True)
+        put(goldens, changed="old", broken="old", gone="old")
+        result = pytester.runpytest_subprocess(PLANS, "--accept", "--fxbucket-prune", workers)
+        result.assert_outcomes(passed=2, failed=1)
+        said = result.stdout.str().partition("= fxbucket =")[2].partition("FAILED")[0].splitlines()
+        found[workers] = (files(goldens), [line for line in said if line.startswith(("golden", "plans"))])
+    assert found["-n0"] == found["-n2"]
+    after, said = found["-n2"]
+    assert sorted(after) == ["broken.txt", "changed.txt", "missing.txt"]
+    assert after["broken.txt"] == OLD != after["changed.txt"]
+    assert said[-3:] == [
+        "golden written: golden/plans/changed.txt",
+        "golden written: golden/plans/missing.txt",
+        "golden removed: golden/plans/gone.txt",
+    ]
