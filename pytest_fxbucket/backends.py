@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_fxbucket.errors import RankError
+from pytest_fxbucket.words import counted
 
 MAX_RANKS = 64
 """Processes of one pool, or ranks of one process that have outputs of their own: 250 descriptors go with one message."""
+PLACES = 16
+"""Of ranks on one GPU, which runs lease."""
+_SHARING_NCCL = (2, 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +21,8 @@ class Machine:
 
     gpus: tuple[str, ...] = ()
     has_cuda: bool = False
-    has_nccl: bool = False
+    nccl: tuple[int, ...] | None = None
+    """Version of the NCCL library that is loaded, which need not be that of the package; None: this torch has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class Backend:
     play: str = ""
     """The job (``module:function``) that plays all ranks in one process; such a back end joins no group."""
     gpus: Literal["", "shared", "each"] = ""
-    """GPUs that its ranks share, or one for each."""
+    """GPUs that its ranks share, or one for each, which they can share where NCCL lets them."""
     most_ranks: int = MAX_RANKS
     has_values: bool = True
     """Whether its collectives move data."""
@@ -41,24 +46,45 @@ class Backend:
     is_watched: bool = False
     """Whether a rank enters what it launches in its flight record by operators, as its process groups enter nothing."""
 
-    def gpus_needed(self, world: int) -> int:
-        """How many GPUs ``world`` ranks cannot do without."""
-        return {"": 0, "shared": 1, "each": world}[self.gpus]
+    def most_on_gpu(self, machine: Machine, ranks_per_gpu: int = 0) -> int:
+        """How many ranks may share a GPU of ``machine``; ``ranks_per_gpu``: how many shall at most, 0: as many as must."""
+        if self.gpus == "each":
+            return min(ranks_per_gpu or PLACES, PLACES) if (machine.nccl or (0,)) >= _SHARING_NCCL else 1
+        return ranks_per_gpu or MAX_RANKS
 
-    def gpus_to_lease(self, world: int, there: int) -> int:
-        """How many of the GPUs ``there`` the ranks are spread over."""
-        return min(world, there) if self.gpus == "shared" else self.gpus_needed(world)
+    def gpus_to_lease(self, world: int, machine: Machine, ranks_per_gpu: int = 0) -> int:
+        """How many GPUs ``world`` ranks are spread over, one for each where there are as many; 0: they need none."""
+        if not self.gpus:
+            return 0
+        needed = -(-world // self.most_on_gpu(machine, ranks_per_gpu))
+        return needed if ranks_per_gpu else max(needed, min(world, len(machine.gpus)))
 
-    def lacking(self, world: int, machine: Machine) -> str:
+    def places(self, ranks_on_gpu: int) -> int:
+        """How many of a GPU's PLACES its ranks lease: NCCL's equal parts of all, others one each."""
+        return min(ranks_on_gpu, PLACES) * (PLACES // ranks_on_gpu if self.gpus == "each" else 1)
+
+    def lacking(self, world: int, machine: Machine, ranks_per_gpu: int = 0) -> str:
         """One clause that says why ``world`` ranks cannot run on ``machine``; "" if they can."""
-        needed = self.gpus_needed(world)
-        if len(machine.gpus) < needed:
-            return f"{self.name} needs {needed} GPU{'s' * (needed > 1)}, this machine has {len(machine.gpus)}"
+        needed, there = self.gpus_to_lease(world, machine, ranks_per_gpu), len(machine.gpus)
+        if there < needed:
+            why = self._why_not_fewer(world, machine, ranks_per_gpu) if there else ""
+            return f"{self.name} needs {counted(needed, 'GPU')}, this machine has {there}{why}"
         if needed and not machine.has_cuda:
             return f"{self.name} needs a torch that was built with CUDA"
-        if self.name == "nccl" and not machine.has_nccl:
+        if self.name == "nccl" and machine.nccl is None:
             return "nccl needs a torch that was built with NCCL"
         return ""
+
+    def _why_not_fewer(self, world: int, machine: Machine, ranks_per_gpu: int) -> str:
+        """Why ranks do not share the GPUs that there are."""
+        if self.gpus == "each" and machine.nccl is not None and machine.nccl < _SHARING_NCCL:
+            version = ".".join(map(str, machine.nccl))
+            return (
+                f"; NCCL {version} gives each rank its own, from 2.30 on ranks share: install nvidia-nccl-cu12 or -cu13, "
+                "and name its libnccl.so.2 in LD_PRELOAD"
+            )
+        most = self.most_on_gpu(machine, ranks_per_gpu)
+        return f" for {counted(most, 'rank')} each" + (" ([run] ranks_per_gpu)" if most == ranks_per_gpu else "")
 
 
 _GROUPS, _SINGLE = "pytest_fxbucket.ranks.process_groups", "pytest_fxbucket.ranks.single_process.play"
@@ -104,10 +130,30 @@ class BackendChoice:
 
     backend: str | None
     lacking: str = ""
+    ranks_on_gpu: int = 0
+    """Most ranks on any GPU; 0: on none."""
+
+    @property
+    def shares(self) -> str:
+        """A clause for people if ranks share a GPU; "" if they do not."""
+        return f"{self.ranks_on_gpu} ranks on a GPU" if self.ranks_on_gpu > 1 else ""
+
+    def for_timing(self) -> BackendChoice:
+        """The same, where step time can be measured: not by ranks that share a GPU."""
+        if not self.shares:
+            return self
+        why = f"{self.backend} puts {self.shares}, where kernels take turns, which says nothing of step time"
+        return BackendChoice(None, f"{why}; use a GPU for each rank, or gloo")
 
 
-def choose(asked: str, world: int, machine: Machine) -> BackendChoice:
-    """What ``asked``, one of CHOICES, means for ``world`` ranks on ``machine``: auto is nccl where that can be, else gloo."""
+def choose(asked: str, world: int, machine: Machine, ranks_per_gpu: int = 0) -> BackendChoice:
+    """What ``asked``, one of CHOICES, means for ``world`` ranks on ``machine``: auto is nccl where that can be, else gloo.
+
+    ``ranks_per_gpu``: how many may share a GPU; 0: as many as they must.
+    """
     wanted, otherwise = ("nccl", "gloo") if asked == "auto" else (asked, None)
-    lacking = backend_named(wanted).lacking(world, machine)
-    return BackendChoice(otherwise if lacking else wanted, lacking)
+    row = backend_named(wanted)
+    if lacking := row.lacking(world, machine, ranks_per_gpu):
+        return BackendChoice(otherwise, lacking)
+    gpus = row.gpus_to_lease(world, machine, ranks_per_gpu)
+    return BackendChoice(wanted, ranks_on_gpu=-(-world // gpus) if gpus else 0)

@@ -136,14 +136,14 @@ class TimedStep:
                 import_model(phase.model, phase.where)  # it may register operators that the graph calls
         self.graphs = [decode(phase.graphs[name]) for phase in phases]
         self.digests = tuple(digest(encode_module(graph)) for graph in self.graphs)
-        self._states: list[list[torch.Tensor]] = []
+        self.states: list[list[torch.Tensor]] = []
         self._batches = []
         for phase, graph in zip(phases, self.graphs, strict=True):
             make_groups(phase.mesh, rank)
             ensure_twins(graph.graph)
             place(graph, device())
             start, batches = state_and_batches(rank, phase)
-            self._states.append([tensor.to(device(), copy=True) for tensor in start])
+            self.states.append([tensor.to(device(), copy=True) for tensor in start])
             self._batches.append([tensor.to(device()) for tensor in batches(0)])
         self._seed = phases[0].seed
 
@@ -172,18 +172,18 @@ class TimedStep:
         """Everything before the step that does not count."""
         torch.manual_seed(self._seed)
         self._given = [
-            [*state, *(tensor.clone() for tensor in batch)] for state, batch in zip(self._states, self._batches, strict=True)
+            [*state, *(tensor.clone() for tensor in batch)] for state, batch in zip(self.states, self._batches, strict=True)
         ]
 
     def call(self, graphs: Sequence[fx.GraphModule] | None = None) -> None:
         """The step itself: every phase."""
-        self._results = [graph(*given) for graph, given in zip(graphs or self.graphs, self._given, strict=True)]
+        self.results = [graph(*given) for graph, given in zip(graphs or self.graphs, self._given, strict=True)]
 
     def settle(self) -> None:
         """What the step made becomes the state, outside of the clock, since a graph hands it out and others would keep it."""
-        for phase, state, results in zip(self._phases, self._states, self._results, strict=True):
+        for phase, state, results in zip(self._phases, self.states, self.results, strict=True):
             update(state, list(results) if isinstance(results, list | tuple) else [results], phase)
-        self._given, self._results = [], []
+        self._given, self.results = [], []
 
 
 class Rounds:

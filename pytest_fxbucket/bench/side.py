@@ -91,7 +91,7 @@ def _backend(plan: Plan, asked: str | None) -> str:
     name = asked or plan.run.backend
     if not row_of(name).timed_on:
         raise BenchmarkError(f"{plan.path}: back end {name} has no step time; use gloo, nccl or auto")
-    found = choose(name, plan.run_world, this_machine())
+    found = choose(name, plan.run_world, this_machine(), plan.run.ranks_per_gpu).for_timing()
     if found.backend is None:
         raise BenchmarkError(f"{plan.path}: {found.lacking}")
     return BACKENDS[found.backend].timed_on

@@ -100,7 +100,7 @@ class Timing:
                 None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time"
             )
         refuse_too_many_ranks(plan, MAX_RANKS, self.name)
-        return self.backend()
+        return self.backend().for_timing()
 
     def _measured(self, options: Benchmark) -> StepTime:
         world = self.world()

@@ -106,7 +106,7 @@ class Context:
         if asked == "auto" and not (self.pools.has_gpus or self.settings.require_gpus):
             return BackendChoice("gloo")
         machine = machines.this_machine()
-        choice = choose(asked, self.plan.run_world, machine)
+        choice = choose(asked, self.plan.run_world, machine, self.plan.run.ranks_per_gpu)
         if choice.lacking and self.settings.require_gpus:
             raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
         if choice.backend is None or not BACKENDS[choice.backend].gpus:

@@ -50,8 +50,9 @@ class OnRanks:
 
     @property
     def over(self) -> str:
-        """The back end, and what kept it from GPUs, for people."""
-        return f"{self.backend} ({self.choice.lacking})" if self.choice.lacking else self.backend
+        """The back end, what kept it from GPUs, or how many ranks share one, for people."""
+        said = self.choice.lacking or self.choice.shares
+        return f"{self.backend} ({said})" if said else self.backend
 
     def say(self, message: str) -> None:
         """Say what is waited for."""
@@ -59,7 +60,7 @@ class OnRanks:
 
     def ask(self, job: str, tasks: Sequence[object], check: str) -> list[Any]:
         """What ``job`` (``module:function``) gives for each rank's task. Raises RankError and RankFailure as a pool's run."""
-        return self.context.pools.get(self.world.size, self.backend).run(
+        return self.context.pools.get(self.world.size, self.backend, self.context.plan.run.ranks_per_gpu).run(
             job,
             tasks,
             timeout_s=self.context.plan.run.timeout_s,

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pytest_fxbucket.backends import CHOICES
+from pytest_fxbucket.backends import CHOICES, PLACES
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.rules import (
     DEGREES,
@@ -78,7 +78,7 @@ class Run:
     backend: str = field(
         default="auto",
         metadata=one_of(
-            'process group back end, see below; `"auto"`: `"nccl"` if there is a GPU for each rank, else `"gloo"`',
+            'process group back end, see below; `"auto"`: `"nccl"` where ranks have GPUs or can share them, else `"gloo"`',
             *CHOICES,
         ),
     )
@@ -109,6 +109,12 @@ class Run:
         metadata=entry_list(
             "parameters whose gradients are zero by the model's design, so that bitwise can check nothing about them; "
             "it fails where another's is zero, or one of these is not"
+        ),
+    )
+    ranks_per_gpu: int = field(
+        default=0,
+        metadata=whole(
+            "ranks that share a GPU at most, which NCCL lets them from 2.30 on; 0: as many as must", least=0, limit=PLACES
         ),
     )
 

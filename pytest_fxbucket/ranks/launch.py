@@ -134,7 +134,7 @@ class PoolProcesses:
         """Whether every process lives."""
         return not _ready(self.pidfds, 0)
 
-    def exit_statuses(self, expected: Sequence[int], limit_s: float = 1.0) -> dict[int, int]:
+    def exit_statuses(self, expected: Sequence[int], limit_s: float = 10.0) -> dict[int, int]:
         """Exit codes of processes that ended (negative: a signal), waiting for those ``expected``."""
         found: dict[int, int] = {}
         deadline = time.monotonic() + limit_s

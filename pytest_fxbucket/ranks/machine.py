@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import os
@@ -13,10 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_fxbucket.backends import Machine
+from pytest_fxbucket.backends import PLACES, Machine
 from pytest_fxbucket.errors import RankError
 
-_SMI_LIMIT_S = 30.0
+_ANSWER_LIMIT_S = 30.0
+_NCCL = "libnccl.so.2"
 _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)\s]+)\)")
 _device = "cpu"
 
@@ -29,9 +31,40 @@ def spread(leased: Sequence[str], world: int) -> tuple[str, ...]:
 def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
     """The machine as it is. Imports torch, and leaves CUDA alone."""
     import torch
+
+    return Machine(gpus(environ), torch.version.cuda is not None, loaded_nccl())
+
+
+def loaded_nccl() -> tuple[int, ...] | None:
+    """Version of the NCCL library that torch calls in this process; None if it calls none. Imports torch.
+
+    torch itself knows only what it was compiled with. Another library may have been loaded first, by LD_PRELOAD.
+    """
     import torch.distributed as dist
 
-    return Machine(gpus(environ), torch.version.cuda is not None, dist.is_available() and dist.is_nccl_available())
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return None
+    number = ctypes.c_int()
+    try:
+        library = ctypes.CDLL(_NCCL, mode=os.RTLD_NOLOAD | os.RTLD_NOW)  # the one that is there, and no other
+        library.ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # linked into torch
+        import torch
+
+        return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+    return version_of(number.value)
+
+
+def version_of(number: int) -> tuple[int, int, int]:
+    """The version that NCCL gives as one number: 23007 is 2.30.7; before 2.9 the minor one has a digit less."""
+    major = 10_000 if number >= 10_000 else 1_000
+    return number // major, number % major // 100, number % 100
+
+
+@functools.cache
+def has_mps() -> bool:
+    """Whether NVIDIA's Multi-Process Service runs, under which kernels of several processes run at once; never started here."""
+    return _answer("nvidia-cuda-mps-control", said="get_server_list\n") is not None
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -45,11 +78,16 @@ def gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 @functools.cache
 def nvidia_smi() -> str:
     """What ``nvidia-smi -L`` prints; "" where there is no such program, or no driver."""
+    return _answer("nvidia-smi", "-L") or ""
+
+
+def _answer(*command: str, said: str = "") -> str | None:
+    """What ``command`` prints when it is told ``said``; None where there is no such program, or it fails."""
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SMI_LIMIT_S, check=False)
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def device() -> str:
@@ -78,11 +116,12 @@ def _visible(there: Sequence[str], said: str | None) -> tuple[str, ...]:
     return tuple(found) if len(set(found)) == len(found) else ()
 
 
-# GPUs for one run at a time: file locks, which the kernel gives back when their holder ends, however it ends.
+# Places on GPUs, leased by file locks, which the kernel gives back when their holder ends, however it ends.
 #
-# Each GPU has two empty files. The holder keeps a lock on ``gpu-UUID``: alone, or shared with others that share the GPU. Who
-# waits keeps ``queue-UUID`` of every GPU that it could use, so that all stand in one line and a run that wants many is not
-# overtaken by runs that want few. Files stay, as removing one that is locked by name would let two runs lock two files of it.
+# Each GPU has PLACES empty files ``gpu-UUID-NN``, one for each rank that could share it. The holder keeps locks on as many as
+# it leases, on all if it wants the GPU for itself. Who waits keeps ``queue-UUID`` of every GPU that it could use, so that all
+# stand in one line and a run that wants many is not overtaken by runs that want few. Files stay, as removing one that is
+# locked by name would let two runs lock two files of it.
 
 
 # Not from the environment (XDG_RUNTIME_DIR, TMPDIR): two runs that differ there must still meet.
@@ -108,22 +147,21 @@ class Lease:
 
     def release(self) -> None:
         """Give all back; idempotent."""
-        while self._locks:
-            _unlock(self._locks.pop())
+        _unlock_all(self._locks)
 
 
 def take(
     count: int,
     gpus: Sequence[str],
     *,
-    shared: bool = False,
+    places: int = PLACES,
     limit_s: float,
     say: Callable[[str], None] = lambda _: None,
     folder: Path | None = None,
 ) -> Lease:
-    """Lease ``count`` of ``gpus``, all at once or none: the first that are free, in the order given.
+    """Lease ``places`` on each of ``count`` of ``gpus``, all at once or none: on the first that have them, in the order given.
 
-    ``shared``: with others who share, never with one who does not. Waits up to ``limit_s`` seconds, telling ``say`` what for
+    All places: nobody else is on that GPU. Waits up to ``limit_s`` seconds, telling ``say`` what for
     whenever that changes. Who holds a lease must not wait for another. Raises RankError when the time is over, or when
     ``folder`` (left out: FOLDER) cannot be used.
     """
@@ -131,7 +169,6 @@ def take(
         raise RankError(f"a lease of {count} of {len(gpus)} GPUs; expected 1 to {len(gpus)}")
     folder = private_folder(FOLDER if folder is None else folder)
     waiting = _Waiting(count, len(gpus), limit_s, say, folder)
-    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with contextlib.ExitStack() as line:
         # All in one order, so that two who wait for some of the same GPUs cannot each stand before the other.
         for gpu in sorted(gpus):
@@ -139,12 +176,12 @@ def take(
                 waiting.go_on("others wait before us")
             line.callback(_unlock, queue)
         while True:
-            free = {gpu: lock for gpu in gpus if (lock := _locked(folder / f"gpu-{gpu}", mode)) is not None}
+            free = {gpu: locks for gpu in gpus if (locks := _some_places(folder, gpu, places))}
             kept = tuple(free)[:count] if len(free) >= count else ()
             for gpu in free.keys() - kept:
-                _unlock(free[gpu])
+                _unlock_all(free[gpu])
             if kept:
-                return Lease(kept, [free[gpu] for gpu in kept], folder)
+                return Lease(kept, [lock for gpu in kept for lock in free[gpu]], folder)
             waiting.go_on(f"{len(free)} {'is' if len(free) == 1 else 'are'} free")
 
 
@@ -179,6 +216,24 @@ def private_folder(path: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise RankError(f"{path}, where the locks of GPUs lie, must be a folder of yours with mode 0700; remove or chmod it")
     return path
+
+
+def _some_places(folder: Path, gpu: str, count: int) -> list[int]:
+    """Locks of ``count`` places on ``gpu``, or none."""
+    held: list[int] = []
+    for number in range(PLACES):
+        lock = _locked(folder / f"gpu-{gpu}-{number:02}", fcntl.LOCK_EX)
+        if lock is not None:
+            held.append(lock)
+        if len(held) == count:
+            return held
+    _unlock_all(held)
+    return []
+
+
+def _unlock_all(locks: list[int]) -> None:
+    while locks:
+        _unlock(locks.pop())
 
 
 def _locked(path: Path, mode: int) -> int | None:

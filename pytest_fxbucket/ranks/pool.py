@@ -70,7 +70,7 @@ class Keeper(Protocol):
     def fork(self, request: PoolRequest) -> PoolProcesses:
         """New processes for the pool at work. Raises RankError where they cannot be had."""
 
-    def lease(self, world: int, backend: str) -> Lease:
+    def lease(self, world: int, backend: str, ranks_per_gpu: int) -> Lease:
         """GPUs for the pool at work. Raises RankError where there are too few."""
 
 
@@ -186,7 +186,7 @@ class RankPool:
     def _on_its_gpus(self) -> PoolRequest:
         if not BACKENDS[self.backend].gpus:
             return self._request
-        self._lease = self._pools.lease(self.world, self.backend)
+        self._lease = self._pools.lease(self.world, self.backend, self._request.ranks_per_gpu)
         return replace(self._request, gpus=spread(self._lease.gpus, len(self._request.ranks)))
 
     def _frames(self, call: Call) -> list[list[wire.Buffer]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pytest_fxbucket.backends import BACKENDS, Backend, Machine, backend_named
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
-from pytest_fxbucket.ranks.machine import Lease, gpus, take
+from pytest_fxbucket.ranks.machine import Lease, gpus, loaded_nccl, take
 from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 
@@ -27,7 +27,7 @@ class Pools:
         self._owner = os.getpid()
         self._warm = tuple(warm)
         self._server: ForkServer | None = None
-        self._pools: dict[tuple[int, str], RankPool] = {}
+        self._pools: dict[tuple[int, str, int], RankPool] = {}
         self._alive: list[RankPool] = []  # the one that was used last at the end
         self.say: Callable[[str], None] = lambda _: None
         """Told what is waited for."""
@@ -42,24 +42,29 @@ class Pools:
             atexit.register(self.close)
         self._server = ForkServer(self._warm)
 
-    def get(self, world: int, backend: str = "gloo") -> RankPool:
-        """The pool of ``world`` ranks; its processes start with the first run. Raises RankError for what cannot be had."""
+    def get(self, world: int, backend: str = "gloo", ranks_per_gpu: int = 0) -> RankPool:
+        """The pool of ``world`` ranks; its processes start with the first run. Raises RankError for what cannot be had.
+
+        ``ranks_per_gpu``: how many may share a GPU; 0: as many as must.
+        """
         row = backend_named(backend)
         if not 1 <= world <= row.most_ranks:
             over = f" over {backend}" if row.play else ""
             raise RankError(f"a pool of {world} ranks{over}; expected 1 to {row.most_ranks}")
         self.start()
-        if (world, backend) not in self._pools:
-            self._pools[world, backend] = self._new(world, row)
-        return self._pools[world, backend]
+        key = world, backend, ranks_per_gpu if row.gpus else 0
+        if key not in self._pools:
+            self._pools[key] = self._new(world, row, ranks_per_gpu)
+        return self._pools[key]
 
-    def _new(self, world: int, row: Backend) -> RankPool:
+    def _new(self, world: int, row: Backend, ranks_per_gpu: int) -> RankPool:
         if row.play:
             from pytest_fxbucket.ranks.single_process.pool import SingleProcessPool
 
             return SingleProcessPool(self, world, row)
         threads = threads_per_rank(world, os.environ)
-        return RankPool(self, PoolRequest(world, threads, tuple(range(world)), row.name))
+        ranks = tuple(range(world))
+        return RankPool(self, PoolRequest(world, threads, ranks, row.name, ranks_per_gpu=ranks_per_gpu))
 
     def use(self, pool: RankPool) -> None:
         """Note that ``pool`` is at work now: others make room before it does."""
@@ -81,21 +86,22 @@ class Pools:
             self._end_server()
             raise
 
-    def lease(self, world: int, backend: str) -> Lease:
+    def lease(self, world: int, backend: str, ranks_per_gpu: int) -> Lease:
         """GPUs for the pool at work. Raises RankError where there are too few, or others keep them for too long."""
-        there = gpus()
-        row = BACKENDS[backend]
-        if lacking := row.lacking(world, Machine(there, has_cuda=True, has_nccl=True)):
+        # Of torch the ranks themselves say what it lacks.
+        row, machine = BACKENDS[backend], Machine(gpus(), has_cuda=True, nccl=loaded_nccl() or (0,))
+        if lacking := row.lacking(world, machine, ranks_per_gpu):
             raise RankError(lacking)
-        count, shared = row.gpus_to_lease(world, len(there)), row.gpus == "shared"
+        count = row.gpus_to_lease(world, machine, ranks_per_gpu)
+        places = row.places(-(-world // count))
         try:
-            return take(count, there, shared=shared, limit_s=0)
+            return take(count, machine.gpus, places=places, limit_s=0)
         except RankError:
             # Who waits must keep none, or two runs could wait for each other.
             for pool in self._alive[:-1]:
                 if pool.has_gpus:
                     pool.close()
-        return take(count, there, shared=shared, limit_s=LEASE_LIMIT_S, say=self.say)
+        return take(count, machine.gpus, places=places, limit_s=LEASE_LIMIT_S, say=self.say)
 
     def give_back(self) -> None:
         """End the pools whose GPUs another run waits for. Call it where no pool is at work, as between tests."""

@@ -59,7 +59,13 @@ class WorkerConfig:
     def settings(self) -> dict[str, str]:
         """What its environment holds whatever a job's says."""
         gpus = self.request.gpus
-        return nccl.settings(self.request.backend, gpus[self.index] if gpus else "")
+        return nccl.settings(self.request.backend, gpus[self.index] if gpus else "", self.ranks_on_gpu)
+
+    @property
+    def ranks_on_gpu(self) -> int:
+        """How many ranks have the same GPU as this one; 0: it has none."""
+        gpus = self.request.gpus
+        return gpus.count(gpus[self.index]) if gpus else 0
 
 
 class _HungUp(Exception):
@@ -95,6 +101,8 @@ def _join(config: WorkerConfig) -> None:
     if config.request.is_at_home:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     call_job.load(config.backend.join)(_store(config, config.request.store), config.rank, config.world, _NEVER)
+    if config.backend.gpus == "each" and config.ranks_on_gpu > 1:
+        nccl.share_memory(config.ranks_on_gpu)
 
 
 def _store(config: WorkerConfig, address: StoreAddress | None) -> c10d.Store:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pytest_fxbucket.backends import Machine
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import CaptureError, RankError
-from pytest_fxbucket.plan.schema import Parallel, Run
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Benchmark, Parallel, Run
 from pytest_fxbucket.ranks import machine as machines
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 
 TOO_FEW = "nccl needs 2 GPUs, this machine has 0"
-NO_GPUS = Machine(has_cuda=True, has_nccl=True)
-GPUS = Machine(("GPU-a", "GPU-b"), has_cuda=True, has_nccl=True)
+NO_GPUS = Machine(has_cuda=True, nccl=(2, 29, 7))
+GPUS = Machine(("GPU-a", "GPU-b"), has_cuda=True, nccl=(2, 30, 7))
 
 
 Check = Callable[..., Verdict]
@@ -47,9 +53,9 @@ class TestTooFewGpus:
         assert "on 2 ranks in 1 steps over gloo; " in verdict.summary
 
     def test_auto_says_why_not_nccl_where_there_are_gpus(self, check: Check) -> None:
-        verdict = check("auto", Machine(GPUS.gpus[:1], has_cuda=True, has_nccl=True))
+        verdict = check("auto", Machine(GPUS.gpus[:1], has_cuda=True, nccl=(2, 29, 7)))
         assert verdict, repr(verdict)
-        assert "over gloo (nccl needs 2 GPUs, this machine has 1); " in verdict.summary
+        assert "over gloo (nccl needs 2 GPUs, this machine has 1; NCCL 2.29.7 gives each rank its own, " in verdict.summary
 
     @pytest.mark.parametrize("named", ["nccl", "auto"])
     def test_where_gpus_are_required_it_is_an_error(self, check: Check, named: str) -> None:
@@ -64,6 +70,16 @@ class TestTooFewGpus:
         verdict = bitwise(settings={"backend": "nccl"}, parallel=Parallel(dp_shard=64))  # more than any machine has
         assert verdict.outcome == "skipped"
         assert verdict.summary.startswith("nccl needs 64 GPUs, this machine has ")
+
+
+def test_step_time_on_a_shared_gpu_is_skipped_by_name(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "this_machine", lambda: replace(GPUS, gpus=GPUS.gpus[:1]))
+    monkeypatch.setattr("pytest_fxbucket.checks.context.cannot_run_on", lambda *_: "")  # as on a build for CUDA
+    (plan,) = load_plans(Path(__file__).parents[1] / "soak/small.toml")
+    timed = replace(plan, run=replace(plan.run, backend="nccl"), checks=replace(plan.checks, benchmark=Benchmark()))
+    verdict = PlanRun(timed, RunSettings(tmp_path, tmp_path, tmp_path), pools).check("benchmark")
+    assert verdict.outcome == "skipped"
+    assert verdict.summary.startswith("nccl puts 4 ranks on a GPU, where kernels take turns, which says nothing of step time")
 
 
 # A CPU build of torch lacks many of CUDA's kernels, which makes every graph one that no GPU can run.

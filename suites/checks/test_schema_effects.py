@@ -166,6 +166,9 @@ CASES: dict[tuple[str, str], Case] = {
     ("run", "zero_gradients"): Case('["scale"]', "bitwise", "passed", also="model.args = { used = 0.0 }"),
     ("run", "reduce"): Case('"ring"', "bitwise", "since round a ring both may rightly part"),
     ("run", "ring"): Case("{ nodes = 3 }", "error", "does not divide the 2 ranks", also='run.reduce = "ring"'),
+    ("run", "ranks_per_gpu"): Case(
+        "1", "bitwise", "gloo:cuda needs 2 GPUs, this machine has 0", also='run.backend = "gloo:cuda"'
+    ),
     ("checks", "audit"): Case("false", "items"),
     ("checks", "golden"): Case("false", "items"),
     ("checks", "collectives"): Case("false", "items"),
@@ -179,6 +182,11 @@ CASES: dict[tuple[str, str], Case] = {
 }
 # Take a key out once capture reads it; its test is red then.
 PARAMETERS = [pytest.param(*key, id="-".join(key)) for key in CASES]
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def test_every_key_of_the_schema_has_a_case() -> None:

@@ -24,7 +24,10 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
         *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
         *[("transform", key) for key in ("name", "args")],
-        *[("run", key) for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients", "reduce", "ring")],
+        *[
+            ("run", key)
+            for key in ("backend", "world", "steps", "seed", "timeout_s", "zero_gradients", "reduce", "ring", "ranks_per_gpu")
+        ],
         *[("checks", key) for key in ("audit", "golden", "collectives", "same", "bitwise", "eager", "benchmark")],
         *[("eager", key) for key in ("factory", "args", "rounds_otherwise")],
     }

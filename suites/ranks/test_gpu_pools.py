@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pytest_fxbucket.backends import PLACES
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import machine
 from pytest_fxbucket.ranks.failure import RankFailure
@@ -59,6 +60,15 @@ def test_ranks_see_their_own_gpu_and_the_pool_keeps_it(folder: Path, pools: Pool
     assert free(folder) == 0
     pool.close()
     assert free(folder) == 2
+
+
+def test_ranks_of_two_runs_share_gpus_while_there_are_places(folder: Path, pools: Pools) -> None:
+    pools.get(3, "gloo:cuda", 2).run("suites.ranks.jobs:on_gpu", [None] * 3, timeout_s=60)
+    assert free(folder) == 0
+    rest = machine.take(2, GPUS, places=PLACES - 2, limit_s=0, folder=folder)
+    with pytest.raises(RankError, match="could not be leased within 0 s"):
+        machine.take(1, GPUS, places=1, limit_s=0, folder=folder)
+    rest.release()
 
 
 def test_an_idle_pool_gives_back_what_others_wait_for(folder: Path, pools: Pools) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.backends import PLACES
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.machine import Lease, private_folder, take
 
@@ -22,9 +23,9 @@ GPUS = ("GPU-c", "GPU-a", "GPU-b", "GPU-d")
 class Other:
     """Another run: what it says comes line by line."""
 
-    def __init__(self, folder: Path, count: int, gpus: tuple[str, ...], mode: str) -> None:
+    def __init__(self, folder: Path, count: int, gpus: tuple[str, ...], places: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HOLDER), str(folder), str(count), mode, *gpus],
+            [sys.executable, str(HOLDER), str(folder), str(count), str(places), *gpus],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -51,8 +52,8 @@ def folder(tmp_path: Path) -> Path:
 def other(folder: Path) -> Iterator[Callable[..., Other]]:
     started: list[Other] = []
 
-    def start(count: int, gpus: tuple[str, ...] = GPUS, mode: str = "alone") -> Other:
-        started.append(Other(folder, count, gpus, mode))
+    def start(count: int, gpus: tuple[str, ...] = GPUS, places: int = PLACES) -> Other:
+        started.append(Other(folder, count, gpus, places))
         return started[-1]
 
     yield start
@@ -64,10 +65,10 @@ def other(folder: Path) -> Iterator[Callable[..., Other]]:
             pipe.close()
 
 
-def try_to_take(folder: Path, count: int, gpus: tuple[str, ...] = GPUS, *, shared: bool = False) -> tuple[str, ...]:
+def try_to_take(folder: Path, count: int, gpus: tuple[str, ...] = GPUS, *, places: int = PLACES) -> tuple[str, ...]:
     """What could be leased at once; given back at once."""
     try:
-        lease = take(count, gpus, shared=shared, limit_s=0, folder=folder)
+        lease = take(count, gpus, places=places, limit_s=0, folder=folder)
     except RankError:
         return ()
     lease.release()
@@ -106,12 +107,13 @@ class TestExclusive:
             os.close(theirs)
             os.waitpid(child, 0)
 
-    def test_who_shares_shares_with_who_shares_alone(self, folder: Path, other: Callable[..., Other]) -> None:
-        assert other(1, ("GPU-a",), "shared").says() == "has GPU-a"
-        assert try_to_take(folder, 1, ("GPU-a",), shared=True) == ("GPU-a",)
+    def test_runs_share_a_gpu_while_it_has_places(self, folder: Path, other: Callable[..., Other]) -> None:
+        assert other(1, ("GPU-a",), 10).says() == "has GPU-a"
+        assert try_to_take(folder, 1, ("GPU-a",), places=6) == ("GPU-a",)
+        assert try_to_take(folder, 1, ("GPU-a",), places=7) == ()
         assert try_to_take(folder, 1, ("GPU-a",)) == ()
         lease = take(1, ("GPU-b",), limit_s=0, folder=folder)
-        assert try_to_take(folder, 1, ("GPU-b",), shared=True) == ()
+        assert try_to_take(folder, 1, ("GPU-b",), places=1) == ()
         lease.release()
 
 

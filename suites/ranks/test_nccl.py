@@ -42,6 +42,16 @@ class TestSettings:
         assert found["CUDA_VISIBLE_DEVICES"] == "GPU-5d5b"
         assert PINNED.items() <= found.items()
 
+    def test_ranks_that_share_a_gpu_say_so_and_leave_room_for_each_others_kernels(self) -> None:
+        alone, shared = nccl.settings("nccl", "GPU-5d5b"), nccl.settings("nccl", "GPU-5d5b", 4)
+        assert {name: value for name, value in shared.items() if alone.get(name) != value} == {
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "NCCL_MIN_CTAS": "1",
+            "NCCL_MAX_CTAS": "1",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        }
+        assert nccl.settings("gloo:cuda", "GPU-5d5b", 4) == nccl.settings("gloo:cuda", "GPU-5d5b")
+
     def test_gloo_with_tensors_on_gpus_pins_what_is_not_nccls(self) -> None:
         found = nccl.settings("gloo:cuda", "GPU-5d5b")
         assert found["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

@@ -42,12 +42,34 @@ _AT_HOME = {
 }
 
 
-def settings(backend: str, gpu: str = "") -> dict[str, str]:
-    """The environment of a rank, whose only GPU is ``gpu`` (a UUID): to be set before CUDA starts, and kept. Empty off GPUs."""
+# Ranks that share a GPU wait for each other's kernels, so all of these must fit on it at once: one block of threads for each.
+_SHARING = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MIN_CTAS": "1",
+    "NCCL_MAX_CTAS": "1",
+}
+_FOR_TENSORS = 0.9
+"""Of a rank's share of its GPU's memory; the rest is for CUDA's context and NCCL's buffers."""
+
+
+def settings(backend: str, gpu: str = "", ranks_on_gpu: int = 1) -> dict[str, str]:
+    """The environment of a rank, to be set before CUDA starts, and kept. Empty off GPUs.
+
+    ``gpu``: the UUID of the only one that it sees; ``ranks_on_gpu``: how many ranks of its world do.
+    """
     if not BACKENDS[backend].gpus:
         return {}
     ours = {"CUDA_VISIBLE_DEVICES": gpu, **_REPEATABLE}
-    return {**ours, **_ONE_RING, **_AT_HOME} if backend == "nccl" else ours
+    if backend != "nccl":
+        return ours
+    # Read where the Multi-Process Service runs, and nowhere else.
+    shared = {**_SHARING, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // ranks_on_gpu)} if ranks_on_gpu > 1 else {}
+    return {**ours, **_ONE_RING, **_AT_HOME, **shared}
+
+
+def share_memory(ranks_on_gpu: int) -> None:
+    """Let this rank's tensors have no more than their share of the GPU: more is an error of this rank, not of another."""
+    torch.cuda.set_per_process_memory_fraction(_FOR_TENSORS / ranks_on_gpu)
 
 
 def apply(backend: str) -> None:

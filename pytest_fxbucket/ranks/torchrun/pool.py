@@ -60,7 +60,7 @@ class TorchrunPools(Pools):
         self.meeting, self.progress = meeting, progress
         self._rank_pools: dict[tuple[int, str], TorchrunPool] = {}
 
-    def get(self, world: int, backend: str = "gloo") -> RankPool:
+    def get(self, world: int, backend: str = "gloo", ranks_per_gpu: int = 0) -> RankPool:
         """The pool of the first ``world`` of torchrun's ranks. Raises RankError for more than these, or another back end."""
         __tracebackhide__ = True
         row = BACKENDS.get(backend)
