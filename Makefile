@@ -7,7 +7,7 @@ TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 COMPAT ?= .compat
 DOCS := build/docs
 
-.PHONY: plans test lint docs suites reference bench soak compat zoo clean
+.PHONY: plans test lint docs suites reference bench soak gpu compat zoo clean
 
 plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans -n 2
@@ -41,6 +41,9 @@ bench: $(READY)  ## the figures that docs/figures.md quotes
 
 soak: $(READY)  ## long runs: 1,000 items in a row, 200 runs of one plan, every fault 20 times, 2,000 random graphs, 50 kills of runs that accept, 2,000 mutated plans, goldens, stored runs and command lines, 90 comparisons of step time; tests run some of it
 	$(BIN)/python -m suites.soak.run $(SOAK)
+
+gpu: $(READY)  ## all that only a GPU can tell, part by part, to build/gpu.json; PART=faults: one of them again; without a GPU each is a skip
+	$(BIN)/python -m suites.gpu.run $(PART)
 
 compat: $(READY)  ## the table of torch versions in docs/figures.md: TORCHES="2.11 2.15.0", each in an environment of its own below COMPAT
 	$(BIN)/python -m suites.torches.run --folder $(COMPAT) --python $(PYTHON) $(TORCHES)

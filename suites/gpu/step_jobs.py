@@ -1,0 +1,121 @@
+"""Jobs of ``make gpu`` that run on any device: each rank's side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_fxbucket.bench.job import TimedStep, TimingTask, seconds_of
+from pytest_fxbucket.bench.measure import BUCKETED
+from pytest_fxbucket.checks.bitwise.localise import bits_digest
+from pytest_fxbucket.process import collector
+from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.ranks.process_groups.sums import Operation, RingOrder
+from suites.ranks.ring_jobs import addends, equal
+
+SUM = Operation("SUM")
+NCCL_CHUNK_BYTES = 512 << 10
+"""Of an all-reduce under protocol Simple on a ring: 4 MiB of buffer in 8 steps, of which a chunk takes half."""
+
+
+def repeated(rank: int, world: int, payload: tuple[TimingTask, int]) -> list[str]:
+    """A digest of what each of some steps made of the same state."""
+    task, times = payload
+    with collector.paused():
+        found = []
+        for number in range(times):
+            mark(f"repeat {number + 1} of {times}")
+            step = TimedStep(BUCKETED, rank, task.phases)
+            step.run()
+            found.append(bits_digest([tensor for state in step.states for tensor in state]))
+    return found
+
+
+def timed(rank: int, world: int, payload: tuple[TimingTask, int]) -> dict[str, dict[str, Any]]:
+    """Of each variant the least seconds of some steps, and how many launches a timeline shows in flight."""
+    task, times = payload
+    steps = {name: TimedStep(name, rank, task.phases) for name in task.variants}
+    seconds = {}
+    for name, step in steps.items():
+        taken = []
+        for _ in range(times):
+            step.prepare()
+            dist.barrier()
+            taken.append(seconds_of(step.call, device()))
+            step.settle()
+        seconds[name] = min(taken)
+    flights = {
+        name: sum(span.kind == "flight" for spans in step.traced(1)[0] for span in spans) for name, step in steps.items()
+    }
+    return {"seconds": seconds, "flights": flights}
+
+
+def total(rank: int, world: int, payload: None) -> float:
+    """What all ranks' ones come to."""
+    ones = torch.ones(3, device=device())
+    dist.all_reduce(ones)
+    return float(ones[0])
+
+
+def kill(rank: int, world: int, culprit: int) -> None:
+    """One rank is killed, the others are in a collective."""
+    total(rank, world, None)
+    if rank == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    total(rank, world, None)
+
+
+def hang(rank: int, world: int, culprit: int) -> None:
+    """One rank never launches what the others wait for."""
+    total(rank, world, None)
+    if rank != culprit:
+        total(rank, world, None)
+    else:
+        signal.pause()
+
+
+def raises(rank: int, world: int, culprit: int) -> None:
+    """One rank raises, the others are in a collective."""
+    if rank == culprit:
+        raise ValueError("before the collective")
+    total(rank, world, None)
+
+
+def summed(rank: int, world: int, dtype_name: str) -> dict[str, int]:
+    """Of a reduce-scatter and an all-reduce how many elements are not what the ring gives."""
+    dtype = getattr(torch, dtype_name)
+    sent = [addends(other, world, dtype, rows=16 * world) for other in range(world)]
+    ring = RingOrder(1, NCCL_CHUNK_BYTES, world)
+    ranks = list(range(world))
+    own = sent[rank].to(device())
+    reduced = own.clone()
+    dist.all_reduce(reduced)
+    part = own.new_empty(own.numel() // world)
+    dist.reduce_scatter_tensor(part, own)
+    pieces = [one.view(world, -1)[rank] for one in sent]
+    expected = {
+        "all_reduce": (reduced, ring(sent, SUM, ranks, None)),
+        "reduce_scatter": (part, ring(pieces, SUM, ranks, rank)),
+    }
+    return {kind: _differing(got.cpu(), want) for kind, (got, want) in expected.items()}
+
+
+def _differing(got: torch.Tensor, want: torch.Tensor) -> int:
+    return 0 if equal(got, want) else int((got != want).sum())
+
+
+def compiled(rank: int, world: int, payload: tuple[str, bool]) -> list[str]:
+    """Names of what differs between training under inductor with the pass and without; with triton where there is a GPU."""
+    from suites.compiled import rank_jobs_of_compiled
+
+    case, with_code = payload
+    warnings.simplefilter("ignore")
+    if with_code:
+        rank_jobs_of_compiled.WITHOUT_CODE = {"compile_threads": 1}
+    with torch.device(device()):
+        return rank_jobs_of_compiled.differing(rank, world, {"cases": [case], "inductor": True})[case]

@@ -1,0 +1,117 @@
+"""What ``make gpu`` does without a GPU, and its parts rehearsed over gloo: what only a GPU can run is in gpu_only_jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.plan.load import load_plans
+from suites.gpu import run as command
+from suites.gpu.parts import PARTS, ROOT, Found, Rig, at_world
+from suites.gpu.rows import Results, Row, read, table
+
+SMALL = ROOT / "suites/soak/small.toml"
+REHEARSAL = Rig("gloo", "local", (1, 2), (SMALL,), SMALL, repeats=2, hang_s=3.0)
+
+
+def found(part: str) -> dict[str, Found]:
+    """By what was tried, what came of it."""
+    return {one[0]: one for one in PARTS[part](REHEARSAL)}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_each_part_is_one_skip_that_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpu.json"
+    assert command.main(["--to", str(path)]) == 0
+    rows = [rows for rows in json.loads(path.read_text())["parts"].values()]
+    assert [len(of_part) for of_part in rows] == [1] * len(PARTS)
+    assert {(of_part[0]["outcome"], of_part[0]["said"]) for of_part in rows} == {
+        ("skipped", "nccl needs 2 GPUs, this machine has 0")
+    }
+    assert capsys.readouterr().out.count("SKIPPED") == len(PARTS)
+
+
+def test_parts_that_ran_are_kept_and_one_that_is_named_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(command, "run_part", lambda name, *_: ran.append(name) or [Row(name, "it", "failed", "", 0.0)])
+    path = tmp_path / "gpu.json"
+    assert command.main(["--to", str(path)]) == 1
+    command.main(["--to", str(path)])
+    command.main(["--to", str(path), "faults"])
+    assert ran == [*PARTS, "faults"]
+    monkeypatch.setattr(command, "described", lambda: {"GPU": "another"})
+    command.main(["--to", str(path)])
+    assert ran == [*PARTS, "faults", *PARTS]  # results of another machine say nothing of this one
+
+
+def test_the_table_says_what_was_never_run_and_what_failed() -> None:
+    results = Results({"GPU": "H200"}, {"faults": (Row("faults", "kill", "failed", "nothing was noticed", 1.0),)})
+    lines = table(results, ["faults", "rings"]).splitlines()
+    assert "| faults | 0 | 1 | 0 | 1 |  |" in lines
+    assert "| rings | never run | | | | |" in lines
+    assert lines[-1] == "FAILED faults: kill: nothing was noticed"
+
+
+def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    results = Results({"GPU": "H200"}, {"rings": (Row("rings", "sums", "passed", "", 1.5),)})
+    results.write(tmp_path / "gpu.json")
+    assert read(tmp_path / "gpu.json", {"GPU": "H200"}) == results
+
+
+def test_what_a_part_raises_is_a_row_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: Rig) -> object:
+        yield "first", "passed", ""
+        raise ValueError("broken")
+
+    monkeypatch.setitem(PARTS, "faults", breaks)  # type: ignore[arg-type]
+    rows = command.run_part("faults", REHEARSAL)
+    assert [(row.what, row.outcome, row.said) for row in rows] == [
+        ("first", "passed", ""),
+        ("what came next", "failed", "ValueError: broken"),
+    ]
+
+
+def test_a_plan_is_run_at_each_number_of_ranks_that_its_mesh_has() -> None:
+    def worlds(name: str) -> list[dict[str, int] | None]:
+        plan, *_ = load_plans(ROOT / f"fixtures/plans/{name}.toml")
+        smaller = [at_world(plan, ranks) for ranks in (1, 2, 4, 8)]
+        return [one and dict(one.run.world) for one in smaller]
+
+    assert worlds("llama") == [None, {"dp_shard": 2}, None, {"dp_shard": 8}]  # 4 is what it is run at anyway
+    assert worlds("llama32") == [None, {"dp_shard": 2}, None, {"dp_shard": 8}]
+    assert worlds("tp") == [None, None, None, {"dp_shard": 4, "tp": 2}]
+    assert worlds("whole") == [None, None, None, None]
+
+
+class TestRehearsed:
+    def test_a_test_of_a_users_own(self) -> None:
+        assert [outcome for _, outcome, _ in found("marker").values()] == ["passed", "passed"]
+
+    def test_faults_name_their_rank_and_the_next_job_is_well(self) -> None:
+        outcomes = {what: outcome for what, outcome, _ in found("faults").values()}
+        assert set(outcomes.values()) == {"passed"}
+        assert "hang on rank 2 of 4" in outcomes
+
+    def test_repeats_are_the_same_and_timelines_show_flights(self) -> None:
+        for part in ("repeats", "time"):
+            assert {outcome for _, outcome, _ in found(part).values()} == {"passed"}
+
+    def test_sums_that_are_no_rings_are_told_from_it(self) -> None:
+        """gloo adds in rank order, which is a ring's on two ranks alone."""
+        outcomes = {what: outcome for what, outcome, _ in found("rings").values()}
+        assert outcomes == {
+            "sums in float32 on 2 ranks": "passed",
+            "sums in bfloat16 on 2 ranks": "passed",
+            "sums in float32 on 4 ranks": "failed",
+            "sums in bfloat16 on 4 ranks": "failed",
+        }
+
+    def test_plans_and_their_other_worlds(self) -> None:
+        assert {outcome for _, outcome, _ in found("worlds").values()} == {"passed"}
