@@ -237,7 +237,7 @@ def same(graphs: Graphs) -> float:
     after = Side(bucketed.graph, bucketed.root, inputs, outputs, members)
 
     def work() -> None:
-        found = compared(Table(), before, after)
+        found = compared(Table(), before, after, {})
         assert not found.differences, found.differences[:3]
         assert found.outputs == len(outputs)
 
