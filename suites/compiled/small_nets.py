@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from fixtures.compiled.sharding import shard
+from pytest_fxbucket.ranks import device
 
 WIDTH, WORDS = 8, 16
 PLAN = ["embed", "layers.[0-1]", "head"]
@@ -59,13 +60,13 @@ class Net(nn.Module):
 
 
 def mesh_of(ranks: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",))
+    return init_device_mesh(torch.device(device()).type, (ranks,), mesh_dim_names=("dp_shard",))
 
 
 def net(ranks: int = 2, *, tied: bool = False, breaks: str = "", **sharding: Any) -> nn.Module:
     """A sharded net, the same on every rank but for the rows that it has."""
     torch.manual_seed(0)
-    return shard(Net(tied=tied, breaks=breaks), mesh_of(ranks), **sharding)
+    return shard(Net(tied=tied, breaks=breaks).to(device()), mesh_of(ranks), **sharding)
 
 
 def net_of_dtensors(ranks: int = 2, width: int = WIDTH) -> nn.Module:
@@ -92,7 +93,9 @@ def _replicated(name: str, module: nn.Module) -> Tensor:
 
 
 def words(step: int = 0, batch: int = 3, rank: int = 0) -> Tensor:
-    return torch.randint(0, WORDS, (batch, 5), generator=torch.Generator().manual_seed(100 * step + rank))
+    return torch.randint(0, WORDS, (batch, 5), generator=torch.Generator().manual_seed(100 * step + rank), device="cpu").to(
+        device()
+    )
 
 
 def loss_of(forward: Callable[..., Tensor], given: Tensor) -> Tensor:

@@ -117,5 +117,4 @@ def compiled(rank: int, world: int, payload: tuple[str, bool]) -> list[str]:
     warnings.simplefilter("ignore")
     if with_code:
         rank_jobs_of_compiled.WITHOUT_CODE = {"compile_threads": 1}
-    with torch.device(device()):
-        return rank_jobs_of_compiled.differing(rank, world, {"cases": [case], "inductor": True})[case]
+    return rank_jobs_of_compiled.differing(rank, world, {"cases": [case], "inductor": True})[case]
