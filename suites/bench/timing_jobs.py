@@ -48,9 +48,9 @@ def timed(rank: int, world: int, clocked: Clocked) -> tuple[Timed, list[str]]:
 def states(rank: int, world: int, task: TimingTask) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's first parameter before and after a step."""
     step = job.TimedStep("bucketed", rank, task.phases)
-    before = step._states[0][0].clone()
+    before = step.states[0][0].clone()
     step.run()
-    return before, step._states[0][0]
+    return before, step.states[0][0]
 
 
 def met(rank: int, world: int, task: TimingTask) -> list[str]:

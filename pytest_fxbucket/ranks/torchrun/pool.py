@@ -138,12 +138,16 @@ class TorchrunPool(RankPool):
             meeting.member.host, meeting.member.port, f"{meeting.store_prefix}/group.{self._group}", meeting.is_on_one_machine
         )
         self._request = replace(self._request, store=meet_at)
-        start, is_effect = time.monotonic(), False
+        start = time.monotonic()
         try:
             attempt = self.attempt(replace(call, payloads=[call.payloads[meeting.rank]]), lambda: meeting.is_alarmed(alarm))
         except RankError as error:
             is_effect = meeting.is_alarmed(alarm)
             meeting.alarm(alarm)
+            if isinstance(error, RankFailure) and any(state.is_effect for state in error.states):
+                # Its peer had joined, begun the job and died of it before this rank had joined: the peer's state is the cause.
+                (state,) = error.states
+                return _Done(replace(state, at=time.monotonic() - start), None, True)
             return _Done(
                 None, None, True, "\n".join(error.lines()) if isinstance(error, RankFailure) else str(error), is_effect
             )
