@@ -156,7 +156,7 @@ def look_at(pools: Pools | None, world: int, steps: Sequence[Step], chosen: Chos
 
 def _gathers_anew(graph: fx.Graph) -> bool:
     """Whether a parameter is gathered more than once: rounds of what is merged are counted anew, and may go further ahead."""
-    counts = Counter(name for node, one in carried(graph).items() if collectives.is_all_gather(node) for name in one.names)
+    counts = Counter(name for node, one in carried(graph).items() if collectives.is_all_gather(node) for name in one.fqns)
     return max(counts.values(), default=0) > 1
 
 
