@@ -15,7 +15,9 @@ import torch.distributed as dist
 pytestmark = pytest.mark.fxbucket_ranks(2)
 
 def test_forks():
-    os.fork()
+    twin = os.fork()
+    if twin:
+        os.waitpid(twin, 0)  # what it says is said before the rank returns
 
 def test_fails_after_it(fxbucket_rank):
     assert fxbucket_rank < 0
