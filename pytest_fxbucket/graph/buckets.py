@@ -84,10 +84,11 @@ class Bucket(collectives.Collective):
     level: int = 0
     """Of a reduction: how many others its members went through before, as in hybrid sharding; the most of any."""
 
-    @property
-    def fqns(self) -> tuple[str, ...]:
-        """Members in byte order."""
-        return tuple(member.fqn for member in self.members)
+    fqns: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Of the members, in byte order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fqns", tuple(member.fqn for member in self.members))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from pytest_fxbucket.compat.torch_pass import numbered_dtypes
 from pytest_fxbucket.graph import contents
 from pytest_fxbucket.graph.contents import Memory, NotFollowedError
-from pytest_fxbucket.graph.ops import by_operator, is_view, operator_name, overload
+from pytest_fxbucket.graph.ops import by_operator, is_view_operator, operator_name, overload
 
 if TYPE_CHECKING:
     from torch import fx
@@ -27,14 +27,18 @@ Handler = Callable[[Memory, Sequence[Any], dict[str, Any]], Any]
 
 def moves_data(node: fx.Node) -> bool:
     """Whether ``node`` only moves data, so that contents can be followed through it."""
-    if node.target is getitem:
-        return True
-    return is_view(node) or (_is_followed(node) and (not pads(node) or _is_bytes(node)))
+    movement = _movement(node)
+    return movement == "moves" or node.target is getitem or (movement == "pads" and _is_bytes(node))
 
 
 def pads(node: fx.Node) -> bool:
     """Whether ``node`` puts zeros, or another number, around a tensor, or cuts it."""
-    return operator_name(node) == _PAD
+    return _movement(node) == "pads"
+
+
+def moves_or_pads(node: fx.Node) -> bool:
+    """Whether ``node`` moves data, padded rows of numbers included: DTensor pads on those ranks alone that have too few."""
+    return _movement(node) != "" or node.target is getitem
 
 
 def _is_bytes(node: fx.Node) -> bool:
@@ -248,4 +252,12 @@ _HANDLERS: dict[str, Handler] = {
 }
 
 _NEW_STORAGE = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::zeros", "aten::new_zeros"})
-_is_followed = by_operator(lambda op: op._schema.name in _NEW_STORAGE or op._schema.name in _HANDLERS, False)
+
+
+def _movement_of(op: torch._ops.OpOverload) -> str:
+    if op._schema.name == _PAD:
+        return "pads"
+    return "moves" if is_view_operator(op) or op._schema.name in _NEW_STORAGE or op._schema.name in _HANDLERS else ""
+
+
+_movement = by_operator(_movement_of, "")

@@ -53,7 +53,8 @@ def operator_name(node: fx.Node) -> str:
     return _name(node)
 
 
-def _views(op: torch._ops.OpOverload) -> bool:
+def is_view_operator(op: torch._ops.OpOverload) -> bool:
+    """Whether ``op``'s result shares the storage of its first input, and ``op`` writes nothing."""
     name = op._schema.name
     if name in _VIEWS_BY_TABLE or name in _MAYBE_VIEWS:
         return True
@@ -62,7 +63,7 @@ def _views(op: torch._ops.OpOverload) -> bool:
     return bool(aliased and returned) and not any(info.is_write for info in aliased)
 
 
-_is_view = by_operator(_views, False)
+_is_view = by_operator(is_view_operator, False)
 _name = by_operator(lambda op: str(op._schema.name), "")
 
 

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
-def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
-    """``starts`` and all that ``onward`` leads to from them, each once, what is nearer first."""
+def walk(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
+    """``starts`` and all that ``onward`` leads to from them, each once, what is nearer first, as far as it is asked for."""
     queue = list(dict.fromkeys(starts))
     seen = set(queue)
     for item in queue:
+        yield item
         for other in onward(item):
             if other not in seen:
                 seen.add(other)
                 queue.append(other)
-    return queue
+
+
+def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
+    """As :func:`walk`, all of it."""
+    return list(walk(starts, onward))
 
 
 def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:

@@ -7,16 +7,16 @@ and other gathers. A reduction reduces a gradient unless its result reaches a pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.movement import moves_data, pads
-from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.graph.walks import reached
+from pytest_fxbucket.graph.movement import moves_or_pads
+from pytest_fxbucket.graph.ops import by_operator
+from pytest_fxbucket.graph.walks import reached, walk
 
 if TYPE_CHECKING:
     from torch import fx
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Direction
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "convolution", "_scaled_mm", "embedding", "_grouped_mm")
+_is_product = by_operator(lambda op: op._schema.name in {f"aten::{name}" for name in _PRODUCTS}, False)
 
 
 class Carried(NamedTuple):
@@ -52,7 +53,7 @@ def carried(graph: fx.Graph) -> dict[fx.Node, Carried]:
     returned = graph.output_node().args[0]
     values = returned if isinstance(returned, (list, tuple)) else (returned,)
     outputs = {node: i for i, node in reversed(list(enumerate(values))) if isinstance(node, torch.fx.Node)}
-    products = _leading_to_products(graph)
+    products = _Products()
     found: dict[fx.Node, Carried] = {}
     for index, node in enumerate(graph.nodes):
         kind = collectives.launch_kind(node)
@@ -98,19 +99,14 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     """Where the data that ``node`` sends comes from, back through moves, casts and other gathers; buffers are no source."""
 
     def passes_on(one: fx.Node) -> bool:
-        return one is node or _moves(one) or collectives.is_wait(one) or collectives.is_all_gather(one)
+        return one is node or moves_or_pads(one) or collectives.is_wait(one) or collectives.is_all_gather(one)
 
     met = reached([node], lambda one: _data_inputs(one) if passes_on(one) else ())
     return [one for one in met if not passes_on(one)]
 
 
 def _passes_on(node: fx.Node) -> bool:
-    return collectives.communicates(node) or _moves(node)
-
-
-def _moves(node: fx.Node) -> bool:
-    """Whether ``node`` moves data. Padded rows are data too: DTensor pads on those ranks alone that have too few."""
-    return moves_data(node) or pads(node)
+    return collectives.communicates(node) or moves_or_pads(node)
 
 
 def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
@@ -121,35 +117,42 @@ def _data_inputs(node: fx.Node) -> Iterator[fx.Node]:
             yield source
 
 
-def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: Set[fx.Node], index: int) -> Carried:
+def _reduction(node: fx.Node, outputs: dict[fx.Node, int], products: _Products, index: int) -> Carried:
     direction = direction_of(node)
-    if not products.isdisjoint(node.users):
+    if products.reached_from(node):
         return Carried((), 0, direction, "its result goes into a product with a weight: it carries an activation")
 
     def onward(one: fx.Node) -> Iterable[fx.Node]:
         further = collectives.launch_kind(one) in collectives.REDUCTIONS  # over another dimension of the mesh
-        return one.users if further or collectives.is_wait(one) or _moves(one) else ()
+        return one.users if further or collectives.is_wait(one) or moves_or_pads(one) else ()
 
     place = next((outputs[one] for one in reached(node.users, onward) if one in outputs), None)
     return Carried((), len(outputs) + index, direction) if place is None else Carried((f"output {place}",), place, direction)
 
 
-def _leading_to_products(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose values reach a product with a weight (a graph input or a gather, moved and cast too), or are one."""
-    weights: set[fx.Node] = set()
-    for node in graph.nodes:
-        own = node.op == "placeholder" or collectives.is_all_gather(node)
-        passed_on = (collectives.is_wait(node) or _moves(node)) and not weights.isdisjoint(node.all_input_nodes)
-        if own or passed_on:
-            weights.add(node)
-    found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        is_product = _is_product(node) and not weights.isdisjoint(node.all_input_nodes)
-        if is_product or not found.isdisjoint(node.users):
-            found.add(node)
-    return found
+class _Products:
+    """Products with a weight (a graph input or a gather, moved and cast too); few reductions lead to any."""
+
+    def __init__(self) -> None:
+        self._clear: set[fx.Node] = set()
+        """Nodes whose values reach none."""
+
+    def reached_from(self, launch: fx.Node) -> bool:
+        """Whether what ``launch`` brings reaches such a product, through any path."""
+        met = []
+        for node in walk(self._unclear(launch), self._unclear):
+            if _is_product(node) and any(map(_is_weight, node.all_input_nodes)):
+                return True
+            met.append(node)
+        self._clear.update(met)
+        return False
+
+    def _unclear(self, node: fx.Node) -> Iterable[fx.Node]:
+        return (user for user in node.users if user not in self._clear)
 
 
-def _is_product(node: fx.Node) -> bool:
-    name = operator_name(node)
-    return name.startswith("aten::") and name[6:] in _PRODUCTS
+def _is_weight(node: fx.Node) -> bool:
+    def onward(one: fx.Node) -> Iterable[fx.Node]:
+        return one.all_input_nodes if collectives.is_wait(one) or moves_or_pads(one) else ()
+
+    return any(one.op == "placeholder" or collectives.is_all_gather(one) for one in walk([node], onward))
