@@ -76,10 +76,10 @@ class Context:
 
     def choice(self, check: str) -> BackendChoice | Verdict:
         """What the ranks of ``check`` run on; a verdict if they cannot, or need not."""
-        refuse_too_many_ranks(self.plan, row_of(self.settings.backend or self.plan.run.backend).most_ranks, self.name)
         choice = self.backend()
         if choice.backend is None:
             return skipped(check, choice.lacking)
+        refuse_too_many_ranks(self.plan, BACKENDS[choice.backend].most_ranks, self.name)
         hanging = self.hanging(check)
         return choice if hanging is None else hanging  # a verdict is true only if it passed
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
+from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced, order_of
 from pytest_fxbucket.graph.updates import readiness, updates_between
 from pytest_fxbucket.passes.compute import overlapped
@@ -119,7 +120,7 @@ def report_of_reading(
                 kind=bucket.kind,
                 group=bucket.group,
                 op=bucket.op,
-                dtype="+".join(sorted({str(member.dtype).removeprefix("torch.") for member in bucket.members})),
+                dtype="+".join(sorted({dtype_name(member.dtype) for member in bucket.members})),
                 members=bucket.fqns,
                 bytes=bucket.bytes,
                 launch=bucket.node,

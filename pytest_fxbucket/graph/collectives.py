@@ -27,7 +27,7 @@ class KindRow(NamedTuple):
     reduces: bool = False
     """Whether it reduces gradients."""
     merged: tuple[str, ...] = ()
-    """What the names of the operators end in that a pass may merge; the others work in place. None if no pass merges any."""
+    """What the names of the operators end in that our pass merges; () if it merges none."""
 
 
 KINDS = (
@@ -43,7 +43,7 @@ ROWS = {row.kind: row for row in KINDS}
 REDUCTIONS = tuple(row.kind for row in KINDS if row.reduces)
 """Kinds that reduce gradients."""
 MERGED = {f"_c10d_functional::{row.operator}{end}": row.kind for row in KINDS for end in row.merged}
-"""Kind of each operator that a pass may merge, by name."""
+"""Kind of each operator that our pass merges, by name."""
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 """Of operators that launch and wait."""
 

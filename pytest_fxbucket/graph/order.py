@@ -279,12 +279,13 @@ def needs_of(order: Order, launches: Sequence[fx.Node]) -> dict[fx.Node, Needs]:
 
 
 _FRESH = ("aten::empty", "aten::new_empty", "aten::empty_like")
+_NEVER_MERGED = ("all_reduce_", "all_reduce_coalesced_", "reduce_scatter_tensor_out")
 
 
 def why_unmergeable(launch: fx.Node, order: Order) -> str:
     """Why ``launch`` must stay on its own; empty if it may share a bucket."""
-    name, kind = operator_name(launch), collectives.launch_kind(launch) or "other"
-    if not name.startswith("_c10d_functional::") or (collectives.ROWS[kind].merged and name not in collectives.MERGED):
+    name = operator_name(launch)
+    if not name.startswith("_c10d_functional::") or name.endswith(_NEVER_MERGED):
         return f"{name} is not merged"
     if collectives.argument(launch, "group_size") == 1:
         return "its group has one rank"

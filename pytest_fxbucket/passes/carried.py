@@ -37,9 +37,9 @@ class Carried(NamedTuple):
     """Of the first of them in the order of registration, or among the graph's inputs, or outputs."""
     direction: Direction
     reason: str = ""
-    """Why no entry names it, or why it is no parameter and no gradient; empty if it is one."""
+    """Why it belongs to no entry, or would not if none names it."""
     level: int = 0
-    """Through how many other launches what it sends went before."""
+    """As :attr:`Target.level <pytest_fxbucket.passes.targets.Target.level>`, which is told from it."""
     again: bool = False
     """Of a gather: whether what it sends was gathered over its own group before."""
     entry: str | None = None

@@ -180,8 +180,7 @@ def _rename(launch: fx.Node, name: str) -> None:
 # The drop-in for torch's function.
 
 
-_ONE_DTYPE = ("default", "custom_ops")
-_MODES = (*_ONE_DTYPE, "custom_ops_multidtype")
+_MODES = ("default", "custom_ops", "custom_ops_multidtype")
 
 
 def manual_overlap_bucketing(

@@ -11,7 +11,7 @@ import torch
 
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.errors import PassError
-from pytest_fxbucket.graph.ops import is_view, operator_name, returns_written
+from pytest_fxbucket.graph.ops import dtype_name, is_view, operator_name, returns_written
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
 from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
@@ -242,7 +242,7 @@ def _sizes(value: FakeTensor) -> list[Any]:
 
 
 def _words(value: FakeTensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{dtype_name(value.dtype)}{list(value.shape)}"
 
 
 # Casts that every member passes before its launch: one cast of the packed tensor does the same, element by element.

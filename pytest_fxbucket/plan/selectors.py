@@ -63,7 +63,7 @@ def resolve(
     notes: list[str] = []
     try:
         found = [pair for entry in entries for pair in _expand(entry, names, notes)]
-        resolved, owners = _claim(found, names)
+        resolved, owners = _claim(found)
         left = tuple(fqn for fqn in parameters if fqn not in owners)
         if left and unplanned == "error":
             raise PlanError(_unplanned_parameters(left, [entry.name for entry in resolved]))
@@ -123,7 +123,7 @@ def _children_of_star(selector: str, entry: Entry, names: _Names) -> list[str]:
     return reached
 
 
-def _claim(found: Sequence[_Found], names: _Names) -> tuple[list[ResolvedEntry], dict[str, int]]:
+def _claim(found: Sequence[_Found]) -> tuple[list[ResolvedEntry], dict[str, int]]:
     """Give every parameter its one entry; PlanError if two want it."""
     resolved: list[ResolvedEntry] = []
     owners: dict[str, int] = {}

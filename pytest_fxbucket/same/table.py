@@ -1,6 +1,6 @@
 """Expressions by number, and what of an operator goes into them: equal numbers, equal expressions, in whichever graph.
 
-Hash-consing (A. P. Ershov, 1958): whichever graph an expression was met in, it has one number.
+(Hash-consing: A. P. Ershov, 1958.)
 
 An expression is a tuple: its operator's name, then numbers of what it is made of, and constants. Every int in it, at any depth,
 is the number of another expression; all else that is an integer stands in a :class:`Const` or a :class:`Where`.

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
 from handmade import GROUP, RANKS, Handmade, aten, c10d
 
 from pytest_fxbucket.checks.promises.kept import audit
+from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
@@ -134,6 +135,14 @@ def test_every_kind_of_launch_that_is_left_as_it_was_is_red(name: str) -> None:
         assert found == [], "one launch for each entry from the start"
     else:
         assert any("launches, expected 1" in problem for problem in found), found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "coalesced"])
+def test_an_operator_that_our_pass_does_not_know_is_expected_to_be_merged_all_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "MERGED", {})
+    assert any("launches, expected 1" in problem for problem in Case(CASES[name][0]).problems())
 
 
 def mixed(**rules: Any) -> Case:

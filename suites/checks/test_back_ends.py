@@ -37,6 +37,11 @@ def check(bitwise: Check, monkeypatch: pytest.MonkeyPatch) -> Check:
     return run
 
 
+def test_a_mesh_of_any_size_is_a_named_skip_where_nothing_would_be_run(bitwise: Check) -> None:
+    verdict = bitwise(run=Run(steps=1, backend="fake"), parallel=Parallel(dp_shard=131072))
+    assert (verdict.outcome, verdict.summary) == ("skipped", "back end fake holds no values to compare")
+
+
 class TestTooFewGpus:
     @pytest.mark.parametrize("named", ["nccl", "gloo:cuda"])
     def test_a_back_end_that_is_named_is_a_named_skip(self, check: Check, named: str) -> None:

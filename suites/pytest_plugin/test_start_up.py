@@ -9,6 +9,8 @@ import sys
 
 def pytest_unconfigure(config):
     print("torch imported:", "torch" in sys.modules)
+    rooms = {name.split(".")[1] for name in sys.modules if name.startswith("pytest_fxbucket.")}
+    print("rooms of work:", *sorted(rooms & {"capture", "explain", "graph", "passes", "plan", "run", "step"}))
 """
 
 
@@ -29,3 +31,9 @@ def test_torch_is_imported_only_when_a_check_runs(project: pytest.Pytester, args
     if ret != pytest.ExitCode.USAGE_ERROR:
         result.stdout.fnmatch_lines(["*torch imported: False"])
     result.stdout.no_fnmatch_line("*torch imported: True")
+
+
+def test_a_run_without_plans_imports_nothing_that_reads_or_runs_them(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(REPORT)
+    pytester.makepyfile("def test_other(): pass")
+    pytester.runpytest_subprocess("-s").stdout.fnmatch_lines(["torch imported: False", "rooms of work:"])

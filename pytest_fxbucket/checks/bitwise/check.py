@@ -104,7 +104,7 @@ class Bitwise(OnRanks):
 def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> BitwiseTask:
     """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
     crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
-    stepping = fields_of(world.plan, world.mesh, world.reference(rank), phase)
+    step_fields = fields_of(world.plan, world.mesh, world.reference(rank), phase)
     return BitwiseTask(
         unbucketed=world.unbucketed(rank, phase),
         bucketed=None if crossing else world.final(rank)[phase].portable,
@@ -114,7 +114,7 @@ def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: 
         localise_step=localise,
         final_inputs=inputs,
         final_outputs=outputs,
-        **{**stepping, "first_state": world.final_step(rank).first_state},
+        **{**step_fields, "first_state": world.final_step(rank).first_state},
     )
 
 

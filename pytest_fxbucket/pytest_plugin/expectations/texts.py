@@ -10,7 +10,6 @@ import pytest
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.errors import UsageError
-from pytest_fxbucket.plan.selectors import entry_by_parameter
 from pytest_fxbucket.pytest_plugin.items import PlanRef
 from pytest_fxbucket.pytest_plugin.session import fx_session
 
@@ -141,7 +140,7 @@ def _entry_of(
     """Entry of each parameter: of ``entries`` the one that has it, if any has; without them its innermost module."""
     if entries is None:
         return {fqn: fqn.rpartition(".")[0] or fqn for fqn in fqns}
-    from pytest_fxbucket.plan.selectors import parse_entries, resolve
+    from pytest_fxbucket.plan.selectors import entry_by_parameter, parse_entries, resolve
 
     where = "fxbucket_golden(..., plan=...)"
     resolution = resolve(parse_entries(entries, where), fqns, modules, aliases=aliases, unplanned="allow", where=where)
