@@ -46,9 +46,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 for name, how in HOW.items():
     SHELF.put(name, partial(checkpointed, **how), layers)
-# What audit lets a prefetch keep alive is without biases, which only recomputation reads.
-NO_PREFETCH = {**TWO_PARTS, "overlap": {"prefetch": 0}}
-SHELF.put("checkpoint_microbatches", partial(checkpointed, use_reentrant=False), layers, tables=NO_PREFETCH)
+SHELF.put("checkpoint_microbatches", partial(checkpointed, use_reentrant=False), layers, tables=TWO_PARTS)
 
 
 @SHELF.odd(layers, tables={"step": {"checkpoint": ["layers.*"]}})

@@ -313,7 +313,8 @@ class _Allowance:
 
     def at(self, where: int) -> int:
         here = [one for one in self.rounds if one.begins[:1] <= [where] and where <= one.last]
-        return sum(one.at(where) for one in here or self.rounds[:1])
+        coming = [one for one in self.rounds if [where] < one.begins[:1]]  # its first entry may be prefetched
+        return sum(one.at(where) for one in here or coming[:1] or self.rounds[-1:])
 
     def for_later(self, where: int, place: int) -> int:
         """Bytes of entries begun earlier that were gathered only behind ``place`` before the pass; ``where`` it is now."""
