@@ -22,7 +22,7 @@ from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
-from pytest_fxbucket.step.roles import StepGraph, Told, Value
+from pytest_fxbucket.step.roles import StepGraph, Transformed, Value
 from pytest_fxbucket.user_frame import naming_user_frame
 
 
@@ -71,7 +71,7 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
             rank=rank,
             optimizing=optimizing,
             notes=joint.notes,
-            told=(Told("override", tuple(overrides.told())),) if overrides else (),
+            transformed=(Transformed("override", tuple(overrides.changes())),) if overrides else (),
             first_state=overrides.first_state,
         )
 

@@ -40,7 +40,7 @@ def run(context: Context) -> Verdict:
     if lines:
         return failed("audit", f"{counted(len(lines), 'promise')} not kept", capped(lines))
     entries = len(world.resolution.entries)
-    idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).told if not one.done)
+    idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).transformed if not one.done)
     notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
     what = f"{counted(entries, 'entry')} as planned" if context.plan.bucket.by == "plan" else "buckets by size"
     summary = f"{what} on {looked_at(world)}"

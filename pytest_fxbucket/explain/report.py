@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed
-    from pytest_fxbucket.step.roles import Phase
-    from pytest_fxbucket.step.roles import Told as Transformed
+    from pytest_fxbucket.step.roles import Phase, Transformed
 
 
 def labels(buckets: Sequence[BucketReport], registered: Sequence[str]) -> dict[str, str]:
@@ -238,7 +237,7 @@ def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Ex
             "the graph; let the [graph] factory return a TracedStep with roles and fqns, or explain the pass manual"
         )
     graphs = tuple(_graph(world, phase, one) for phase, one in passed.items())
-    transformed = world.final_step(0).told
+    transformed = world.final_step(0).transformed
     return Explanation(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
 
 

@@ -19,7 +19,7 @@ from pytest_fxbucket.words import counted, human_bytes, some
 if TYPE_CHECKING:
     from pytest_fxbucket.explain.report import Explanation, GraphReport
     from pytest_fxbucket.passes.report import BucketReport
-    from pytest_fxbucket.step.roles import Told as Transformed
+    from pytest_fxbucket.step.roles import Transformed
 
 _NUMBER = re.compile(r"(?<![^.+ ])(\d+)(?![^.+ ])")
 _MARK = re.compile("\0(-?\\d+):(-?\\d+)\0")

@@ -70,7 +70,7 @@ class OptimizerBuilder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Transformed:
     """What a transformation says it did. Checks never believe it; people read it."""
 
     transformation: str
@@ -96,7 +96,7 @@ class StepGraph:
     """What makes the optimizers whose update the step has; None if it has none."""
     notes: tuple[str, ...] = ()
     """What was traced otherwise than the model has it, one clause each: it makes no difference to its numbers."""
-    told: tuple[Told, ...] = ()
+    transformed: tuple[Transformed, ...] = ()
     """What transformations say they did, in their order."""
     first_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """First tensors of state that transformations and overrides added, by FQN; not fake."""

@@ -19,7 +19,7 @@ from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, Maker, fake_value
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.step.roles import Phase, StepGraph, Told
+from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
@@ -130,7 +130,7 @@ def add_before_reducing(step: StepGraph, state: dict[str, torch.Tensor]) -> Step
             adding.run()
             done += adding.done()
             left += adding.left
-    return replace(step, told=(*step.told, Told(NAME, tuple(done), tuple(left))))
+    return replace(step, transformed=(*step.transformed, Transformed(NAME, tuple(done), tuple(left))))
 
 
 class _Adding:

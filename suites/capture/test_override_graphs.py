@@ -126,7 +126,7 @@ def test_state_is_an_input_and_an_output_and_no_optimizers(optimizer: tuple[Opti
     assert not reading.problems
     assert bool(reading.updating) == bool(optimizer)
     assert not [update.fqn for update in reading.updates if "rows" in update.fqn]
-    assert [told.done for told in step.told] == [tuple(f"layers.{i}.1 is overridden by counting" for i in (0, 1))]
+    assert [told.done for told in step.transformed] == [tuple(f"layers.{i}.1 is overridden by counting" for i in (0, 1))]
 
 
 def test_an_override_beside_what_tp_parts_has_the_refusal_of_tp() -> None:

@@ -52,7 +52,7 @@ def steps(rank: int, world: int, payload: dict[str, Any]) -> list[Any]:
         for i in range(payload["steps"]):
             twins.same(batch(10 * i + rank)[0])
         assert twins.step.traces == 1
-        found.append((_launches(twins), twins.step.graphs[0].told))
+        found.append((_launches(twins), twins.step.graphs[0].transformed))
     return found
 
 
@@ -62,4 +62,4 @@ def added(rank: int, world: int, payload: dict[str, Any]) -> Any:
     results = [run.step(batch(rank)[0]) for run in twins.each()]
     pairs = zip(*(run.model.parameters() for run in twins.each()), strict=True)
     apart = max(float((a - b).detach().abs().max()) for a, b in pairs)
-    return _launches(twins), twins.step.graphs[0].told, torch.equal(*results), apart
+    return _launches(twins), twins.step.graphs[0].transformed, torch.equal(*results), apart

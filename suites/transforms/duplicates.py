@@ -52,7 +52,7 @@ class Changed:
         self.step = by(step_of(self.after, inputs, outputs), {}, **args)
         assert self.step.graphs["joint"] is self.after
         self.after.graph.lint()
-        (self.told,) = self.step.told
+        (self.transformed,) = self.step.transformed
         if runs:
             different = differences(self.before, self.after, world, seed)
             assert not different, "\n".join([*different, str(self.before.graph), str(self.after.graph)])
@@ -64,7 +64,7 @@ class Changed:
     @property
     def whys(self) -> list[str]:
         """Why launches were left alone."""
-        return [why for _, why in self.told.left]
+        return [why for _, why in self.transformed.left]
 
     @property
     def is_same(self) -> bool:

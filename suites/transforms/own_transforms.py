@@ -10,7 +10,7 @@ from torch import fx
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
-from pytest_fxbucket.step.roles import StepGraph, Told, Value
+from pytest_fxbucket.step.roles import StepGraph, Transformed, Value
 from pytest_fxbucket.transforms import transformation
 
 State = dict[str, torch.Tensor]
@@ -29,7 +29,10 @@ updating = transformation(needs=("optimizer",))(lambda step, state: step)
 
 
 def telling(step: StepGraph, state: State, *, word: str) -> StepGraph:
-    return replace(step, told=(*step.told, Told("telling", (f"said {word}",), (("a launch", "it was not asked for"),))))
+    return replace(
+        step,
+        transformed=(*step.transformed, Transformed("telling", (f"said {word}",), (("a launch", "it was not asked for"),))),
+    )
 
 
 def saying(step: StepGraph, state: State) -> StepGraph:

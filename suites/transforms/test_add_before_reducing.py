@@ -37,7 +37,7 @@ def test_two_reductions_that_are_only_added_are_one_of_the_sum(kind: str, op: st
     assert total.meta["nn_module_stack"] == kept.meta["nn_module_stack"]
     assert LAUNCHES not in total.meta
     label = "all_reduce" if kind == "all_reduce" else "reduce_scatter"
-    assert found.told.done == (
+    assert found.transformed.done == (
         f"{label} of x (forward) + {label} of y (forward): 2 launches are 1, of what each rank adds before",
     )
 
@@ -48,7 +48,7 @@ def test_sums_of_more_are_one_by_one_in_any_nesting(kind: str, op: str, made: Pr
     left = made.add(made.add(a, b), c)
     found = added(made, made.neg(made.add(d, left)))
     assert len(found.launches) == 1
-    assert [text.rpartition(": ")[2] for text in found.told.done] == ["4 launches are 1, of what each rank adds before"]
+    assert [text.rpartition(": ")[2] for text in found.transformed.done] == ["4 launches are 1, of what each rank adds before"]
     made = Program(2)
     a, b, c, d = (getattr(made, kind)(node, op) for node in made.fulls("wxyz"))
     found = added(made, made.neg(made.add(made.add(c, a), made.add(d, b))))
@@ -94,7 +94,9 @@ def test_a_step_of_two_directions_names_the_parameter() -> None:
     made.returns(made.call(aten.add.Tensor, *map(made.reduced, grads)), fqn="layers.0.weight")
     graph_module = fx.GraphModule(torch.nn.Module(), made.finish())
     found = Changed(graph_module, made.inputs, made.outputs, by=add_before_reducing)
-    assert found.told.done == ("reduce_scatter of layers.0.weight (backward): 2 launches are 1, of what each rank adds before",)
+    assert found.transformed.done == (
+        "reduce_scatter of layers.0.weight (backward): 2 launches are 1, of what each rank adds before",
+    )
 
 
 def test_the_last_bit_differs_where_sums_are_rounded(made: Program) -> None:
@@ -113,7 +115,7 @@ def test_what_can_be_added_is_though_a_third_cannot(made: Program) -> None:
     found = added(made, made.neg(made.add(made.add(a, b), c)))
     assert len(found.launches) == 2
     assert found.whys == ["they differ in kind, operation, ranks or process group"]
-    assert found.told.left[0][0] == " + ".join(f"reduce_scatter of {name} (forward)" for name in "xyz")
+    assert found.transformed.left[0][0] == " + ".join(f"reduce_scatter of {name} (forward)" for name in "xyz")
 
 
 def test_what_is_added_to_something_else_first_says_so(made: Program) -> None:
@@ -121,7 +123,7 @@ def test_what_is_added_to_something_else_first_says_so(made: Program) -> None:
     z = made.given("z", 2, 3)
     found = added(made, made.neg(made.add(made.reduce(y), made.add(z, made.reduce(x)))), made.neg(made.add(made.reduce(z), 1)))
     assert found.is_same
-    assert found.told.left == (
+    assert found.transformed.left == (
         (
             "reduce_scatter of x (forward) + reduce_scatter of y (forward)",
             "they are not added to each other: add_tensor adds something else in between",
@@ -135,7 +137,7 @@ def test_of_a_residual_stream_that_is_reduced_again_nothing_is_said(made: Progra
     stream = made.add(x, made.all_reduce(y))
     found = added(made, made.neg(made.add(stream, made.all_reduce(made.neg(stream)))))
     assert found.is_same
-    assert found.told.left == ()
+    assert found.transformed.left == ()
 
 
 def test_it_says_how_it_rounds_and_needs_no_sum() -> None:
@@ -146,4 +148,4 @@ def test_it_says_how_it_rounds_and_needs_no_sum() -> None:
     x, y = made.fulls("xy")
     found = added(made, made.neg(made.reduce(x)), made.neg(made.add(made.reduce(y), 1)))
     assert found.is_same
-    assert (found.told.done, found.told.left) == ((), ())
+    assert (found.transformed.done, found.transformed.left) == ((), ())

@@ -130,6 +130,6 @@ def test_what_is_more_than_rounding_is_left_alone_and_says_why(name: str) -> Non
     build, why = LEFT[name]
     found = changed(made, *build(made, made.fulls("xy")), by=add_before_reducing, runs=False)
     assert found.is_same
-    ((what, said),) = found.told.left
+    ((what, said),) = found.transformed.left
     assert said == why
     assert " + " in what

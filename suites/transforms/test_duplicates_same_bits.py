@@ -75,9 +75,9 @@ def test_random_graphs_give_the_same_bits_on_all_ranks_of_one_process() -> None:
     for number in range(IN_ONE_PROCESS):
         drawing = drawn_duplicates(number, 2, functional=True)
         found = Changed(drawing.finish(), again=True, seed=number)
-        merged += len(found.told.done)
-        left += len(found.told.left)
-        again = merge_duplicates(step_of(found.after), {}, again=True).told[-1]
+        merged += len(found.transformed.done)
+        left += len(found.transformed.left)
+        again = merge_duplicates(step_of(found.after), {}, again=True).transformed[-1]
         assert again.done == (), (number, again.done)
     assert merged > IN_ONE_PROCESS // 2
     assert left > IN_ONE_PROCESS // 10
@@ -126,5 +126,5 @@ def drawn(number: int) -> Changed:
 
 def test_random_sums_give_the_same_bits() -> None:
     found = [drawn(number) for number in range(COUNT)]
-    assert sum(len(one.told.done) for one in found) > COUNT // 4
+    assert sum(len(one.transformed.done) for one in found) > COUNT // 4
     assert len({why.split()[-1] for one in found for why in one.whys}) > 4

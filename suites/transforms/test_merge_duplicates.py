@@ -62,7 +62,7 @@ def test_three_are_one_and_a_fourth_of_a_twin_group_is_one_of_them() -> None:
     results = [made.neg(made.gather(x)) for _ in range(3)] + [made.neg(made.gather(x, "0:gather"))]
     found = changed(made, *results)
     assert len(found.launches) == 1
-    assert found.told.done == ("all_gather of x (forward): 4 launches are 1",)
+    assert found.transformed.done == ("all_gather of x (forward): 4 launches are 1",)
 
 
 def test_what_the_graph_gives_out_twice_is_two_tensors_still(made: Program, x: fx.Node) -> None:
@@ -70,13 +70,15 @@ def test_what_the_graph_gives_out_twice_is_two_tensors_still(made: Program, x: f
     results = [made.gather(x), made.gather(flat), made.call(aten.view.default, made.gather(x), [-1]), made.neg(made.gather(x))]
     found = changed(made, *results)
     assert len(found.launches) == 1
-    assert found.told.done == ("all_gather of x (forward): 4 launches are 1, copied 2 times as the graph gives it out",)
+    assert found.transformed.done == ("all_gather of x (forward): 4 launches are 1, copied 2 times as the graph gives it out",)
 
 
 def test_what_is_given_out_by_later_ones_alone_is_copied_from_the_second_of_them_on(made: Program, x: fx.Node) -> None:
     results = [made.neg(made.gather(x)), made.gather(x), made.gather(x)]
     found = changed(made, *results)
-    assert found.told.done == ("all_gather of x (forward): 3 launches are 1, copied once as the graph gives it out twice",)
+    assert found.transformed.done == (
+        "all_gather of x (forward): 3 launches are 1, copied once as the graph gives it out twice",
+    )
 
 
 def test_coalesced_launches_of_the_same_are_one_part_by_part(made: Program) -> None:
@@ -95,7 +97,7 @@ def test_a_coalesced_launch_of_other_tensors_too_is_left_alone_and_says_so(made:
     alone = made.neg(made.gather(x))
     found = changed(made, alone, *map(made.neg, made.coalesced("all_gather", [x, y])))
     assert found.is_same
-    assert found.told.left == (
+    assert found.transformed.left == (
         (
             "all_gather of x, y (forward)",
             "other tensors go in the same launch, of it or of the one before (all_gather_into_tensor_default)",
@@ -111,12 +113,12 @@ def test_launches_are_called_by_their_parameters_in_the_order_of_the_graph() -> 
     gradient.meta["autograd_backward"] = True
     made.returns(made.call(aten.add.Tensor, made.reduced(gradient), made.reduced(gradient)), fqn="layers.0.wq.weight")
     found = Changed(fx.GraphModule(torch.nn.Module(), made.finish()), made.inputs, made.outputs)
-    assert found.told.done == (
+    assert found.transformed.done == (
         "all_gather of layers.0.wq.weight (forward): 2 launches are 1",
         "all_gather of layers.0.wk.weight (forward): 2 launches are 1",
         "reduce_scatter of layers.0.wq.weight (backward): 2 launches are 1",
     )
-    ((what, why),) = found.told.left
+    ((what, why),) = found.transformed.left
     assert what == "all_gather of layers.0.wq.weight (backward)"
     assert why.startswith("backward launches its own instead of keeping it, as reshard_after_forward = true has it")
 
@@ -126,7 +128,7 @@ def test_nothing_to_do_changes_nothing_and_its_own_output_is_left_as_it_is(made:
     found = changed(made, made.neg(made.gather(x)), made.neg(made.gather(y)), made.neg(made.gather(x)))
     again = Changed(found.after)
     assert again.is_same
-    assert (again.told.done, again.told.left) == ((), ())
+    assert (again.transformed.done, again.transformed.left) == ((), ())
 
 
 @pytest.mark.parametrize("again", ["forward", 1, None, ["backward"]])

@@ -16,7 +16,7 @@ from pytest_fxbucket.graph.collectives import is_all_gather
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Transform
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.step.roles import Told
+from pytest_fxbucket.step.roles import Transformed
 from suites.graph.handmade import Handmade, aten
 from suites.transforms.duplicates import Changed
 
@@ -55,8 +55,8 @@ def gathers(world: PlanOnMesh) -> tuple[int, int]:
     return before, after
 
 
-def told(world: PlanOnMesh) -> Told:
-    (found,) = world.way(0).step.told
+def told(world: PlanOnMesh) -> Transformed:
+    (found,) = world.way(0).step.transformed
     return found
 
 
@@ -125,4 +125,4 @@ def test_updates_go_with_backward_and_what_forward_does_besides_the_loss_with_fo
     made.returns(made.call(aten.exp.default, made.gathered(y)), "param", "w")
     found = Changed(fx.GraphModule(torch.nn.Module(), made.finish()), made.inputs, made.outputs)
     assert len(found.launches) == 2
-    assert found.told.left == ()
+    assert found.transformed.left == ()

@@ -73,9 +73,9 @@ def test_the_same_value_behind_any_chain_is_launched_once(name: str, kind: str, 
     results = [made.neg(getattr(made, kind)(way)) for way in ways]
     found = changed(made, *results)
     assert len(found.launches) == (1 if name != "behind other waits" else 2)
-    assert all(text.endswith(": 2 launches are 1") for text in found.told.done)
-    assert len(found.told.done) == len(found.launches)
-    assert found.told.left == ()
+    assert all(text.endswith(": 2 launches are 1") for text in found.transformed.done)
+    assert len(found.transformed.done) == len(found.launches)
+    assert found.transformed.left == ()
 
 
 Launches = tuple[fx.Node, fx.Node]
@@ -124,4 +124,4 @@ def test_what_differs_in_anything_is_launched_twice_without_a_word(what: str) ->
     wanted = OTHERS[what](made, made.given("x", 2, 3))
     found = changed(made, *(made.neg(made.wait(launch)) for launch in wanted), runs=False)
     assert found.is_same
-    assert (found.told.left, found.told.done) == ((), ())
+    assert (found.transformed.left, found.transformed.done) == ((), ())

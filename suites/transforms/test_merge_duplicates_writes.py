@@ -68,8 +68,8 @@ def test_a_value_that_was_written_in_between_is_launched_again(name: str, kind: 
     second = made.neg(getattr(made, kind)(sent()))
     third = made.neg(getattr(made, kind)(sent()))
     found = changed(made, first, second, third, made.neg(x), runs=name in RUNS)
-    assert len(found.told.done) == 1
-    ((what, why),) = found.told.left
+    assert len(found.transformed.done) == 1
+    ((what, why),) = found.transformed.left
     assert "(forward)" in what
     assert " writes what it sends, between the one before (" in why
     assert len(found.launches) == (3 if name == "collective in place" else 2)
@@ -82,8 +82,8 @@ def test_a_copy_from_before_a_write_is_not_one_from_behind_it(name: str, made: P
     WRITES[name](made, x, y)
     new = made.call(aten.clone.default, x)
     found = changed(made, made.neg(made.gather(old)), made.neg(made.gather(new)), made.neg(made.gather(x)), runs=name in RUNS)
-    assert found.told.done == (f"all_gather of {new.name} (forward): 2 launches are 1",)
-    assert [what for what, _ in found.told.left] == [f"all_gather of {new.name} (forward)"]
+    assert found.transformed.done == (f"all_gather of {new.name} (forward): 2 launches are 1",)
+    assert [what for what, _ in found.transformed.left] == [f"all_gather of {new.name} (forward)"]
 
 
 @pytest.mark.parametrize("name", list(WRITES))
@@ -94,8 +94,8 @@ def test_a_write_before_or_behind_both_is_in_nobodys_way(name: str, made: Progra
     results = [made.neg(made.gather(x)), made.neg(made.gather(alias))]
     WRITES[name](made, x, y)
     found = changed(made, *results, made.neg(x), runs=name in RUNS)
-    assert [text for text in found.told.done if text.startswith("all_gather")]
-    assert [what for what, _ in found.told.left if what.startswith("all_gather")] == []
+    assert [text for text in found.transformed.done if text.startswith("all_gather")]
+    assert [what for what, _ in found.transformed.left if what.startswith("all_gather")] == []
 
 
 def test_two_names_of_written_memory_are_the_same_and_two_places_in_it_are_not(made: Program) -> None:
@@ -107,7 +107,7 @@ def test_two_names_of_written_memory_are_the_same_and_two_places_in_it_are_not(m
     results = [made.neg(made.gather(node)) for node in (*names, *others)]
     found = changed(made, *results)
     assert len(found.launches) == 2
-    assert found.told.left == ()
+    assert found.transformed.left == ()
 
 
 def test_what_was_written_twice_is_another_value_each_time(made: Program, x: fx.Node) -> None:
@@ -117,7 +117,7 @@ def test_what_was_written_twice_is_another_value_each_time(made: Program, x: fx.
         made.call(aten.add_.Tensor, x, 1)
         results += [made.neg(made.gather(alias)) for _ in range(2)]
     found = changed(made, *results)
-    assert len(found.launches) == len(found.told.done) == 2
+    assert len(found.launches) == len(found.transformed.done) == 2
     assert len(found.whys) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_result_that_somebody_writes_is_its_own(name: str, written: int, made:
     WRITES[name](made, waits[written], y)
     found = changed(made, *map(made.neg, waits))
     assert found.is_same
-    ((what, why),) = found.told.left
+    ((what, why),) = found.transformed.left
     assert what == "all_gather of x (forward)"
     assert why.endswith(" writes its result")
     assert why.startswith("of the one before (all_gather_into_tensor_default): ") == (written == 0)
@@ -169,7 +169,7 @@ def test_of_three_the_one_whose_result_is_written_stays_and_the_others_are_one(m
     made.call(aten.add_.Tensor, made.call(aten.view.default, waits[0], [-1]), 1)
     found = changed(made, *map(made.neg, waits))
     assert found.launches == [GATHER, f"{GATHER}_1"]
-    assert found.told.done == ("all_gather of x (forward): 2 launches are 1",)
+    assert found.transformed.done == ("all_gather of x (forward): 2 launches are 1",)
 
 
 def test_a_write_in_flight_leaves_both_alone(made: Program, x: fx.Node) -> None:
@@ -191,7 +191,7 @@ def test_what_says_nothing_of_what_it_writes_counts_as_a_write(made: Program) ->
     barrier.meta["val"] = [y.meta["val"]]
     found = changed(made, first, made.neg(made.gather(x)), runs=False)
     assert found.is_same
-    ((_, why),) = found.told.left
+    ((_, why),) = found.transformed.left
     assert why.endswith(" may write what it sends, between the one before (all_gather_into_tensor_default) and it")
 
 

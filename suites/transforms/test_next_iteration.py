@@ -89,7 +89,7 @@ def test_the_same_step_whatever_its_nodes_are_called_gives_the_same_graphs() -> 
 
 def test_an_entry_that_is_read_first_moves_and_is_told() -> None:
     after = moved(bucketed(whole()), ["a", "d"])
-    (told,) = after.told
+    (told,) = after.transformed
     assert told.transformation == "next_iteration"
     assert told.done[0] == "reduces and updates a in the next call, behind 0 nodes of compute there"
     assert [what for what, _ in told.left] == ["reduction of a"]
@@ -101,7 +101,7 @@ def test_several_modules_of_one_entry_move_together() -> None:
     one = moved(bucketed(whole()), [["c", "d"]])
     two = moved(bucketed(whole()), TWO)
     assert digest(encode_module(one.graphs["steady"])) == digest(encode_module(two.graphs["steady"]))
-    assert one.told[0].done[0].startswith("reduces and updates c+d in the next call")
+    assert one.transformed[0].done[0].startswith("reduces and updates c+d in the next call")
 
 
 def test_a_step_that_was_never_bucketed_moves_too() -> None:

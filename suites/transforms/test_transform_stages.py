@@ -157,7 +157,7 @@ def test_ranks_that_disagree_behind_one_name_it(captured: PlanOnMesh) -> None:
 
 
 def test_what_it_says_is_kept(captured: PlanOnMesh) -> None:
-    (told,) = world_of(captured, "own_transforms:telling", args='args = { word = "so" }').final_step(0).told
+    (told,) = world_of(captured, "own_transforms:telling", args='args = { word = "so" }').final_step(0).transformed
     assert (told.done, told.left) == (("said so",), (("a launch", "it was not asked for"),))
 
 

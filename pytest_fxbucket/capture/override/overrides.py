@@ -82,7 +82,7 @@ class Overrides:
         """First values of all state, by FQN."""
         return {name: tensor for one in self.of.values() for name, tensor in one.state.items()}
 
-    def told(self) -> Iterator[str]:
+    def changes(self) -> Iterator[str]:
         """A clause for each module."""
         for fqn, one in self.of.items():
             yield f"{fqn} is overridden by {'a call of the real module' if one.subgraph is None else one.by}"

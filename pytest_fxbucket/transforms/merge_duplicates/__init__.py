@@ -17,7 +17,7 @@ from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.step.roles import Phase, StepGraph, Told
+from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
 from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
@@ -114,7 +114,7 @@ def merge_duplicates(step: StepGraph, state: dict[str, torch.Tensor], *, again: 
             did, did_not = _merge(step, phase, again)
             done += did
             left += did_not
-    return replace(step, told=(*step.told, Told(NAME, tuple(done), tuple(left))))
+    return replace(step, transformed=(*step.transformed, Transformed(NAME, tuple(done), tuple(left))))
 
 
 def _merge(step: StepGraph, phase: Phase, again: Again) -> tuple[list[str], list[tuple[str, str]]]:

@@ -14,7 +14,7 @@ from pytest_fxbucket.graph.update_provenance import reductions_of
 from pytest_fxbucket.passes.keep_order import AFTER, without_kept_order
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import ResolvedEntry, entry_by_parameter, resolve
-from pytest_fxbucket.step.roles import StepGraph, Told
+from pytest_fxbucket.step.roles import StepGraph, Transformed
 from pytest_fxbucket.transforms.next_iteration.block import NAME, Block, block_of, moved_reductions, refuse_illegal
 from pytest_fxbucket.transforms.next_iteration.graphs import Cut
 from pytest_fxbucket.transforms.next_iteration.steady import place_late
@@ -72,7 +72,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
             "steady": (*outputs, *cut.carried),
             "cleanup": tuple(value for _, value in cut.moved),
         },
-        told=(*step.told, _told(block, hidden)),
+        transformed=(*step.transformed, _summary(block, hidden)),
     )
 
 
@@ -85,7 +85,7 @@ def _resolved(step: StepGraph, entries: object) -> Sequence[ResolvedEntry]:
     return resolve(listed, names, step.modules, aliases=step.aliases, unplanned="allow", where=where).entries
 
 
-def _told(block: Block, hidden: Sequence[int]) -> Told:
+def _summary(block: Block, hidden: Sequence[int]) -> Transformed:
     done, left = [], []
     for entry in dict.fromkeys(block.entry_of.values()):
         pairs = zip(block.reductions, hidden, strict=True)
@@ -94,4 +94,4 @@ def _told(block: Block, hidden: Sequence[int]) -> Told:
         if not count:
             why = "it moves, but its parameters are needed before anything is computed there; move one that is read later"
             left.append((f"reduction of {entry}", why))
-    return Told(NAME, tuple(done), tuple(left))
+    return Transformed(NAME, tuple(done), tuple(left))
