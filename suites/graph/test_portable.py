@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,3 +212,19 @@ def test_what_cannot_travel_is_refused_by_name(says: str) -> None:
     root.scale, root.inner = 3, nn.Linear(2, 2)
     with pytest.raises(PassError, match=says):
         encode(REFUSED[says], root)
+
+
+def test_the_digest_is_the_same_under_every_hash_seed() -> None:
+    """Ranks are processes, each with a seed of its own; under these two a set of the branches' names has two orders."""
+    code = f"import {__name__} as t; print(t.digest_of(t.small()), t.digest_of(t.branching()))"
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("0", "6")
+    ]
+    outputs = {process.communicate()[0] for process in running}
+    assert outputs == {f"{digest_of(small())} {digest_of(branching())}\n"}

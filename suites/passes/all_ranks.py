@@ -37,6 +37,8 @@ def run(
         elif (launch := collectives.read_launch(node)) is not None:
             buffer = _buffer(launch)
             env[node] = _exchanged(env, launch, ranks, groups or {}) if buffer is None else env[buffer]
+            if late and buffer is None:
+                _spoil(env[node])
             flying[node] = launch
             if buffer is not None and not late:
                 _land(env, flying.pop(node), ranks, groups or {})
@@ -59,6 +61,13 @@ def _buffer(launch: collectives.Launch) -> Any:
     if launch.operator.endswith("_out"):
         return collectives.argument(launch.node, "out")
     return collectives.argument(launch.node, "input") if launch.operator.endswith("_") else None
+
+
+def _spoil(brought: Sequence[Any]) -> None:
+    """Let what each rank got hold nothing that it could read before its wait."""
+    for mine in brought:
+        for tensor in collectives.tensors(mine):
+            tensor.view(-1).view(torch.uint8).fill_(0x81)
 
 
 def _land(env: Env, launch: collectives.Launch, ranks: range, groups: Groups) -> None:

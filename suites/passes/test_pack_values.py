@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pytest_fxbucket.compat.c10d import fake_world
-from suites.passes.packing import assert_same, packed
+from suites.passes.all_ranks import run
+from suites.passes.packing import assert_same, integers, packed
 from suites.passes.programs import Program, aten, c10d, run_pass
+from suites.passes.rank_jobs_of_passes import differences
 
 RANKS = 2
 SIZE_OPERATORS = (aten.sym_size.int, aten.sym_numel.default, operator.mul, operator.floordiv, operator.mod)
@@ -67,6 +70,26 @@ def test_a_pack_of_several_dtypes_and_symbolic_sizes_is_right_for_other_sizes() 
     gm = traced(of_all(gather), *inputs)
     for sizes in ([(3, 5), (5,), (7, 2)], [(2, 4), (3,), (1, 9)], [(5, 1), (0,), (3, 0)]):
         assert_same(gm.graph, RANKS, sizes=sizes)
+
+
+@pytest.mark.parametrize("sizes", [[(2, 3), (4,), (3, 2)], [(6, 5), (8,), (1, 7)], [(2, 0), (0,), (0, 1)]])
+def test_a_step_of_symbolic_sizes_stays_right_at_other_sizes(sizes: list[tuple[int, ...]]) -> None:
+    """By the whole pass, which moves what it merges."""
+
+    def step(p: torch.Tensor, q: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        waits = [c10d.wait_tensor(gather(p)), c10d.wait_tensor(gather(q))]
+        waits += [c10d.wait_tensor(reduce(waits[0] * 2)), c10d.wait_tensor(reduce(waits[1] + 1))]
+        return [*waits, c10d.wait_tensor(all_reduce(x)), c10d.wait_tensor(all_reduce(x + 1))]
+
+    before = traced(step, torch.ones(2, 3), torch.ones(4), torch.ones(3, 2)).graph
+    after = copy.deepcopy(before)
+    assert [bucket.launches_before for bucket in run_pass(after, (), by="size", cap_mb=(1.0,)).buckets] == [2, 2, 2]
+    outputs = []
+    for graph, late in ((before, False), (after, False), (after, True)):
+        outputs.append(run(graph, integers(graph, RANKS, sizes), late=late)[graph.output_node()])
+    for others in outputs[1:]:
+        for wanted, got in zip(outputs[0], others, strict=True):
+            assert list(differences((wanted, []), (got, []))) == []
 
 
 def test_sizes_that_are_numbers_need_no_nodes() -> None:
