@@ -244,7 +244,6 @@ def test_without_git_it_is_said(repository: SmallRepository, refused: Refused, m
     refused(["diff", "plan.toml", "--at", "HEAD"], 2, "--at needs git, and there is no git on PATH")
 
 
-Capsys = pytest.CaptureFixture[str]
 SAME = ["diff", "plan.toml", "--at", "HEAD~1", "--at", "HEAD"]
 
 

@@ -90,7 +90,6 @@ def instead(node: fx.Node, target: Any, *more: Any, **kwargs: Any) -> fx.Node:
 # The faults.
 
 
-aten = torch.ops.aten
 Fault = Callable[[StepGraph, fx.Graph], None]
 
 

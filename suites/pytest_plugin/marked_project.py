@@ -202,7 +202,8 @@ ENVIRON = {name: value for name, value in os.environ.items() if name not in ("CI
 
 
 def run(folder: Path) -> tuple[dict[str, tuple[str, str, str]], str]:
-    """Run all of them once; outcome, what is said of it, and captured output of each test by name, and all that was printed."""
+    """Run all of them once; all that was printed, and of each test by name its outcome, what is said of it (the message, and
+    behind a form feed the traceback), and captured output."""
     files = {"helper.py": HELPER, "test_theirs.py": TESTS, "test_unmarked.py": UNMARKED, "test_manner.py": MANNER}
     for name, text in {**files, "pytest.ini": INI}.items():
         (folder / name).write_text(text)
@@ -210,7 +211,7 @@ def run(folder: Path) -> tuple[dict[str, tuple[str, str, str]], str]:
     done = subprocess.run(command, cwd=folder, env=ENVIRON, capture_output=True, text=True, timeout=300, check=False)
     found = {}
     for case in ElementTree.parse(folder / "junit.xml").getroot().iter("testcase"):
-        parts = {child.tag: f"{child.get('message', '')}\n{child.text or ''}" for child in case}
+        parts = {child.tag: f"{child.get('message', '')}\f{child.text or ''}" for child in case}
         outcome = next((tag for tag in ("failure", "error", "skipped") if tag in parts), "passed")
         found[case.get("name", "")] = (outcome, parts.get(outcome, ""), parts.get("system-out", ""))
     return found, done.stdout
