@@ -159,6 +159,12 @@ class BackendChoice:
         """A clause for people if ranks share a GPU; "" if they do not."""
         return f"{self.ranks_on_gpu} ranks on a GPU" if self.ranks_on_gpu > 1 else ""
 
+    def unless_required(self, name: str, *, require_gpus: bool) -> BackendChoice:
+        """The same; if something kept it from GPUs that are required, raises RankError, which calls the plan ``name``."""
+        if self.lacking and require_gpus:
+            raise RankError(f"{name}: {self.lacking}; --fxbucket-require-gpus makes that an error")
+        return self
+
     def for_timing(self) -> BackendChoice:
         """The same, where step time can be measured: not by ranks that share a GPU."""
         if not self.shares:
