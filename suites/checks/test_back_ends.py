@@ -69,7 +69,7 @@ class TestTooFewGpus:
     def test_the_pytest_process_is_asked_for_real(self, bitwise: Check) -> None:
         verdict = bitwise(settings={"backend": "nccl"}, parallel=Parallel(dp_shard=64))  # more than any machine has
         assert verdict.outcome == "skipped"
-        assert verdict.summary.startswith("nccl needs 64 GPUs, this machine has ")
+        assert verdict.summary.startswith(("nccl needs 64 GPUs, this machine has ", "nccl needs a torch that was built with "))
 
 
 def test_step_time_on_a_shared_gpu_is_skipped_by_name_or_an_error_where_gpus_are_required(
