@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_fxbucket.errors import RankError
@@ -23,6 +23,10 @@ class Machine:
     has_cuda: bool = False
     nccl: tuple[int, ...] | None = None
     """Version of the NCCL library that is loaded, which need not be that of the package; None: this torch has none."""
+    exclusive: tuple[str, ...] = ()
+    """Those of ``gpus`` that take one process at a time."""
+    left_out: str = ""
+    """A clause that says why GPUs which are there may not be used; "" if all may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,10 @@ class Backend:
 
     def most_on_gpu(self, machine: Machine, ranks_per_gpu: int = 0) -> int:
         """How many ranks may share a GPU of ``machine``; ``ranks_per_gpu``: how many shall at most, 0: as many as must."""
+        if machine.exclusive:
+            return 1
         if self.gpus == "each":
-            return min(ranks_per_gpu or PLACES, PLACES) if (machine.nccl or (0,)) >= _SHARING_NCCL else 1
+            return (ranks_per_gpu or PLACES) if (machine.nccl or (0,)) >= _SHARING_NCCL else 1
         return ranks_per_gpu or MAX_RANKS
 
     def gpus_to_lease(self, world: int, machine: Machine, ranks_per_gpu: int = 0) -> int:
@@ -59,32 +65,47 @@ class Backend:
         needed = -(-world // self.most_on_gpu(machine, ranks_per_gpu))
         return needed if ranks_per_gpu else max(needed, min(world, len(machine.gpus)))
 
-    def places(self, ranks_on_gpu: int) -> int:
-        """How many of a GPU's PLACES its ranks lease: NCCL's equal parts of all, others one each."""
-        return min(ranks_on_gpu, PLACES) * (PLACES // ranks_on_gpu if self.gpus == "each" else 1)
+    def places(self, ranks_on_gpu: int, ranks_per_gpu: int = 0) -> int:
+        """How many of a GPU's PLACES its ranks lease: NCCL's all, or what ``ranks_per_gpu`` leaves them; others one each."""
+        if self.gpus == "each":
+            return -(-PLACES * ranks_on_gpu // sharers(ranks_on_gpu, ranks_per_gpu))
+        return min(ranks_on_gpu, PLACES)
 
     def lacking(self, world: int, machine: Machine, ranks_per_gpu: int = 0) -> str:
         """One clause that says why ``world`` ranks cannot run on ``machine``; "" if they can."""
         needed, there = self.gpus_to_lease(world, machine, ranks_per_gpu), len(machine.gpus)
-        if there < needed:
-            why = self._why_not_fewer(world, machine, ranks_per_gpu) if there else ""
-            return f"{self.name} needs {counted(needed, 'GPU')}, this machine has {there}{why}"
-        if needed and not machine.has_cuda:
+        if needed and there and not machine.has_cuda:
             return f"{self.name} needs a torch that was built with CUDA"
-        if self.name == "nccl" and machine.nccl is None:
+        if self.name == "nccl" and there and machine.nccl is None:
             return "nccl needs a torch that was built with NCCL"
-        return ""
+        if there >= needed:
+            return ""
+        why = self._why_not_fewer(world, machine, ranks_per_gpu) if there else ""
+        left_out = f"; {machine.left_out}" if machine.left_out else ""
+        return f"{self.name} needs {counted(needed, 'GPU')}, this machine has {there}{why}{left_out}"
 
     def _why_not_fewer(self, world: int, machine: Machine, ranks_per_gpu: int) -> str:
         """Why ranks do not share the GPUs that there are."""
-        if self.gpus == "each" and machine.nccl is not None and machine.nccl < _SHARING_NCCL:
-            version = ".".join(map(str, machine.nccl))
+        if machine.exclusive:
+            return (
+                f"; {machine.exclusive[0]} takes one process at a time (nvidia-smi --compute-mode=DEFAULT lets ranks share it)"
+            )
+        most = self.most_on_gpu(machine, ranks_per_gpu)
+        newer = replace(machine, nccl=_SHARING_NCCL)
+        if most < (shared := self.most_on_gpu(newer, ranks_per_gpu)):
+            version = ".".join(map(str, machine.nccl or ()))
+            if self.gpus_to_lease(world, newer, ranks_per_gpu) > len(machine.gpus):
+                return f"; NCCL {version} gives each rank its own, and from 2.30 on {shared} ranks share one at most"
             return (
                 f"; NCCL {version} gives each rank its own, from 2.30 on ranks share: install nvidia-nccl-cu12 or -cu13, "
                 "and name its libnccl.so.2 in LD_PRELOAD"
             )
-        most = self.most_on_gpu(machine, ranks_per_gpu)
         return f" for {counted(most, 'rank')} each" + (" ([run] ranks_per_gpu)" if most == ranks_per_gpu else "")
+
+
+def sharers(ranks_on_gpu: int, ranks_per_gpu: int = 0) -> int:
+    """Among how many ranks a GPU is divided: those of this run, or as many as its plan lets be there, of other runs too."""
+    return max(ranks_on_gpu, ranks_per_gpu)
 
 
 _GROUPS, _SINGLE = "pytest_fxbucket.ranks.process_groups", "pytest_fxbucket.ranks.single_process.play"
@@ -137,6 +158,12 @@ class BackendChoice:
     def shares(self) -> str:
         """A clause for people if ranks share a GPU; "" if they do not."""
         return f"{self.ranks_on_gpu} ranks on a GPU" if self.ranks_on_gpu > 1 else ""
+
+    def unless_required(self, name: str, *, require_gpus: bool) -> BackendChoice:
+        """The same; if something kept it from GPUs that are required, raises RankError, which calls the plan ``name``."""
+        if self.lacking and require_gpus:
+            raise RankError(f"{name}: {self.lacking}; --fxbucket-require-gpus makes that an error")
+        return self
 
     def for_timing(self) -> BackendChoice:
         """The same, where step time can be measured: not by ranks that share a GPU."""

@@ -78,8 +78,12 @@ def sweep(files: Iterable[Path]) -> None:
 
 def files_below(root: Path) -> list[Path]:
     """Return all that is no folder below ``root``, sorted; links are given and not followed, but for ``root`` itself."""
-    found = [Path(folder, name) for folder, folders, names in os.walk(root) for name in (*names, *folders)]
-    return sorted(path for path in found if path.is_symlink() or not path.is_dir())
+    # Names are taken as they are listed: in a folder that may be read and not entered, nothing more can be said of them.
+    return sorted(
+        Path(folder, name)
+        for folder, folders, names in os.walk(root)
+        for name in (*names, *(one for one in folders if os.path.islink(os.path.join(folder, one))))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,14 +93,14 @@ class Timing:
         return found
 
     def choice(self, plan: Plan) -> BackendChoice:
-        """What the ranks run on; none where nothing can be timed."""
+        """What the ranks run on; none where nothing can be timed. Raises RankError where that is for want of required GPUs."""
         asked = self.settings.backend or plan.run.backend
         if not row_of(asked).timed_on:
             return BackendChoice(
                 None, f"back end {asked} runs all ranks in one process, in turn, which says nothing of step time"
             )
         refuse_too_many_ranks(plan, MAX_RANKS, self.name)
-        return self.backend().for_timing()
+        return self.backend().for_timing().unless_required(self.name, require_gpus=self.settings.require_gpus)
 
     def _measured(self, options: Benchmark) -> StepTime:
         world = self.world()

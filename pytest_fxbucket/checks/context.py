@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from pytest_fxbucket.backends import BACKENDS, BackendChoice, choose, row_of
 from pytest_fxbucket.checks.devices import cannot_run_on
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
-from pytest_fxbucket.errors import CaptureError, RankError
+from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.calls import joint_problems
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks import machine as machines
@@ -107,8 +107,7 @@ class Context:
             return BackendChoice("gloo")
         machine = machines.this_machine()
         choice = choose(asked, self.plan.run_world, machine, self.plan.run.ranks_per_gpu)
-        if choice.lacking and self.settings.require_gpus:
-            raise RankError(f"{self.name}: {choice.lacking}; --fxbucket-require-gpus makes that an error")
+        choice.unless_required(self.name, require_gpus=self.settings.require_gpus)
         if choice.backend is None or not BACKENDS[choice.backend].gpus:
             # That a machine without GPUs does not use them is no news.
             return choice if machine.gpus or choice.backend is None else BackendChoice(choice.backend)

@@ -7,6 +7,7 @@ item that gave them, so a worker that dies loses nothing that was reported, and 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,7 +221,7 @@ class Owners:
 
 def goldens_below(root: Path) -> list[Path]:
     """Return the files below ``root`` whose first line is that of a golden this version can read or once could."""
-    files = (path for path in files_below(root) if path.suffix == ".txt" and not path.is_symlink())
+    files = (path for path in files_below(root) if path.suffix == ".txt" and not os.path.islink(path))
     return [path for path in files if (number := format_of(path)) is not None and number <= FORMAT]
 
 

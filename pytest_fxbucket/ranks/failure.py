@@ -80,8 +80,8 @@ class RankFailure(RankError):
     """A job that did not return on every rank, or in which the ranks launched different collectives.
 
     ``kind``: raised, died, timeout, mismatch, unpicklable, garbled, deadlock. ``rank``: the first to fail. ``states``: all
-    ranks, or none where nothing ran. ``parted``: where the ranks' collectives part. ``buckets``: rank -> the bucket of the
-    collective at hand, put in by who knows it.
+    ranks, or that one where what it was given or gave could not be read. ``parted``: where the ranks' collectives part.
+    ``buckets``: rank -> the bucket of the collective at hand, put in by who knows it.
     """
 
     sentence: str
@@ -254,6 +254,8 @@ def _how_it_died(status: int | None, is_out_of_memory: bool) -> str:
 
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|MemoryError|cannot allocate", re.I)
 
+_NO_GPU_MEMORY = re.compile(r"CUDA (error: )?out of memory")
+
 
 def what_to_try(kind: str, first: RankState | None, has_processes: bool) -> Iterator[str]:
     """Sentences for a failure of ``kind`` whose first rank is ``first``; ``has_processes``: each rank was one."""
@@ -279,7 +281,12 @@ def _advice_late(first: RankState | None) -> Iterator[str]:
 
 
 def _ended(first: RankState, has_processes: bool) -> Iterator[str]:
-    if first.is_out_of_memory or _NO_MEMORY.search(f"{first.error_type} {first.error}"):
+    if _NO_GPU_MEMORY.search(first.error):
+        yield (
+            "let fewer ranks share a GPU (run.ranks_per_gpu of a plan: each has an equal part of its memory), "
+            "or use fewer ranks or a smaller model here (run.world)"
+        )
+    elif first.is_out_of_memory or _NO_MEMORY.search(f"{first.error_type} {first.error}"):
         yield "use fewer ranks or a smaller model here (run.world of a plan), or a machine with more memory"
     elif first.outcome == "died" and first.status == -9:
         yield "look who sends SIGKILL: if nobody does, the kernel does when memory runs out (dmesg says so)"

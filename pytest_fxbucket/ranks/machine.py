@@ -12,6 +12,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from pytest_fxbucket.backends import PLACES, Machine
@@ -32,7 +33,8 @@ def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
     """The machine as it is. Imports torch, and leaves CUDA alone."""
     import torch
 
-    return Machine(gpus(environ), torch.version.cuda is not None, loaded_nccl())
+    found = gpus(environ)
+    return Machine(found, torch.version.cuda is not None, loaded_nccl(), _exclusive(found), _left_out(found, environ))
 
 
 def loaded_nccl() -> tuple[int, ...] | None:
@@ -70,15 +72,40 @@ def has_mps() -> bool:
 def gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; without it all, in nvidia-smi's (PCI) order.
 
+    A GPU in MIG mode is none of them, a slice of it is one where CUDA_VISIBLE_DEVICES names that.
+
     It neither imports torch nor starts CUDA, after which no process could be forked.
     """
-    return _visible(_UUID.findall(nvidia_smi()), environ.get("CUDA_VISIBLE_DEVICES"))
+    there = _UUID.findall(nvidia_smi())
+    parted = _parted(there)
+    return tuple(uuid for uuid in _visible(there, environ.get("CUDA_VISIBLE_DEVICES")) if uuid not in parted)
+
+
+def _parted(there: Sequence[str]) -> list[str]:
+    """Those of ``there`` in MIG mode, as slices are listed below them: CUDA uses one slice of such a GPU, or nothing."""
+    return [gpu for gpu, below in pairwise(there) if gpu.startswith("GPU-") and below.startswith("MIG-")]
+
+
+def _left_out(found: Sequence[str], environ: Mapping[str, str]) -> str:
+    """A clause about GPUs that are there and not among those ``found``; "" if none is, or CUDA_VISIBLE_DEVICES left some."""
+    there, said = _UUID.findall(nvidia_smi()), environ.get("CUDA_VISIBLE_DEVICES")
+    if parted := set(_parted(there)).intersection(_visible(there, said)):
+        return f"{min(parted)} is in MIG mode: name one of its slices in CUDA_VISIBLE_DEVICES"
+    return f'CUDA_VISIBLE_DEVICES="{said}" leaves none of those that are there' if there and not found else ""
+
+
+def _exclusive(found: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``found`` that take one process, by their compute mode; none where that is the Multi-Process Service."""
+    said = nvidia_smi("--query-gpu=uuid,compute_mode", "--format=csv,noheader") if found else ""
+    modes = dict(line.split(", ") for line in said.splitlines() if line.count(", ") == 1)
+    exclusive = tuple(gpu for gpu in found if modes.get(gpu, "").startswith("Exclusive"))
+    return () if exclusive and has_mps() else exclusive
 
 
 @functools.cache
-def nvidia_smi() -> str:
-    """What ``nvidia-smi -L`` prints; "" where there is no such program, or no driver."""
-    return _answer("nvidia-smi", "-L") or ""
+def nvidia_smi(*asked: str) -> str:
+    """What nvidia-smi prints when it is ``asked``, or else for -L; "" where there is no such program, or no driver."""
+    return _answer("nvidia-smi", *(asked or ["-L"])) or ""
 
 
 def _answer(*command: str, said: str = "") -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from pytest_fxbucket.backends import BACKENDS, Backend, Machine, backend_named
+from pytest_fxbucket.backends import BACKENDS, PLACES, Backend, backend_named
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.launch import ForkServer, PoolProcesses, most_processes, threads_per_rank
-from pytest_fxbucket.ranks.machine import Lease, gpus, loaded_nccl, take
+from pytest_fxbucket.ranks.machine import Lease, take, this_machine
 from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.pool import RankPool
 
@@ -88,12 +89,12 @@ class Pools:
 
     def lease(self, world: int, backend: str, ranks_per_gpu: int) -> Lease:
         """GPUs for the pool at work. Raises RankError where there are too few, or others keep them for too long."""
-        # Of torch the ranks themselves say what it lacks.
-        row, machine = BACKENDS[backend], Machine(gpus(), has_cuda=True, nccl=loaded_nccl() or (0,))
+        # Whether torch has CUDA is the ranks' business: as long as they make no tensors there they need none.
+        row, machine = BACKENDS[backend], replace(this_machine(), has_cuda=True)
         if lacking := row.lacking(world, machine, ranks_per_gpu):
             raise RankError(lacking)
         count = row.gpus_to_lease(world, machine, ranks_per_gpu)
-        places = row.places(-(-world // count))
+        places = PLACES if machine.exclusive else row.places(-(-world // count), ranks_per_gpu)
         try:
             return take(count, machine.gpus, places=places, limit_s=0)
         except RankError:

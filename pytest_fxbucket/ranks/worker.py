@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import cast
 
+from pytest_fxbucket import backends
 from pytest_fxbucket.backends import BACKENDS, MAX_RANKS, Backend
 from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.c10d import destroy_subgroups
@@ -59,13 +60,13 @@ class WorkerConfig:
     def settings(self) -> dict[str, str]:
         """What its environment holds whatever a job's says."""
         gpus = self.request.gpus
-        return nccl.settings(self.request.backend, gpus[self.index] if gpus else "", self.ranks_on_gpu)
+        return nccl.settings(self.request.backend, gpus[self.index] if gpus else "", self.sharers)
 
     @property
-    def ranks_on_gpu(self) -> int:
-        """How many ranks have the same GPU as this one; 0: it has none."""
+    def sharers(self) -> int:
+        """Among how many ranks this one's GPU is divided; 0: it has none."""
         gpus = self.request.gpus
-        return gpus.count(gpus[self.index]) if gpus else 0
+        return backends.sharers(gpus.count(gpus[self.index]), self.request.ranks_per_gpu) if gpus else 0
 
 
 class _HungUp(Exception):
@@ -101,8 +102,8 @@ def _join(config: WorkerConfig) -> None:
     if config.request.is_at_home:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     call_job.load(config.backend.join)(_store(config, config.request.store), config.rank, config.world, _NEVER)
-    if config.backend.gpus == "each" and config.ranks_on_gpu > 1:
-        nccl.share_memory(config.ranks_on_gpu)
+    if config.backend.gpus == "each" and config.sharers > 1:
+        nccl.share_memory(config.sharers)
 
 
 def _store(config: WorkerConfig, address: StoreAddress | None) -> c10d.Store:

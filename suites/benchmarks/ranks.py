@@ -26,7 +26,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from suites.benchmarks.main_path import timed
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = "suites.benchmarks.ranks:"
+JOBS = "suites.benchmarks.rank_jobs:"
 WORLD = 4
 WARM = 100
 TURNS = 3
@@ -149,18 +149,6 @@ def item_seconds() -> dict[str, list[float]]:
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr}")
         return dict(json.loads(Path(folder, "seconds.json").read_text()))
-
-
-def nothing(rank, world, payload):
-    """A job."""
-
-
-def all_reduce(rank, world, payload):
-    """A job."""
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.ones(3))
 
 
 def _add(to: dict[str, list[float]], more: dict[str, list[float]]) -> None:

@@ -12,29 +12,24 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from fixtures.reference.by_torch import fsdp2
-from fixtures.reference.stepping import Call, imported, loss_of
-from pytest_fxbucket.bench.job import Rounds, Timed, TimedStep, TimingTask, come_first, take_samples
+from pytest_fxbucket.bench.job import Timed
 from pytest_fxbucket.bench.measure import BUCKETED, tasks_of
 from pytest_fxbucket.bench.stats import Pacing, Samples, ratio_of
 from pytest_fxbucket.bench.step_time import worlds_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Benchmark
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks.pools import Pools
+from suites.benchmarks.step_time_jobs import FSDP2, Beside
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = 4
-FSDP2 = "FSDP2 eager"
 WARM = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 """What the fork server imports once for all ranks."""
 PLAN = """
@@ -89,7 +84,7 @@ def _row(pools: Pools, ranks: int, size: Size, budget_s: float) -> str:
     sets = []
     for _ in range(SETS):
         pool = pools.get(ranks, "gloo:plain")
-        job = "suites.benchmarks.step_time:timed"
+        job = "suites.benchmarks.step_time_jobs:timed"
         found = pool.run(job, [Beside(task, payload) for task in tasks], timeout_s=600 + budget_s, paths=[str(ROOT)])
         sets.append(found[0])
         pool.close()
@@ -133,51 +128,6 @@ def _cells(world: PlanOnMesh, sets: Sequence[Any]) -> Iterator[str]:
 
 def _median_ms(samples: Samples) -> str:
     return f"{1e3 * median(second for rounds in samples for second in rounds):.1f} ms"
-
-
-# In the ranks: a step under torch's own FSDP2, timed in turn with the captured ones in the same processes.
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A task, and what FSDP2 is given for the same step."""
-
-    task: TimingTask
-    payload: dict[str, Any]
-
-
-class EagerStep:
-    """A step of `fully_shard`: forward, loss and backward; no optimizer, as in the captured ones."""
-
-    def __init__(self, rank: int, payload: dict[str, Any]) -> None:
-        self.name = FSDP2
-        self._loss: str | None = payload["loss"]
-        self._batch = imported(payload["batch"])(rank, 0)
-        model_and_call: tuple[nn.Module, Call] = fsdp2(payload)
-        self._model, self._call = model_and_call
-
-    def prepare(self) -> None:
-        """Forget the gradients of the step before."""
-        self._model.zero_grad(set_to_none=True)
-
-    def call(self) -> None:
-        """The step."""
-        loss_of(self._call(self._batch, True), self._batch, self._loss).backward()
-
-    def settle(self) -> None:
-        """Nothing is left to do."""
-
-
-def timed(rank: int, world: int, beside: Beside) -> Timed:
-    """Samples of all captured variants and of FSDP2."""
-    task = beside.task
-    with collector.paused():
-        steps = {name: TimedStep(name, rank, task.phases) for name in task.variants}
-        found = Timed({name: step.digests for name, step in steps.items()})
-        eager = EagerStep(rank, beside.payload)
-        found.has_priority = come_first()
-        take_samples(Rounds({**steps, FSDP2: eager}, world), task.pacing, found)
-    return found
 
 
 if __name__ == "__main__":

@@ -74,17 +74,23 @@ class TestTooFewGpus:
     def test_the_pytest_process_is_asked_for_real(self, bitwise: Check) -> None:
         verdict = bitwise(settings={"backend": "nccl"}, parallel=Parallel(dp_shard=64))  # more than any machine has
         assert verdict.outcome == "skipped"
-        assert verdict.summary.startswith("nccl needs 64 GPUs, this machine has ")
+        assert verdict.summary.startswith(("nccl needs 64 GPUs, this machine has ", "nccl needs a torch that was built with "))
 
 
-def test_step_time_on_a_shared_gpu_is_skipped_by_name(pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_time_on_a_shared_gpu_is_skipped_by_name_or_an_error_where_gpus_are_required(
+    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machines, "this_machine", lambda: replace(GPUS, gpus=GPUS.gpus[:1]))
     monkeypatch.setattr("pytest_fxbucket.checks.context.cannot_run_on", lambda *_: "")  # as on a build for CUDA
     (plan,) = load_plans(Path(__file__).parents[1] / "soak/small.toml")
     timed = replace(plan, run=replace(plan.run, backend="nccl"), checks=replace(plan.checks, benchmark=Benchmark()))
-    verdict = PlanRun(timed, RunSettings(tmp_path, tmp_path, tmp_path), pools).check("benchmark")
+    settings = RunSettings(tmp_path, tmp_path, tmp_path)
+    verdict = PlanRun(timed, settings, pools).check("benchmark")
+    said = "nccl puts 4 ranks on a GPU, where kernels take turns, which says nothing of step time"
     assert verdict.outcome == "skipped"
-    assert verdict.summary.startswith("nccl puts 4 ranks on a GPU, where kernels take turns, which says nothing of step time")
+    assert verdict.summary.startswith(said)
+    with pytest.raises(RankError, match=f"{said}; use .*; --fxbucket-require-gpus makes that an error"):
+        PlanRun(timed, replace(settings, require_gpus=True), pools).check("benchmark")
 
 
 # A CPU build of torch lacks many of CUDA's kernels, which makes every graph one that no GPU can run.

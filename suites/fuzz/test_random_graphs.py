@@ -12,9 +12,9 @@ from suites.fuzz.hunt import hunt
 SEED = 1
 
 
-@pytest.mark.parametrize(("world", "count", "real"), [(3, 100, False), (4, 15, True)])
+@pytest.mark.parametrize(("world", "count", "real"), [(3, 100, False), (3, 20, True), (4, 15, True)])
 def test_random_graphs_come_out_equal_and_whole(pools: Pools, world: int, count: int, real: bool) -> None:
-    """With groups within the world at 4 ranks, which are processes of their own."""
+    """With groups within the world at 4 ranks; a part on ``real`` processes of their own."""
     found = hunt(pools if real else None, world, count, SEED)
     if found.trouble is not None:
         pytest.fail("".join(traceback.format_exception(found.trouble)), pytrace=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -90,9 +91,10 @@ def out_of_memory(rank: int, world: int, culprit: int) -> None:
 
 
 def beyond_its_share(rank: int, world: int, culprit: int) -> None:
-    """One rank asks for three quarters of the GPU, which it shares with three others."""
+    """One rank asks for all of its part of the GPU, of which its tensors may have nine tenths; alone, for the whole GPU."""
     if rank == culprit:
         _, whole = torch.cuda.mem_get_info()
-        torch.empty(whole * 3 // 4, dtype=torch.uint8, device=device())
+        percent = int(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"))  # by how many it is shared, service or not
+        torch.empty(whole * percent // 100, dtype=torch.uint8, device=device())
     total(rank, world, None)
     torch.cuda.synchronize()

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+ALL = "all of it"
+"""What was tried of a part for which the machine lacks something."""
 Outcome = Literal["passed", "failed", "skipped"]
 
 
@@ -29,6 +31,10 @@ class Results:
     machine: Mapping[str, str]
     """What it is: GPU, driver, torch, CUDA, NCCL, commit."""
     parts: Mapping[str, Sequence[Row]]
+
+    def has_run(self, name: str) -> bool:
+        """Whether the part ran; one that the machine lacked something for then may have it now."""
+        return any(row.what != ALL for row in self.parts.get(name, ()))
 
     def with_part(self, name: str, rows: Sequence[Row]) -> Results:
         """The same with the rows of a part that ran, or ran again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from suites.gpu.machine import described, lacking
 from suites.gpu.parts import PARTS, Rig
-from suites.gpu.rows import Row, read, table
+from suites.gpu.rows import ALL, Row, read, table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "build/gpu.json", help="where the results are kept")
     given = parser.parse_args(arguments)
     results = read(given.to, described())
-    for name in given.part or [name for name in PARTS if name not in results.parts]:
+    for name in given.part or [name for name in PARTS if not results.has_run(name)]:
         results = results.with_part(name, run_part(name, Rig(), lacking()))
         results.write(given.to)
     print(table(results, list(PARTS)), flush=True)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_part(name: str, rig: Rig, why_not: str = "") -> list[Row]:
     """The rows of one part; ``why_not``: what this machine lacks for it. What it raises is a row that failed."""
     if why_not:
-        return [Row(name, "all of it", "skipped", why_not, 0.0)]
+        return [Row(name, ALL, "skipped", why_not, 0.0)]
     rows = list[Row]()
     begin = time.monotonic()
     try:

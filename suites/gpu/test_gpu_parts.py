@@ -6,14 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.ranks.failure import RankState, failure_of
+from pytest_fxbucket.ranks.flight_recorder import RankPosition
+from suites.gpu import parts
 from suites.gpu import run as command
 from suites.gpu.parts import PARTS, ROOT, Found, Rig, at_world
 from suites.gpu.rows import Results, Row, read, table
+from suites.gpu.step_jobs import differing
 
 SMALL = ROOT / "suites/soak/small.toml"
-REHEARSAL = Rig("gloo", "local", (1, 2), (SMALL,), SMALL, repeats=2, hang_s=3.0)
+REHEARSAL = Rig("gloo", "local", (1, 2), (SMALL,), SMALL, ("by size",), repeats=2, hang_s=3.0)
 
 
 def found(part: str) -> dict[str, Found]:
@@ -32,9 +37,8 @@ def test_without_a_gpu_each_part_is_one_skip_that_says_why(tmp_path: Path, capsy
     assert command.main(["--to", str(path)]) == 0
     rows = [rows for rows in json.loads(path.read_text())["parts"].values()]
     assert [len(of_part) for of_part in rows] == [1] * len(PARTS)
-    assert {(of_part[0]["outcome"], of_part[0]["said"]) for of_part in rows} == {
-        ("skipped", "nccl needs 2 GPUs, this machine has 0")
-    }
+    ((outcome, said),) = {(of_part[0]["outcome"], of_part[0]["said"]) for of_part in rows}
+    assert (outcome, said.partition(";")[0]) == ("skipped", "nccl needs 2 GPUs, this machine has 0")
     assert capsys.readouterr().out.count("SKIPPED") == len(PARTS)
 
 
@@ -49,6 +53,19 @@ def test_parts_that_ran_are_kept_and_one_that_is_named_runs_again(tmp_path: Path
     monkeypatch.setattr(command, "described", lambda: {"GPU": "another"})
     command.main(["--to", str(path)])
     assert ran == [*PARTS, "faults", *PARTS]  # results of another machine say nothing of this one
+
+
+def test_parts_that_were_skipped_for_want_of_a_gpu_run_once_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "nccl needs 2 GPUs, this machine has 0"
+    monkeypatch.setattr(command, "lacking", lambda: said)
+    arguments = ["--to", str(tmp_path / "gpu.json")]
+    assert command.main(arguments) == 0
+    said = ""
+    for name in PARTS:
+        monkeypatch.setitem(PARTS, name, lambda rig: [("it", "failed", "")])  # type: ignore[arg-type]
+    assert command.main(arguments) == 1
 
 
 def test_the_table_says_what_was_never_run_and_what_failed() -> None:
@@ -90,6 +107,30 @@ def test_a_plan_is_run_at_each_number_of_ranks_that_its_mesh_has() -> None:
     assert worlds("whole") == [None, None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ("CUDA error: operation not permitted when stream is capturing", "skipped"),
+        ("operation failed due to a previous error during capture", "skipped"),
+        ("CUDA error: an illegal memory access was encountered", "failed"),
+    ],
+)
+def test_only_a_step_that_cannot_be_captured_is_skipped(monkeypatch: pytest.MonkeyPatch, error: str, outcome: str) -> None:
+    def fails(*_: object) -> object:
+        state = RankState(0, "raised", error=error, where=RankPosition("capturing"))
+        raise failure_of([state], task="job suites.gpu.gpu_only_jobs:graphed", timed_out_s=None)
+
+    monkeypatch.setattr(parts, "asked", fails)
+    assert {one for _, one, _ in found("graphs").values()} == {outcome}
+
+
+def test_elements_with_other_bits_differ() -> None:
+    zeros = torch.tensor([0.0, 0.0, 1.0, torch.nan])
+    assert differing(zeros, torch.tensor([0.0, -0.0, 1.0, torch.nan])) == 1
+    assert differing(zeros.bfloat16(), torch.tensor([0.0, 0.0, 2.0, torch.nan]).bfloat16()) == 1
+    assert differing(zeros, zeros.clone()) == 0
+
+
 class TestRehearsed:
     def test_a_test_of_a_users_own(self) -> None:
         assert [outcome for _, outcome, _ in found("marker").values()] == ["passed", "passed"]
@@ -113,5 +154,11 @@ class TestRehearsed:
             "sums in bfloat16 on 4 ranks": "failed",
         }
 
-    def test_plans_and_their_other_worlds(self) -> None:
-        assert {outcome for _, outcome, _ in found("worlds").values()} == {"passed"}
+    @pytest.mark.parametrize("part", ["plans", "staged", "worlds", "inductor"])
+    def test_plans_their_other_worlds_and_inductor(self, part: str) -> None:
+        """Inductor without code, and one of its cases."""
+        outcomes = found(part)
+        assert {outcome for _, outcome, _ in outcomes.values()} == {"passed"}
+        if part in ("plans", "staged"):
+            checks = [what.partition("@")[0] for what in outcomes]
+            assert checks == ["audit", "collectives", "same", "bitwise", "eager"]

@@ -29,8 +29,8 @@ def test_items_and_tests_are_skipped_by_name(project: pytest.Pytester) -> None:
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines_random(
         [
-            "SKIPPED*bitwise: nccl needs 2 GPUs, this machine has 0",
-            "SKIPPED*test_marked.py*: nccl needs 2 GPUs, this machine has 0",
+            "SKIPPED*bitwise: nccl needs 2 GPUs, this machine has 0*",
+            "SKIPPED*test_marked.py*: nccl needs 2 GPUs, this machine has 0*",
         ]
     )
 
@@ -38,4 +38,4 @@ def test_items_and_tests_are_skipped_by_name(project: pytest.Pytester) -> None:
 def test_required_gpus_make_it_a_failure(project: pytest.Pytester) -> None:
     result = run(project, "--fxbucket-require-gpus")
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*nccl needs 2 GPUs, this machine has 0; --fxbucket-require-gpus makes that an error*"])
+    result.stdout.fnmatch_lines(["*nccl needs 2 GPUs, this machine has 0*; --fxbucket-require-gpus makes that an error*"])

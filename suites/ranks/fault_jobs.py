@@ -127,6 +127,12 @@ def memory_limit():
     torch.zeros(256 << 20)
 
 
+@strikes
+def beyond_its_share():
+    """What torch says of a rank that wants more than its part of a GPU."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB. GPU 0 has a total capacity of 79.11 GiB")
+
+
 def raise_within(rank, world, culprit):
     begin(rank)
     # An average of integers is refused inside of the call.

@@ -238,3 +238,8 @@ def alone(rank, world, payload):
     while payload and payload[0] == rank and payload[1] == "loop":
         pass
     return rank, world, dist.get_rank(), dist.get_world_size(), fresh
+
+
+def another_root(rank, world, culprit):
+    """One rank reduces to itself, the others to number 0."""
+    dist.reduce(torch.ones(3), culprit if rank == culprit else 0)

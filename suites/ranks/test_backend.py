@@ -6,20 +6,24 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.backends import BACKENDS, NAMES, BackendChoice, Machine, choose
+from pytest_fxbucket.backends import BACKENDS, NAMES, BackendChoice, Machine, choose, sharers
 from pytest_fxbucket.ranks import device, machine
 from pytest_fxbucket.ranks.machine import gpus, has_mps, loaded_nccl, nvidia_smi, spread, this_machine, use_device, version_of
 
-TWO_AND_A_SLICE = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
+WITH_A_SLICE = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-91f1b8a5-02a5-3f4c-8a9f-6d1c6e2d9f10)
   MIG 1g.5gb      Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-42ab3c11-0a7e-4f30-b1f5-2f0f5e0c9d77)
 """
 FIRST = "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
 SECOND = "GPU-91f1b8a5-02a5-3f4c-8a9f-6d1c6e2d9f10"
+THIRD = "GPU-42ab3c11-0a7e-4f30-b1f5-2f0f5e0c9d77"
 SLICE = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
 
 
@@ -42,6 +46,13 @@ class TestChoose:
             ("auto", 4, machine_with(1), BackendChoice("nccl", ranks_on_gpu=4)),
             ("auto", 4, machine_with(3), BackendChoice("nccl", ranks_on_gpu=2)),
             ("auto", 4, machine_with(3, OLD), BackendChoice("gloo", f"nccl needs 4 GPUs, this machine has 3{TOO_OLD}")),
+            ("auto", 2, machine_with(1, None), BackendChoice("gloo", "nccl needs a torch that was built with NCCL")),
+            (
+                "auto",
+                2,
+                machine_with(1, None, has_cuda=False),
+                BackendChoice("gloo", "nccl needs a torch that was built with CUDA"),
+            ),
             ("auto", 2, machine_with(0, None, has_cuda=False), BackendChoice("gloo", "nccl needs 2 GPUs, this machine has 0")),
             ("auto", 2, machine_with(2, has_cuda=False), BackendChoice("gloo", "nccl needs a torch that was built with CUDA")),
             ("nccl", 1, machine_with(1, OLD), BackendChoice("nccl", ranks_on_gpu=1)),
@@ -49,6 +60,16 @@ class TestChoose:
             ("nccl", 4, machine_with(0), BackendChoice(None, "nccl needs 1 GPU, this machine has 0")),
             ("nccl", 4, machine_with(0, OLD), BackendChoice(None, "nccl needs 4 GPUs, this machine has 0")),
             ("nccl", 17, machine_with(1), BackendChoice(None, "nccl needs 2 GPUs, this machine has 1 for 16 ranks each")),
+            (
+                "nccl",
+                17,
+                machine_with(1, OLD),
+                BackendChoice(
+                    None,
+                    "nccl needs 17 GPUs, this machine has 1; NCCL 2.29.7 gives each rank its own, and from 2.30 on 16 ranks "
+                    "share one at most",
+                ),
+            ),
             ("nccl", 2, machine_with(2, None), BackendChoice(None, "nccl needs a torch that was built with NCCL")),
             ("gloo:cuda", 4, machine_with(1), BackendChoice("gloo:cuda", ranks_on_gpu=4)),
             ("gloo:cuda", 4, machine_with(1, None), BackendChoice("gloo:cuda", ranks_on_gpu=4)),
@@ -66,7 +87,18 @@ class TestChoose:
         too_few = "nccl needs 3 GPUs, this machine has 2 for 2 ranks each ([run] ranks_per_gpu)"
         assert choose("auto", 5, machine_with(2), 2) == BackendChoice("gloo", too_few)
         assert choose("gloo:cuda", 5, machine_with(2), 2).lacking == f"gloo:cuda{too_few.removeprefix('nccl')}"
-        assert choose("nccl", 4, machine_with(1), 1).lacking.startswith("nccl needs 4 GPUs, this machine has 1 for 1 rank each")
+        for nccl in (OLD, NEW):  # which no other NCCL would change
+            one_each = choose("nccl", 4, machine_with(1, nccl), 1).lacking
+            assert one_each == "nccl needs 4 GPUs, this machine has 1 for 1 rank each ([run] ranks_per_gpu)"
+
+    @pytest.mark.parametrize("asked", ["nccl", "gloo:cuda"])
+    def test_a_gpu_that_takes_one_process_is_not_shared(self, asked: str) -> None:
+        both = replace(machine_with(2), exclusive=("GPU-1",))
+        assert choose(asked, 2, both) == BackendChoice(asked, ranks_on_gpu=1)
+        assert choose(asked, 3, both).lacking == (
+            f"{asked} needs 3 GPUs, this machine has 2; GPU-1 takes one process at a time (nvidia-smi --compute-mode=DEFAULT "
+            "lets ranks share it)"
+        )
 
     def test_ranks_that_share_a_gpu_are_not_timed(self) -> None:
         alone, sharing = choose("nccl", 2, machine_with(2)), choose("nccl", 2, machine_with(1))
@@ -88,9 +120,16 @@ class TestChoose:
         assert BACKENDS["gloo:cuda"].gpus_to_lease(4, machine_with(3)) == 3
         assert BACKENDS["nccl"].gpus_to_lease(4, machine_with(1, OLD)) == 4
 
-    def test_nccls_ranks_have_equal_parts_of_a_gpu_and_others_a_place_each(self) -> None:
-        assert [BACKENDS["nccl"].places(ranks) for ranks in (1, 2, 3, 8, 16)] == [16, 16, 15, 16, 16]
-        assert [BACKENDS["gloo:cuda"].places(ranks) for ranks in (1, 3, 20)] == [1, 3, 16]
+    def test_nccls_ranks_lease_all_of_a_gpu_or_the_part_that_their_plan_says_and_others_a_place_each(self) -> None:
+        places = BACKENDS["nccl"].places
+        assert [places(ranks) for ranks in (1, 2, 3, 8, 16)] == [16] * 5
+        assert [places(ranks, 8) for ranks in (1, 2, 3, 8)] == [2, 4, 6, 16]
+        assert [places(ranks, 3) for ranks in (1, 2, 3)] == [6, 11, 16]
+        assert [BACKENDS["gloo:cuda"].places(ranks, 8) for ranks in (1, 3, 8)] == [1, 3, 8]
+        assert BACKENDS["gloo:cuda"].places(20) == 16
+
+    def test_a_gpu_is_divided_among_all_who_may_be_there(self) -> None:
+        assert (sharers(2), sharers(2, 8), sharers(1, 8), sharers(1)) == (2, 8, 8, 1)
 
     @pytest.mark.parametrize(("number", "version"), [(23007, (2, 30, 7)), (21805, (2, 18, 5)), (2804, (2, 8, 4))])
     def test_nccl_gives_its_version_as_a_number(self, number: int, version: tuple[int, ...]) -> None:
@@ -101,20 +140,42 @@ class TestChoose:
         assert spread((), 2) == ("", "")
 
 
+@pytest.fixture
+def nvidia(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Put an nvidia-smi of ours first on the path; gives the file in which it notes what it was asked."""
+
+    def write(*, listed: str, modes: str = "", status: int = 0) -> Path:
+        (tmp_path / "listed").write_text(listed)
+        (tmp_path / "modes").write_text(modes)
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            f'#!/bin/sh\ncd {tmp_path}; echo "$@" >>asked\ncase $1 in -L) cat listed;; *) cat modes;; esac\nexit {status}\n'
+        )
+        program.chmod(0o755)
+        return tmp_path / "asked"
+
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    nvidia_smi.cache_clear()
+    yield write
+    nvidia_smi.cache_clear()
+
+
 class TestGpus:
     @pytest.mark.parametrize(
         ("visible", "found"),
         [
-            (None, (FIRST, SECOND)),
+            (None, (FIRST, THIRD)),  # the second is in MIG mode
             ("0", (FIRST,)),
-            ("1,0", (SECOND, FIRST)),
-            (" 1 ", (SECOND,)),
-            ("GPU-91", (SECOND,)),
-            (f"{SECOND},{FIRST}", (SECOND, FIRST)),
+            ("2,0", (THIRD, FIRST)),
+            (" 2 ", (THIRD,)),
+            ("1,0", (FIRST,)),
+            ("GPU-91", ()),
+            ("GPU-42", (THIRD,)),
+            (f"{THIRD},{FIRST}", (THIRD, FIRST)),
             ("MIG-c6d4f1ef", (SLICE,)),
             ("", ()),
             ("-1", ()),
-            ("0,7,1", (FIRST,)),
+            ("0,7,2", (FIRST,)),
             ("GPU-", ()),  # more than one begins so
             ("0,0", ()),
         ],
@@ -122,7 +183,7 @@ class TestGpus:
     def test_cuda_visible_devices_is_read_as_cuda_reads_it(
         self, visible: str | None, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(machine, "nvidia_smi", lambda: TWO_AND_A_SLICE)
+        monkeypatch.setattr(machine, "nvidia_smi", lambda: WITH_A_SLICE)
         environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         assert machine.gpus(environ) == found
 
@@ -132,18 +193,49 @@ class TestGpus:
         assert gpus({}) == ()
         nvidia_smi.cache_clear()
 
-    @pytest.mark.parametrize(("status", "found"), [(0, (FIRST, SECOND)), (9, ())])
+    @pytest.mark.parametrize(("status", "found"), [(0, (FIRST, THIRD)), (9, ())])
     def test_the_program_is_asked_once_and_believed_if_it_succeeds(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, found: tuple[str, ...]
+        self, nvidia: Callable[..., Path], status: int, found: tuple[str, ...]
     ) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\ncat <<'END'\n{TWO_AND_A_SLICE}END\nexit {status}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        nvidia_smi.cache_clear()
+        asked = nvidia(listed=WITH_A_SLICE, status=status)
         assert (gpus({}), gpus({})) == (found, found)
-        nvidia_smi.cache_clear()
-        assert (tmp_path / "asked").read_text() == "asked\n"
+        assert asked.read_text() == "-L\n"
+
+    @pytest.mark.parametrize("visible", ["", "-1", "7"])
+    def test_a_variable_that_leaves_no_gpu_is_named(self, nvidia: Callable[..., Path], visible: str) -> None:
+        nvidia(listed=WITH_A_SLICE)
+        assert choose("auto", 2, this_machine({"CUDA_VISIBLE_DEVICES": visible})).lacking == (
+            f'nccl needs 2 GPUs, this machine has 0; CUDA_VISIBLE_DEVICES="{visible}" leaves none of those that are there'
+        )
+
+    @pytest.mark.parametrize("visible", [SECOND, "1"])
+    def test_a_gpu_in_mig_mode_is_left_out_until_a_slice_is_named(self, nvidia: Callable[..., Path], visible: str) -> None:
+        nvidia(listed=WITH_A_SLICE)
+        assert choose("auto", 2, this_machine({"CUDA_VISIBLE_DEVICES": visible})).lacking == (
+            f"nccl needs 2 GPUs, this machine has 0; {SECOND} is in MIG mode: name one of its slices in CUDA_VISIBLE_DEVICES"
+        )
+        assert this_machine({"CUDA_VISIBLE_DEVICES": SLICE}).left_out == ""
+
+    @pytest.mark.parametrize(
+        ("modes", "has_service", "exclusive"),
+        [
+            (f"{FIRST}, Default\n{THIRD}, Exclusive_Process\n", False, (THIRD,)),
+            (f"{FIRST}, Default\n{THIRD}, Exclusive_Process\n", True, ()),  # the one process is the service
+            (f"{FIRST}, Default\n{THIRD}, Default\n", False, ()),
+            ("not supported\n", False, ()),
+        ],
+    )
+    def test_gpus_that_take_one_process_are_told(
+        self,
+        nvidia: Callable[..., Path],
+        monkeypatch: pytest.MonkeyPatch,
+        modes: str,
+        has_service: bool,
+        exclusive: tuple[str, ...],
+    ) -> None:
+        nvidia(listed=WITH_A_SLICE, modes=modes)
+        monkeypatch.setattr(machine, "has_mps", lambda: has_service)
+        assert this_machine({}).exclusive == exclusive
 
     def test_the_machine_says_what_torch_was_built_with(self) -> None:
         import torch

@@ -77,11 +77,11 @@ def test_a_group_that_a_member_never_made_is_missed_once_something_was_launched(
     ]
 
 
-def test_a_member_that_left_no_ledger_is_not_missed():
+def test_a_member_that_left_no_record_is_not_missed():
     assert sentences({rank: where((ALL, ["gather"])) for rank in (0, 1, 3)}) == []
 
 
-def test_what_the_ledgers_forgot_is_not_compared():
+def test_what_the_records_forgot_is_not_compared():
     kinds = ["a", *["gather"] * 9]
     places = {0: where(((0, 1), kinds), kept=5), 1: where(((0, 1), [*kinds[:-1], "reduce"]), kept=3)}
     assert "collective 10 of the job" in sentences(places)[0]

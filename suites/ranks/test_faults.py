@@ -169,6 +169,13 @@ def test_for_want_of_memory_it_says_what_to_try(ranks, job):
     assert any("memory" in line for line in lines)
 
 
+def test_a_rank_that_wants_more_than_its_part_of_a_gpu_is_told_what_divides_it(ranks):
+    failure = fail(ranks, "beyond_its_share", 2)
+    assert str(failure).startswith("rank 2 of 4 raised OutOfMemoryError: CUDA out of memory. Tried to allocate 60.00 GiB.")
+    (advice,) = (line for line in failure.lines() if line.startswith("try: "))
+    assert advice.startswith("try: let fewer ranks share a GPU (run.ranks_per_gpu of a plan: each has an equal part")
+
+
 def test_where_ranks_part_both_sides_are_told(ranks):
     swapped = str(fail(ranks, "swap_two", 2, timeout_s=2.0))
     assert "rank 2 launched reduce_scatter(sum) of 8 float32, ranks 0-1, 3 launched all_gather of 2 float32" in swapped

@@ -273,3 +273,9 @@ def test_without_communication_a_rank_that_goes_on_for_ever_is_named_with_its_st
 def test_too_many_ranks_are_refused(pools, world, backend, most):
     with pytest.raises(RankError, match=f"a pool of {world} ranks over {backend}; expected 1 to {most}"):
         pools.get(world, backend)
+
+
+def test_who_reduces_to_another_rank_is_told(local):
+    said = str(fail(local, "another_root", 2))
+    assert "rank 2 launched reduce to 2(sum) of 3 float32" in said
+    assert "launched reduce to 0(sum) of 3 float32" in said

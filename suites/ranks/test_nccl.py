@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import torch.distributed as dist
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.messages import PoolRequest
 from pytest_fxbucket.ranks.process_groups import nccl, ordered
+from pytest_fxbucket.ranks.worker import WorkerConfig
 
 PINNED = {
     "NCCL_ALGO": "Ring",
@@ -52,6 +55,17 @@ class TestSettings:
         }
         assert nccl.settings("gloo:cuda", "GPU-5d5b", 4) == nccl.settings("gloo:cuda", "GPU-5d5b")
 
+    def test_a_rank_has_its_part_of_a_gpu_on_which_other_runs_may_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        request = PoolRequest(2, 1, (0, 1), "nccl", gpus=("GPU-5d5b", "GPU-5d5b"), ranks_per_gpu=8)
+        with socket.socket() as connection:
+            config = WorkerConfig(request, 0, connection, -1, -1, -1)
+        assert config.settings == nccl.settings("nccl", "GPU-5d5b", 8)
+        assert config.settings["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12"
+        fractions: list[float] = []
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+        nccl.share_memory(config.sharers)
+        assert fractions == [0.9 / 8]
+
     def test_gloo_with_tensors_on_gpus_pins_what_is_not_nccls(self) -> None:
         found = nccl.settings("gloo:cuda", "GPU-5d5b")
         assert found["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -71,6 +85,10 @@ class TestSettings:
         assert {
             "backend=nccl",
             "NCCL_ALGO=not set",  # what the environment really holds is recorded, not what it should
+            "NCCL_MULTI_RANK_GPU_ENABLE=not set",
+            "NCCL_MIN_CTAS=not set",
+            "NCCL_MAX_CTAS=not set",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=not set",
             "deterministic_debug_mode=2",
             "cudnn.deterministic=True",
             "cudnn.benchmark=False",
@@ -81,6 +99,12 @@ class TestSettings:
             f"torch={torch.__version__}",
             "starts CUDA: False",
         } <= set(lines)
+
+    def test_of_nccl_the_library_that_is_loaded_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))  # what torch was compiled with
+        monkeypatch.setattr(nccl, "loaded_nccl", lambda: (2, 30, 7))
+        assert "nccl=2.30.7" in nccl.record("nccl")
 
     @pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL: what is tested is one that has not")
     def test_a_torch_without_nccl_is_said_in_one_sentence(self) -> None:

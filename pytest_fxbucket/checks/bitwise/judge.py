@@ -126,7 +126,7 @@ def buckets_at_hand(
 ) -> dict[int, str]:
     """Rank -> the bucket of the collective that it launched or waits for; ranks that are in no step's collective are left out.
 
-    ``readings``: of each rank's graphs, in the order of ``runs``, whose launches the ledger numbers from 1 in each step.
+    ``readings``: of each rank's graphs, in the order of ``runs``, whose launches the flight record numbers from 1 in each step.
     ``members_of``: ranks of each process group by the name that the graphs use.
     """
     found = {}

@@ -68,7 +68,7 @@ class ReducingGroup(c10d.ProcessGroup):
         self._recorded_alone: int | None = None
 
     def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
-        """Reduce each of ``tensors`` in place over all members into that of number ``owner``; None: into each."""
+        """Reduce each of ``tensors`` in place over all members: ``reduce`` into that of number ``owner``, or ``all_reduce``."""
         raise NotImplementedError
 
     def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
@@ -131,8 +131,7 @@ class ReducingGroup(c10d.ProcessGroup):
         return self.all_to_all_single(*args, **named)
 
     def _reduce(self, kind: str, tensors: Tensors, opts: Any, owner: int | None = None) -> c10d.Work:
-        operation = operation_of(opts, tensors)
-        return self._all_reduce(f"{kind}({operation.label})", tensors, operation, owner)
+        return self._all_reduce(kind, tensors, operation_of(opts, tensors), owner)
 
     def _reduce_scatter(self, outputs: Tensors, rows: list[Tensors], opts: Any) -> c10d.Work:
         operation = operation_of(_options(c10d.ReduceScatterOptions, opts), outputs)

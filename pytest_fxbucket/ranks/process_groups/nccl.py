@@ -19,6 +19,7 @@ from pytest_fxbucket.compat import c10d
 from pytest_fxbucket.compat.c10d import group_ranks
 from pytest_fxbucket.compat.fake_tensors import FakeTensor, TorchDispatchMode
 from pytest_fxbucket.ranks import flight_recorder
+from pytest_fxbucket.ranks.machine import loaded_nccl
 from pytest_fxbucket.ranks.process_groups.base import dtype_of, numel_of
 
 _REPEATABLE = {
@@ -52,10 +53,10 @@ _FOR_TENSORS = 0.9
 """Of a rank's share of its GPU's memory; the rest is for CUDA's context and NCCL's buffers."""
 
 
-def settings(backend: str, gpu: str = "", ranks_on_gpu: int = 1) -> dict[str, str]:
+def settings(backend: str, gpu: str = "", sharers: int = 1) -> dict[str, str]:
     """The environment of a rank, to be set before CUDA starts, and kept. Empty off GPUs.
 
-    ``gpu``: the UUID of the only one that it sees; ``ranks_on_gpu``: how many ranks of its world do.
+    ``gpu``: the UUID of the only one that it sees; ``sharers``: among how many ranks, of any run, that one is divided.
     """
     if not BACKENDS[backend].gpus:
         return {}
@@ -63,13 +64,13 @@ def settings(backend: str, gpu: str = "", ranks_on_gpu: int = 1) -> dict[str, st
     if backend != "nccl":
         return ours
     # Read where the Multi-Process Service runs, and nowhere else.
-    shared = {**_SHARING, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // ranks_on_gpu)} if ranks_on_gpu > 1 else {}
+    shared = {**_SHARING, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // sharers)} if sharers > 1 else {}
     return {**ours, **_ONE_RING, **_AT_HOME, **shared}
 
 
-def share_memory(ranks_on_gpu: int) -> None:
+def share_memory(sharers: int) -> None:
     """Let this rank's tensors have no more than their share of the GPU: more is an error of this rank, not of another."""
-    torch.cuda.set_per_process_memory_fraction(_FOR_TENSORS / ranks_on_gpu)
+    torch.cuda.set_per_process_memory_fraction(_FOR_TENSORS / sharers)
 
 
 def apply(backend: str) -> None:
@@ -105,8 +106,8 @@ def record(backend: str) -> tuple[str, ...]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         flags["gpu"] = torch.cuda.get_device_name()
     if backend == "nccl" and dist.is_nccl_available():
-        flags["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    environ = {name: os.environ.get(name, "not set") for name in settings(backend)}
+        flags["nccl"] = ".".join(map(str, loaded_nccl() or ()))
+    environ = {name: os.environ.get(name, "not set") for name in settings(backend, sharers=2)}  # also those of ranks that share
     return tuple(f"{name}={value}" for name, value in {"backend": backend, **environ, **flags}.items())
 
 

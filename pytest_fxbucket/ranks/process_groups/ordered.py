@@ -129,7 +129,7 @@ class OrderedGloo(ReducingGroup):
         return OrderedWork(token, [work], partial(bring_back, *back), list(result))
 
     def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
-        add, token = sums.current(), self._record(kind, tensors)
+        add, token = sums.current(), self._record(f"{kind}({operation.label})", tensors)
         with torch.no_grad(), c10d.without_dispatch_modes():
             pairs = [(tensor, *self._gather(tensor)) for tensor in tensors if tensor.numel()]
 

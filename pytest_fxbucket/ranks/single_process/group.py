@@ -348,11 +348,10 @@ class LocalGroup(ReducingGroup):
         raise NotImplementedError("back end local cannot receive from any rank; name the rank (src=...)")
 
     def _all_reduce(self, kind: str, tensors: Tensors, operation: Operation, owner: int | None) -> c10d.Work:
-        if owner is not None:
-            kind = kind.replace("reduce", f"reduce to {owner}", 1)
+        named = f"{kind}{'' if owner is None else f' to {owner}'}({operation.label})"
         into = tensors if owner in (None, self.rank()) else []
         compute = reduction(operation, self._ranks, lambda index: owner)
-        return self._launch(kind, tensors, tensors, into, compute, fill)
+        return self._launch(named, tensors, tensors, into, compute, fill)
 
     def _reduce_rows(self, kind: str, outputs: Tensors, rows: list[Tensors], operation: Operation) -> c10d.Work:
         sent = [piece for row in rows for piece in row]

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -37,8 +37,11 @@ class _Coming:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """What became of one process's rank: ``problem`` says why it could not be started."""
+class Done:
+    """What became of one process's rank: ``problem`` says why it could not be started.
+
+    ``state`` beside a problem: what it raised looks as if it had only lost a peer.
+    """
 
     state: RankState | None
     result: object
@@ -130,7 +133,7 @@ class TorchrunPool(RankPool):
             self.close()
             self._group = topic
 
-    def _play(self, topic: str, call: Call) -> _Done:
+    def _play(self, topic: str, call: Call) -> Done:
         """Run the job on this process's rank; whatever comes of it, the others learn that it failed at once."""
         __tracebackhide__ = True
         meeting, alarm = self._meeting, f"{topic}.done"
@@ -144,13 +147,11 @@ class TorchrunPool(RankPool):
         except RankError as error:
             is_effect = meeting.is_alarmed(alarm)
             meeting.alarm(alarm)
-            if isinstance(error, RankFailure) and any(state.is_effect for state in error.states):
-                # Its peer had joined, begun the job and died of it before this rank had joined: the peer's state is the cause.
-                (state,) = error.states
-                return _Done(replace(state, at=time.monotonic() - start), None, True)
-            return _Done(
-                None, None, True, "\n".join(error.lines()) if isinstance(error, RankFailure) else str(error), is_effect
-            )
+            problem, lost = str(error), None
+            if isinstance(error, RankFailure):
+                problem = "\n".join(error.lines())
+                lost = next((replace(one, at=time.monotonic() - start) for one in error.states if one.is_effect), None)
+            return Done(lost, None, True, problem, is_effect)
         except BaseException:
             with contextlib.suppress(RankError):
                 meeting.alarm(alarm)
@@ -162,15 +163,15 @@ class TorchrunPool(RankPool):
             meeting.alarm(alarm)
         # Clocks of two machines have nothing in common but this moment.
         state.at = max(0.0, state.at - start)
-        return _Done(state, result, attempt.in_time)
+        return Done(state, result, attempt.in_time)
 
     def _judge(self, said: Round) -> Outcome:
         """What every process makes of the same words."""
         __tracebackhide__ = True
-        done = {rank: one for rank, one in said.entries.items() if isinstance(one, _Done)}
-        problems = [(one.is_effect, rank, one.problem) for rank, one in done.items() if one.problem]
-        if problems:
-            _, rank, problem = min(problems)
+        done = {rank: one for rank, one in said.entries.items() if isinstance(one, Done)}
+        states = [self._state(rank, done, said) for rank in range(self.world)]
+        if (unstarted := not_started(done, states)) is not None:
+            rank, problem = unstarted
             raise RankError(f"{self._meeting.who(rank)}: {problem}")
 
         def values() -> list[object]:
@@ -179,15 +180,27 @@ class TorchrunPool(RankPool):
                 raise RankError("; ".join(f"{self._meeting.who(rank)} {why}" for rank, why in said.missing.items()))
             return [done[rank].result for rank in range(self.world)]
 
-        states = [self._state(rank, done, said) for rank in range(self.world)]
         return Outcome(states, all(one.in_time for one in done.values()), values)
 
-    def _state(self, rank: int, done: dict[int, _Done], said: Round) -> RankState:
+    def _state(self, rank: int, done: dict[int, Done], said: Round) -> RankState:
         if rank in done and (state := done[rank].state) is not None:
             return state
         why = said.missing.get(rank) or said.missing.get(0, "did not say what became of it")
         # Who left did so because of another, or is late; who is gone comes before all.
         return RankState(rank, "gone", 0.0 if why.startswith(GONE) else math.inf, why.removeprefix(GONE))
+
+
+def not_started(done: Mapping[int, Done], states: Sequence[RankState]) -> tuple[int, str] | None:
+    """A rank that could not be started, and why; None: all could, or did not since a peer had begun the job and failed."""
+    began = [state for state in states if not (state.rank in done and done[state.rank].problem)]
+    is_cause_known = any(state.outcome not in ("returned", "running") and not state.is_effect for state in began)
+    problems = [
+        (one.is_effect or one.state is not None, rank)
+        for rank, one in done.items()
+        if one.problem and not (one.state is not None and is_cause_known)
+    ]
+    _, rank = min(problems, default=(False, None))
+    return None if rank is None else (rank, done[rank].problem)
 
 
 def _plain_result(attempt: Attempt, state: RankState) -> object:

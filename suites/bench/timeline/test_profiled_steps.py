@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ MARKS = (
     Mark("wait", "wait", "all_gather layers.0", "forward", 0),
     Mark("mm_1", "compute", "layers.0", "forward"),
 )
+BY_HAND = Path(__file__).with_name("cuda_by_hand.trace.json")
 BASE = 1_700_000_000_000_000_000
 Event = dict[str, Any]
 
@@ -109,6 +112,31 @@ def test_kernels_far_apart_are_spans_of_their_own_and_what_no_range_launched_is_
     embed = tuple(span for span in spans if span.label == "embed")
     assert told(embed, begin) == [("compute", "embed", "stream 7", 30, 60), ("compute", "embed", "stream 7", 95, 100)]
     assert all(span.end_ns <= begin + 130_000 for span in spans)
+
+
+def test_a_trace_as_kineto_writes_one_tells_flights_from_compute() -> None:
+    """Written by hand after Kineto's format, calls without kernels, flows and all; it was not recorded on a GPU."""
+    marks = (
+        *MARKS,
+        Mark("launch_1", "launch", "reduce_scatter layers.0", "backward", 1),
+        Mark("wait_1", "wait", "reduce_scatter layers.0", "backward", 1),
+        Mark("add", "compute", "optimizer", "optimizer"),
+    )
+    ((begin, spans),) = steps_of(json.loads(BY_HAND.read_text(encoding="utf-8")), marks, 0)
+    assert begin == BASE + 5_000_000
+    assert told(spans, begin) == [
+        ("compute", "copy-in layers.0", "stream 7", 10, 22),
+        ("launch", "all_gather layers.0", "host", 20, 50),
+        ("flight", "all_gather layers.0", "stream 20", 40, 100.5),
+        ("compute", "embed", "stream 7", 60, 75),
+        ("wait", "all_gather layers.0", "stream 7", 75, 100.5),
+        ("launch", "reduce_scatter layers.0", "host", 100, 140),
+        ("compute", "layers.0", "stream 7", 100.5, 130.5),
+        ("compute", "reduce_scatter layers.0", "stream 7", 131.5, 136.5),  # its copy in
+        ("wait", "reduce_scatter layers.0", "stream 7", 136.5, 177),
+        ("flight", "reduce_scatter layers.0", "stream 24", 137, 177),
+        ("compute", "optimizer", "stream 7", 177, 189),
+    ]
 
 
 def doubled() -> fx.GraphModule:

@@ -1,0 +1,47 @@
+"""What lies below a folder of goldens is listed, whatever of it may be looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.files import Snapshot, files_below
+from pytest_fxbucket.golden.accept import goldens_below
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose subfolder may be listed and not entered, as its path from where we are: root would enter it."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("golden")
+    (tmp_path / "sub").chmod(0o444)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    yield Path()
+    if is_root:
+        os.seteuid(0)
+    (tmp_path / "sub").chmod(0o755)
+
+
+def test_a_folder_that_may_not_be_entered_is_listed(readable: Path) -> None:
+    assert files_below(readable) == [Path("sub/a.txt")]
+    assert Snapshot.of(readable).digests == {Path("sub/a.txt"): "Permission denied"}
+    assert goldens_below(readable) == []
+
+
+def test_links_are_given_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("golden")
+    (tmp_path / "folder").symlink_to("real")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "root").symlink_to(".")
+    assert [str(path.relative_to(tmp_path)) for path in files_below(tmp_path)] == ["folder", "gone", "real/a.txt", "root"]
+    assert files_below(tmp_path / "root")[2] == tmp_path / "root/real/a.txt"
