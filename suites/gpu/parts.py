@@ -1,6 +1,6 @@
 """The parts of ``make gpu``: each gives what it tried, how that ended, and a figure or the reason.
 
-They run on any back end: tests rehearse them over gloo, so that what only a GPU can run is in ``gpu_only_jobs``.
+They run on any back end: tests rehearse most of them over gloo. What only a GPU can run is in ``gpu_only_jobs``.
 """
 
 from __future__ import annotations
