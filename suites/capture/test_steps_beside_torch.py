@@ -136,6 +136,7 @@ CASES: dict[str, Plan] = {
     "override: computed again itself": overridden("Deep", checkpoint="layers.*.1"),
     "override: beside linears that tp parts": replace(overridden("deep_pairs", **PAIRED), eager=BY_PART),
     "override: of two names": overridden("holds Ties", override(module="held")),
+    "override: of what hands attributes on": overridden("holds hands_on", override(module="held")),
     "override: called twice, read elsewhere": overridden("Twice", **MIXED),
 }
 

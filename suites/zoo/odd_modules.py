@@ -32,6 +32,21 @@ def stack(count: int = 2) -> nn.Sequential:
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
+class HandsOn(nn.Module):
+    """Wraps a module; attributes that are set are that one's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.add_module("inner", inner)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
 Held = Callable[[], dict[str, Any]]
 
 
