@@ -46,8 +46,18 @@ def test_a_recurrent_layer_of_onednn_is_traced_as_what_runs(pools: Pools, tmp_pa
     assert not [node for node in graph.nodes if "mkldnn" in str(node.target)]
 
 
-def test_what_is_written_into_zeros_is_forward_with_its_gathers_in_order(pools: Pools, tmp_path: Path) -> None:
-    step = run_of(plans_of(MODELS["writes_rows"])["fp32"], pools, tmp_path).step
+def gathered(name: str, direction: str, pools: Pools, tmp_path: Path) -> list[str]:
+    """FQN of what each gather in ``direction`` carries in the captured step."""
+    step = run_of(plans_of(MODELS[name])["fp32"], pools, tmp_path).step
     reading = read_graph(step.graphs["joint"].graph, step.inputs["joint"], step.outputs["joint"])
-    gathers = [(one.direction, one.members[0].fqn) for one in reading.buckets if one.kind == "all_gather"]
-    assert gathers[: len(step.parameters)] == [("forward", parameter.fqn) for parameter in step.parameters]
+    return [one.members[0].fqn for one in reading.buckets if (one.kind, one.direction) == ("all_gather", direction)]
+
+
+def test_what_is_written_into_zeros_is_forward_with_its_gathers_in_order(pools: Pools, tmp_path: Path) -> None:
+    parameters = [fqn for fqn, _ in MODELS["writes_rows"].build().named_parameters()]
+    assert gathered("writes_rows", "forward", pools, tmp_path) == parameters
+
+
+def test_weights_joined_early_are_read_there_so_what_is_last_are_the_blocks_behind(pools: Pools, tmp_path: Path) -> None:
+    """Those stay gathered until backward, and of the others it reads the join alone."""
+    assert gathered("joined_linears", "backward", pools, tmp_path) == []
