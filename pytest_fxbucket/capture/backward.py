@@ -171,11 +171,10 @@ class DenseGradients(TorchFunctionMode):
 
 def notes_of(model: nn.Module, parameters: Sequence[Parameter], dense: DenseGradients, held: Sequence[str]) -> Iterator[str]:
     """A clause for each such thing in ``model``, once it was traced; ``held`` are inputs that no module registers."""
-    compiled = [fqn or "the model" for fqn, module in model.named_modules() if is_compiled(module)]
-    if compiled:
+    if compiled := [fqn or "the model" for fqn, module in model.named_modules() if is_compiled(module)]:
         yield f"{some(compiled)} run as what torch.compile wraps"
-    if dense.modules:
-        yield f"{some(list(dense.modules))} with dense gradients in place of sparse ones"
+    if looking_up := [fqn or "the model" for fqn in dense.modules]:
+        yield f"{some(looking_up)} with dense gradients in place of sparse ones"
     if scalars := [parameter.fqn for parameter in parameters if parameter.shard_shape and not parameter.shape]:
         yield f"{some(scalars)} without dimension, sharded as one element, where FSDP2 asks for the shape (1,)"
     if held:

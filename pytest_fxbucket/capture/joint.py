@@ -97,12 +97,12 @@ def trace_joint(
     parameters = {node: value.fqn for node, value in placed.items() if value.role == "param"}
     refuse_mixed_dtypes(graph_module.graph, parameters, parts.parallel.param_dtype)
     refuse_lost(step.lost_gradients())
-    kept = forwards.resharding.kept(graph_module.graph, parameters)
+    outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
+    kept = forwards.resharding.kept(graph_module.graph, values, outputs)
     stay = [node for node, value in placed.items() if value.role == "batch" or (value.role == "param" and value.fqn in kept)]
     gather_again_in_backward(graph_module.graph, stay)
     graph_module.graph.eliminate_dead_code(_has_effect)
     graph_module.recompile()
-    outputs = (Value("loss", "", (), None), *step.grad_values, *(v for v in values if v.role == "state"))
     return Joint(
         graph_module,
         tuple(values),

@@ -1,4 +1,4 @@
-"""A plan's model, built by its factory as ordinary code, and fake twins of its parameters while it is traced."""
+"""A plan's model, built by its factory as ordinary code; other parameters and forwards in it while it is traced."""
 
 from __future__ import annotations
 
@@ -119,3 +119,18 @@ def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[
         for held, real in zip(places, reals, strict=True):
             held.clear()
             held.update(real)
+
+
+@contextmanager
+def forward_instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """While inside, calling ``module`` calls ``forward``; past its ``__setattr__``, which may hand on to a module in it."""
+    own = vars(module)
+    before = own.get("forward")
+    own["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["forward"]
+        else:
+            own["forward"] = before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx, nn
@@ -12,10 +12,12 @@ from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_all_gather, is_wait
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.movement import joins, moves_data
+from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.graph.walks import ancestors, readers_of
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan.selectors import GatherAgain, entry_by_parameter, kept_entries
+from pytest_fxbucket.step.roles import Value
 
 
 def gather_again_in_backward(graph: fx.Graph, batch: Collection[fx.Node] = ()) -> None:
@@ -78,14 +80,16 @@ class Resharding:
     asked: GatherAgain = None
     entry_of: Mapping[str, str] = field(default_factory=dict)
 
-    def kept(self, graph: fx.Graph, parameters: Mapping[fx.Node, str]) -> set[str]:
-        """FQNs of those of ``parameters``, inputs of the joint ``graph``, whose gathers backward reads too."""
+    def kept(self, graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> set[str]:
+        """FQNs of those parameters among the ``inputs`` of the joint ``graph`` whose gathers backward reads too."""
+        parameters = {value.fqn for value in inputs if value.role == "param"}
         if isinstance(self.asked, bool):
-            return set() if self.asked else set(parameters.values())
-        planned = {node: fqn for node, fqn in parameters.items() if fqn in self.entry_of}
-        last = self.entry_of.get(last_read(graph, planned))
-        kept = kept_entries(self.asked, list(dict.fromkeys(self.entry_of.values())), last)
-        return {fqn for fqn in planned.values() if self.entry_of[fqn] in kept}
+            return set() if self.asked else parameters
+        if not self.entry_of:
+            return set()
+        last = read_graph(graph, inputs, outputs).last_read(self.entry_of)
+        kept = kept_entries(self.asked, list(dict.fromkeys(self.entry_of.values())), last and self.entry_of[last])
+        return {fqn for fqn in parameters if self.entry_of.get(fqn) in kept}
 
 
 def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
@@ -100,18 +104,3 @@ def resharding_of(model: nn.Module, plan: Plan) -> Resharding:
     except PlanError as error:
         raise PlanError(f"{plan.path}: {error}") from None
     return Resharding(plan.parallel.reshard_after_forward, entry_by_parameter(entries))
-
-
-def last_read(graph: fx.Graph, parameters: Mapping[fx.Node, str]) -> str:
-    """FQN of that of ``parameters`` which the forward of ``graph`` reads last; empty if it reads none."""
-    of: dict[fx.Node, str] = dict(parameters)
-    last = ""
-    for node in graph.nodes:
-        if node.op == "output" or node.meta.get("autograd_backward"):
-            continue
-        read = [of[source] for source in node.all_input_nodes if source in of]
-        if read and (is_all_gather(node) or is_wait(node) or moves_data(node)):
-            of[node] = read[-1]
-        elif read:
-            last = read[-1]
-    return last

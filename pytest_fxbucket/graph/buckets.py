@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -126,6 +126,11 @@ class GraphAnalysis:
     def updating_names(self) -> frozenset[str]:
         """Names of the nodes that update parameters."""
         return frozenset(self.order.nodes[where].name for where in self.updating) if self.order is not None else frozenset()
+
+    def last_read(self, among: Container[str]) -> str | None:
+        """FQN of that parameter ``among`` some which forward compute reads last; None if it reads none."""
+        read = (fqn for _, direction, fqn in reversed(self.computes) if direction == "forward" and fqn in among)
+        return next(read, None)
 
 
 # Who reads what of a parameter, a state or a buffer that the graph writes in place: the old value or the new one.

@@ -103,8 +103,6 @@ def _payload(world: PlanOnMesh) -> dict[str, Any]:
         "loss": plan.model.loss,
         "seed": plan.run.seed,
         "mesh": {"dp_shard": world.size},
-        "tp_plan": {},
-        "biases_last": [],
         "checkpoint": [],
         "units": [["tok_embeddings"], *layers, ["norm", "output"]],
         "param_dtype": None,

@@ -1,4 +1,4 @@
-"""Runs in the ranks: clipping by the global norm of sharded gradients, by torch on DTensors and by an update's graph."""
+"""Runs in the ranks: clipping by the global norm of sharded gradients, by torch on DTensors, an update's graph, whole steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 
 from pytest_fxbucket.capture.clip import Clip, NormDim
 from pytest_fxbucket.capture.optimizers.update import trace_update
+from pytest_fxbucket.step.mesh import make_groups
+from pytest_fxbucket.step.portable import PortableGraph, decode
+from pytest_fxbucket.step_runner import StepTask, state_and_batches
 from suites.capture.optimizer_steps import beginning, step, values
 
 
@@ -47,6 +50,17 @@ def _local(fqn: str, shape: Any, sharded: Any, place: dict[str, int]) -> tuple[t
     seed = sum(ord(letter) for letter in fqn) + sum(1000 * (i + 1) * place[dim] for i, dim in enumerate(sharded))
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
+
+
+def clipped_step(
+    rank: int, world: int, payload: tuple[StepTask, PortableGraph]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """By FQN each gradient of this rank in one whole step, and what the optimizer got of it: the first momentum."""
+    task, graph = payload
+    make_groups(task.mesh, rank)
+    state, batch = state_and_batches(rank, task)
+    made = {(v.role, v.fqn): one for v, one in zip(task.outputs, decode(graph)(*state, *batch(0)), strict=True)}
+    return {fqn: (one, made["state", f"{fqn}.momentum_buffer"]) for (role, fqn), one in made.items() if role == "grad"}
 
 
 def _eager(mesh: Any, payload: Any, locals_: Any, max_norm: float) -> list[torch.Tensor]:

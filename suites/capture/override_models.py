@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from suites.zoo.odd_modules import HandsOn
+
 WIDTH = 6
 
 
@@ -198,6 +200,10 @@ def doubles() -> nn.Module:
     return model
 
 
+def hands_on() -> nn.Module:
+    return HandsOn(Chooses())
+
+
 class Skips(Chooses):
     """Leaves out a linear that has no rows."""
 
@@ -230,7 +236,7 @@ class Raises(nn.Module):
 
 
 def holds(kind: str = "Chooses") -> nn.Module:
-    """As a plan's factory: :class:`Holds` of the class named ``kind``."""
+    """As a plan's factory: :class:`Holds` of what ``kind`` names and makes."""
     return Holds(globals()[kind]())
 
 

@@ -33,13 +33,9 @@ BY_ROWS = ("fully_shard", "hybrid_shard", "fixtures.modes:predivided")
 """Modes that shard on dimension 0, and pad."""
 
 
-def changed(name: str, *, args: Mapping[str, object] | None = None, microbatches: int = 1, **parallel: Any) -> Plan:
-    """The plan called ``name`` with other values in it."""
-    plan = PLANS[name]
-    assert plan.model is not None
-    model = replace(plan.model, args={**plan.model.args, **(args or {})})
-    step = replace(plan.step, microbatches=microbatches) if microbatches > 1 else plan.step
-    return replace(plan, model=model, step=step, parallel=replace(plan.parallel, **parallel))
+def changed(name: str, **parallel: Any) -> Plan:
+    """The plan called ``name`` with other values in its ``[parallel]``."""
+    return replace(PLANS[name], parallel=replace(PLANS[name].parallel, **parallel))
 
 
 def step_of(plan: Plan) -> StepGraph:
@@ -62,7 +58,6 @@ def payload_of(plan: Plan, step: StepGraph, **changes: Any) -> dict[str, Any]:
         "data_rank": [rank // plan.parallel.tp for rank in range(plan.world_size)],
         "mesh": mesh,
         "tp_plan": {fqn: style for of, style in plan.parallel.tp_plan.items() for fqn in _named(of, step)},
-        "biases_last": [],
         "checkpoint": [fqn for entry in plan.step.checkpoint for of in entry.selectors for fqn in _named(of, step)],
         "units": [[fqn for fqn in entry.selectors if fqn in step.modules] for entry in plan.bucket.plan],
         "param_dtype": plan.parallel.param_dtype,

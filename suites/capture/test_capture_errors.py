@@ -45,7 +45,6 @@ def at(function: Callable[..., Any], text: str) -> str:
 FACTORY, LOSS, MODE = "[model] factory capture_models:", "[model] loss capture_models:", "mode own_modes:"
 ASKS = "it asks for the value of a tensor (item(), bool(), tolist(), numpy())"
 OVERRIDDEN = 'or leave it out of the step; [[override]] module = ["1"] calls it as it is when the step runs'
-COLWISE = "only modules with the forward of torch.nn.Linear can be parted, others need"
 EXPERTS = {"ep": 2, "ep_plan": parse_entries(["experts"], "test")}
 HEADS = {"factory": "Heads", "tp": 2, "tp_plan": {"inner": "colwise", "out": "rowwise"}}
 HALF = {"param_dtype": "bfloat16"}
@@ -133,11 +132,6 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         {"tp": 3, "tp_plan": {"layers.0": "colwise"}},
         "tp = 3 does not divide dimension 0 of parameter layers.0.weight, whose shape is (8, 8); "
         "use another tp, or leave layers.0 out of tp_plan",
-    ),
-    "no linear": (
-        {"factory": "normalised", "tp": 2, "tp_plan": {"1": "colwise"}},
-        "tp_plan makes 1 colwise, but it is a BatchNorm1d; only modules with the forward of torch.nn.Linear can be parted, "
-        'others need mode = "module:callable"',
     ),
     "a prefix of linears": (
         {"tp": 2, "tp_plan": {"layers": "colwise"}},

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from parity import PLANS, step_of
+import torch
+from parity import changed, step_of
 
 from pytest_fxbucket.capture.parallel.parts import Parts
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.tables import Optimizer
 from pytest_fxbucket.plan_on_mesh import mesh_of
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.step.portable import encode_module
+from pytest_fxbucket.step_runner import StepTask, fields_of
 from suites.capture.functional_graphs import same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,8 +26,8 @@ SIZES = {"dp": 2, "tp": 2}
 PLACED = {"norm.weight": ((9,), {"dp": 0}), "wq": ((5, 7), {"dp": 0, "tp": 0}), "wo": ((4, 6), {"dp": 0, "tp": 1})}
 
 
-def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(pools):
-    """On two meshes, of which no plan may have torch's own step; test_beside_torch has the others."""
+def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(pools: Pools) -> None:
+    """On two meshes, of which no plan may have torch's own step; test_steps_beside_torch has the others."""
     payload = {"mesh": SIZES, "placed": PLACED, "max_norms": [0.7, 1e6]}
     pool = pools.get(4)
     try:
@@ -29,6 +37,17 @@ def test_what_is_not_sharded_counts_once_and_each_bit_is_torchs(pools):
     for result in (one for rank in results for one in rank):
         assert same(result["eager"], result["graph"])
         assert result["reductions"] == 2
+
+
+# Whole steps, where eager torch has no twin: its clip_grad_norm_ raises over parameters of two meshes, and it parts no experts.
+NORM = 0.05
+
+
+def clipped(name: str) -> Plan:
+    """The plan called ``name`` in float32, its gradients clipped to :data:`NORM`."""
+    plan = changed(name, param_dtype=None, reduce_dtype=None)
+    momentum = Optimizer("torch.optim:SGD", {"lr": 0.1, "momentum": 0.9})
+    return replace(plan, step=replace(plan.step, clip_norm=NORM), optimizer=(momentum,))
 
 
 SHARDED = {
@@ -42,9 +61,28 @@ SHARDED = {
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_a_gradient_is_summed_over_the_dimensions_that_shard_it(name):
-    """Where eager torch has no twin: its ``clip_grad_norm_`` raises over parameters of two meshes, and it parts no experts."""
-    plan = PLANS[name]
-    clip = Parts.of(plan.parallel, mesh_of(plan)).clip(0.5, step_of(plan).parameters)
+def test_gradients_are_clipped_by_the_norm_of_whole_ones_each_number_in_it_once(name: str, pools: Pools) -> None:
+    """Not bit for bit: whole gradients are summed in another order than parts of them."""
+    plan = clipped(name)
+    step = step_of(plan)
+    clip = Parts.of(plan.parallel, mesh_of(plan)).clip(NORM, step.parameters)
     assert {fqn: clip.sharded[fqn] for fqn in SHARDED[name]} == SHARDED[name]
-    assert [dim.name for dim in clip.dims] == (["dp_shard", "tp"] if name == "tp" else ["dp_shard"])
+    task = StepTask(**fields_of(plan, mesh_of(plan), step, "joint"))
+    payload = (task, encode_module(step.graphs["joint"]))
+    ranks = pools.get(4).run("suites.capture.clip_jobs:clipped_step", [payload] * 4, timeout_s=60, paths=[str(ROOT)])
+    squares = 0.0
+    for parameter in step.parameters:
+        parts = [rank[parameter.fqn][0].double() for rank in ranks]
+        copies = sum(part.numel() for part in parts) / math.prod(parameter.shape)
+        squares += sum(float(part.square().sum()) for part in parts) / copies
+    assert math.sqrt(squares) > 2 * NORM, "nothing is clipped"
+    for rank in ranks:
+        for fqn, (gradient, given) in rank.items():
+            torch.testing.assert_close(given, gradient * (NORM / math.sqrt(squares)), rtol=1e-5, atol=0.0, msg=fqn)
+
+
+@pytest.mark.parametrize(("name", "reductions"), [("moe", 1), ("hybrid", 1), ("replicate", 0)])
+def test_the_norm_is_summed_over_what_shards_gradients_and_over_no_copies(name: str, reductions: int) -> None:
+    """Gradients are averaged: what is summed by an all-reduce is the norm."""
+    calls = [node for node in step_of(clipped(name)).graphs["joint"].graph.nodes if "all_reduce" in str(node.target)]
+    assert [node.args[1] for node in calls].count("sum") == reductions

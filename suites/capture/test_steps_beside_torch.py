@@ -19,7 +19,7 @@ from parity import PLANS, ROOT
 
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.plan.schema import Bucket, Eager, Model, Plan, Step
+from pytest_fxbucket.plan.schema import Bucket, Eager, Plan
 
 LLAMA = """
 [model]
@@ -120,12 +120,9 @@ def overridden(factory: str, of: Any = None, **rest: Any) -> Plan:
 ATTENDS = override(type="Attends", output="attended")
 PAIRED = {"tp": 2, "tp_plan": {"layers.*.0": "colwise", "layers.*.1": "rowwise"}}
 BY_PART = Eager(rounds_otherwise=("rowwise_bias",))
-NESTED = Model("split_models:build", "split_models:nested", {}, "split_models:loss_of_labels", inputs=((0, "*"),))
-ROOT_ALONE = Bucket(unplanned="root")
 CASES: dict[str, Plan] = {
     **rows(LLAMA, "replicate-clipped-AdamW"),
     **rows(GPT, "frozen and tied"),
-    "a batch in parts": replace(steps.plan_of("residual"), model=NESTED, step=Step(microbatches=2), bucket=ROOT_ALONE),
     "float32 between: each": floating("layers.[0-2]", "head"),
     "float32 between: together": floating("layers.0+layers.1", "layers.2+head"),
     "float32 between: by name, in a dict": floating("layers.[0-2]", "head", named=True),
@@ -136,6 +133,7 @@ CASES: dict[str, Plan] = {
     "override: computed again itself": overridden("Deep", checkpoint="layers.*.1"),
     "override: beside linears that tp parts": replace(overridden("deep_pairs", **PAIRED), eager=BY_PART),
     "override: of two names": overridden("holds Ties", override(module="held")),
+    "override: of what hands attributes on": overridden("holds hands_on", override(module="held")),
     "override: called twice, read elsewhere": overridden("Twice", **MIXED),
 }
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fixtures.models import chunked
 from suites.zoo.draws import tokens, vectors
-from suites.zoo.odd_modules import DIM, Block, OddShelf, sequence
+from suites.zoo.odd_modules import DIM, Block, HandsOn, OddShelf, sequence
 
 SHELF = OddShelf(__name__)
 TWO_PARTS = {"step": {"microbatches": 2}}
@@ -49,8 +49,9 @@ for name, how in HOW.items():
 SHELF.put("checkpoint_microbatches", partial(checkpointed, use_reentrant=False), layers, tables=TWO_PARTS)
 
 
-@SHELF.odd(layers, tables={"step": {"checkpoint": ["layers.*"]}})
+@SHELF.odd(lambda: {"layers": nn.ModuleList(map(HandsOn, layers()["layers"]))}, tables={"step": {"checkpoint": ["layers.*"]}})
 def checkpoint_of_the_plan(m: Any, x: Tensor) -> Tensor:
+    """Of modules that wrap others and hand attributes on to them."""
     x = m.blocks(x)
     for layer in m.layers:
         x = layer(x)

@@ -56,28 +56,28 @@ class Global(nn.Module):
 SHELF.add("tensor_global", Global, rows, mean_square)
 
 
-@SHELF.odd(lambda: {"scale": table(), "tables": {"a": [table(2.0)]}})
+@SHELF.odd(lambda: {"scale": table(), "tables": {"a": [table(2.0)]}}, below=True)
 def tensor_attribute(m: Any, x: Tensor) -> Tensor:
     """Tensors that are neither parameter nor buffer."""
     return m.blocks(x) * m.scale * m.tables["a"][0]
 
 
 TRAINED = (
-    r"^tables\['a'\]\[0\] requires grad and is used in forward, but is no parameter of the model; make it one "
+    r"^1\.tables\['a'\]\[0\] requires grad and is used in forward, but is no parameter of the model; make it one "
     r"\(torch\.nn\.Parameter, in an attribute of its module\), or detach it$"
 )
 WRITTEN = (
-    r"^scale is written in place in forward \(aten\.add_\.Tensor\), so the next step would need it, but it is no buffer; "
+    r"^1\.scale is written in place in forward \(aten\.add_\.Tensor\), so the next step would need it, but it is no buffer; "
     "register it with register_buffer$"
 )
 
 
-@SHELF.odd(lambda: {"tables": {"a": [table(requires_grad=True)]}}, refused={"": TRAINED})
+@SHELF.odd(lambda: {"tables": {"a": [table(requires_grad=True)]}}, below=True, refused={"": TRAINED})
 def trained_attribute(m: Any, x: Tensor) -> Tensor:
     return m.blocks(x) * m.tables["a"][0]
 
 
-@SHELF.odd(lambda: {"scale": table()}, refused={"": WRITTEN})
+@SHELF.odd(lambda: {"scale": table()}, below=True, refused={"": WRITTEN})
 def written_attribute(m: Any, x: Tensor) -> Tensor:
     m.scale.add_(1)
     return m.blocks(x) * m.scale
@@ -164,7 +164,7 @@ def early_exit(m: Any, x: Tensor) -> Tensor:
     return x
 
 
-@SHELF.odd(refused={"": "draws from Python's random generator in forward"})
+@SHELF.odd(below=True, refused={"": "^module 1 draws from Python's random generator in forward"})
 def python_random(m: Any, x: Tensor) -> Tensor:
     """Leaves layers out by Python's random numbers."""
     for layer in m.blocks:
@@ -191,7 +191,7 @@ def python_counter(m: Any, x: Tensor) -> Tensor:
     return m.blocks(x) * (2 if m.calls % 100 == 0 else 1)
 
 
-@SHELF.odd(lambda: {"last": None}, refused={"": "attribute last of the root module"})
+@SHELF.odd(lambda: {"last": None}, below=True, refused={"": "attribute last of module 1"})
 def remembers(m: Any, x: Tensor) -> Tensor:
     before, m.last = m.last, x
     return m.blocks(x if before is None else x + before.detach())
@@ -279,9 +279,18 @@ def against_target(output: Tensor, target: Any) -> Tensor:
     return F.cross_entropy(output.float(), target)
 
 
-SHELF.add(
-    "labels_beside", Labelled, lambda g: (torch.randn(4, DIM, generator=g), tokens(g, 4, high=5)), against_target, targets=True
-)
+def labelled(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(4, DIM, generator=generator), tokens(generator, 4, high=5)
+
+
+def labelled_by_name(generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    x, target = labelled(generator)
+    return {"x": x}, target
+
+
+BY_NAME = {"model": {"inputs": ["0.*"]}, "step": {"microbatches": 2}}
+SHELF.add("labels_beside", Labelled, labelled, against_target, targets=True)
+SHELF.add("labels_microbatches", Labelled, labelled_by_name, against_target, targets=True, tables=BY_NAME)
 
 
 @SHELF.odd(lambda: {"positions": nn.Embedding(16, DIM)}, sequence)

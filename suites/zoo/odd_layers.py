@@ -50,7 +50,7 @@ def without_onednn() -> AbstractContextManager[None]:
 
 
 ONEDNN = "a recurrent layer is traced as the steps that it consists of, which plain eager leaves to oneDNN"
-SHELF.add("lstm", lambda: Rnn(nn.LSTM), sequence, mean_square, rounds=ONEDNN, as_traced=without_onednn, near=True)
+SHELF.add("lstm", lambda: Rnn(nn.LSTM), sequence, mean_square, rounds=ONEDNN, as_traced=without_onednn)
 SHELF.add("gru", lambda: Rnn(nn.GRU), sequence, mean_square)
 
 

@@ -32,6 +32,21 @@ def stack(count: int = 2) -> nn.Sequential:
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
+class HandsOn(nn.Module):
+    """Wraps a module; attributes that are set are that one's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.add_module("inner", inner)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
 Held = Callable[[], dict[str, Any]]
 
 
@@ -48,6 +63,10 @@ class Odd(nn.Module):
         return self.call(self, *inputs, **named)
 
 
+def below_another(call: Callable[..., Any], held: Held) -> nn.Module:
+    return nn.Sequential(Block(), Odd(call, held))
+
+
 class OddShelf(Shelf):
     """Odd modules, each a function ``(module, *inputs)`` whose name is the model's."""
 
@@ -55,9 +74,13 @@ class OddShelf(Shelf):
         super().__init__("odd", module)
 
     def put(self, name: str, call: Callable[..., Any], held: Held = dict, draw: Draw = rows, **rest: Any) -> None:
-        """Put a module on the shelf; its loss is the mean square unless ``loss`` is another."""
+        """Put a module on the shelf; its loss is the mean square unless ``loss`` is another.
+
+        With ``below`` it is module 1 of a model that does nothing odd itself.
+        """
         loss: Loss | None = rest.pop("loss", mean_square)
-        self.add(name, partial(Odd, call, held), draw, loss, **rest)
+        build = partial(below_another if rest.pop("below", False) else Odd, call, held)
+        self.add(name, build, draw, loss, **rest)
 
     def odd(self, held: Held = dict, draw: Draw = rows, **rest: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Put the decorated forward on the shelf."""

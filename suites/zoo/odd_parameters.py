@@ -220,10 +220,9 @@ def row_by_row(m: Any, x: Tensor) -> Tensor:
 
 @SHELF.odd(lambda: {"query": linear(), "key": linear()}, plan=("blocks", "query+key"))
 def joined_linears(m: Any, x: Tensor) -> Tensor:
-    """Two projections as one product."""
-    x = m.blocks(x)
+    """Two projections as one product, joined long before it."""
     weight, bias = (torch.cat([getattr(m.query, name), getattr(m.key, name)]) for name in ("weight", "bias"))
-    query, key = F.linear(x, weight, bias).chunk(2, -1)
+    query, key = F.linear(m.blocks(x), weight, bias).chunk(2, -1)
     return torch.tanh(query * key)
 
 

@@ -29,6 +29,7 @@ from suites.zoo.shelf import ZooModel
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, STEPS = 2, 2
 ROWS = ("fp32", "bf16")
+ITEMS = ("audit", "collectives", "bitwise")
 MOST_ULPS = 16.0
 """Of a gradient's largest element, that rounding in another order may come to."""
 
@@ -47,6 +48,8 @@ class Outcome:
     """The sentence, or what was compared."""
     nearness: float = 0.0
     """How far gradients are from eager's, in units in the last place of each gradient's largest element; 0: the same bits."""
+    audited: str = ""
+    """What audit said, if it was green."""
 
 
 def plans_of(model: ZooModel) -> dict[str, Plan]:
@@ -83,9 +86,10 @@ def run_of(plan: Plan, pools: Pools, artifacts: Path) -> PlanRun:
 
 def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Sequence[str]) -> Outcome:
     """Check one row of one model: ``items``, then its captured step beside eager."""
+    green: dict[str, str] = {}
 
     def outcome(kind: str, said: str, nearness: float = 0.0) -> Outcome:
-        return Outcome(model.name, model.library, row, kind, said, nearness)
+        return Outcome(model.name, model.library, row, kind, said, nearness, green.get("audit", ""))
 
     try:
         plan = plans_of(model)[row]
@@ -97,6 +101,7 @@ def visit(model: ZooModel, row: str, pools: Pools, artifacts: Path, items: Seque
             verdict = run.check(item)
             if not verdict:
                 return outcome("red", f"{item}: {verdict.summary}: {' | '.join(verdict.lines[:4])}")
+            green[item] = verdict.summary
         return _beside_eager(model, run, plan, outcome)
     except FxbucketError as error:
         if "eager" in str(error) and (said := _refuted(model, plan)):
@@ -111,12 +116,12 @@ def _beside_eager(model: ZooModel, run: PlanRun, plan: Plan, outcome: Callable[.
     captured, parallel = captured_steps(run, plan), plan.parallel
     eps = torch.finfo(getattr(torch, parallel.param_dtype or "float32")).eps
 
-    def beside() -> tuple[list[tuple[str, float]], int]:
+    def beside(captured: list[list[dict[str, Any]]]) -> tuple[list[tuple[str, float]], int]:
         eager = eager_steps(model, plan, RANKS, STEPS)
         return list(_differences(captured, eager, run.world.step(0).parameters, eps)), len(eager[0]["gradients"])
 
     try:
-        found, gradients = beside()
+        found, gradients = beside(captured)
     except Exception as error:
         return outcome("parted", f"eager itself raises {type(error).__name__}: {str(error).splitlines()[0]}", float("inf"))
     same = f"{gradients} gradients of {STEPS} steps bit for bit those of eager"
@@ -125,7 +130,8 @@ def _beside_eager(model: ZooModel, run: PlanRun, plan: Plan, outcome: Callable[.
     worst = max(nearness for _, nearness in found)
     if model.as_traced is not None:
         with model.as_traced():
-            if not beside()[0]:  # how near is told by the first step: by the second a router may choose another expert
+            if not beside(captured_steps(run, plan))[0]:
+                # How near is told by the first step: by the second a router may choose another expert.
                 first = max((nearness for text, nearness in found if text.startswith("step 0")), default=0.0)
                 return outcome("green", f"{same} that goes the traced way", first or worst)
     if model.near and worst <= MOST_ULPS:

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
+from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, looks, rebuilt, written
 from pytest_fxbucket.capture.override.calls import GIVEN, GIVEN_BACK, Tensors, empty_backward, fqn_of, gradients, names_of
 from pytest_fxbucket.capture.override.overrides import Overridden, Overrides, Subgraph
@@ -108,7 +108,7 @@ class Anchors:
         """While inside, calling an overridden module leaves an anchor; then modules are as before, on error too."""
         with ExitStack() as inside:
             for one in self.overrides.of.values():
-                inside.enter_context(patch.object(one.module, "forward", partial(self._forward, one)))
+                inside.enter_context(forward_instead(one.module, partial(self._forward, one)))
             yield
 
     def refuse_uncalled(self) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
+from pytest_fxbucket.capture.model import forward_instead
 from pytest_fxbucket.capture.names import NodeNamer, aliases_of, single_selectors, units_of
 from pytest_fxbucket.capture.parallel.tensor_parallel import parted_forward, refuse_unpartable
 from pytest_fxbucket.capture.reshard import Resharding, resharding_of
@@ -92,7 +92,7 @@ def other_forwards(model: nn.Module, forwards: Forwards, mesh: Mesh, namer: Node
     with ExitStack() as inside:
 
         def change(fqn: str, forward: Callable[..., Any]) -> None:
-            inside.enter_context(patch.object(model.get_submodule(fqn), "forward", forward))
+            inside.enter_context(forward_instead(model.get_submodule(fqn), forward))
 
         for fqn, style in forwards.parted.items():
             change(fqn, parted_forward(fqn, model.get_submodule(fqn), style, mesh.group("tp")))

@@ -205,7 +205,6 @@ def _kept(promise: Expectations, captured: GraphAnalysis) -> set[str]:
     if asked is None and not promise.is_traced_here:
         gathers = of_kind(captured, "forward", "all_gather")
         return {fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns}
-    reads = [fqn for _, direction, fqn in captured.computes if direction == "forward" and fqn in promise.entry_of]
-    last = promise.entry_of[reads[-1]] if reads else None
-    kept = kept_entries(asked, list(dict.fromkeys(promise.entry_of.values())), last)
+    last = captured.last_read(promise.entry_of)
+    kept = kept_entries(asked, list(dict.fromkeys(promise.entry_of.values())), last and promise.entry_of[last])
     return {fqn for fqn, entry in promise.entry_of.items() if entry in kept}

@@ -48,8 +48,6 @@ def place_of(node: fx.Node) -> Hashable:
     return form_of(node), str(value.storage_offset()) if _is_strided(value) else ""
 
 
-# Numbers for what nodes hold: equal numbers, equal elements in equal order, down to the bit.
-#
 # Value numbering (J. Cocke, J. T. Schwartz, 1970) over what moves data, casts it or computes it element by element. What only
 # shows elements in another shape has the number of what it shows. Memory that was written since has a number of its own.
 
