@@ -1,4 +1,4 @@
-"""What ``make gpu`` does without a GPU, and its parts rehearsed over gloo, but for inductor's, which suites/compiled runs, and CUDA graphs."""
+"""``make gpu`` without a GPU; its parts rehearsed over gloo, but for CUDA graphs and inductor (suites/compiled runs that)."""
 
 from __future__ import annotations
 
