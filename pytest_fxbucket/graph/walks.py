@@ -14,21 +14,16 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
-def walk(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
-    """``starts`` and all that ``onward`` leads to from them, each once, what is nearer first, as far as it is asked for."""
+def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
+    """``starts`` and all that ``onward`` leads to from them, each once, what is nearer first."""
     queue = list(dict.fromkeys(starts))
     seen = set(queue)
     for item in queue:
-        yield item
         for other in onward(item):
             if other not in seen:
                 seen.add(other)
                 queue.append(other)
-
-
-def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> list[Item]:
-    """As :func:`walk`, all of it."""
-    return list(walk(starts, onward))
+    return queue
 
 
 def ancestors(nodes: Iterable[fx.Node], given: Collection[fx.Node] = ()) -> set[fx.Node]:

@@ -174,9 +174,12 @@ def drawn_together(before: Sequence[Iterable[int]], item_of: Mapping[int, int]) 
     """The dependencies with nodes drawn together as ``item_of`` says; a node that it does not name is an item of its own."""
     edges: dict[int, set[int]] = {}
     for index, earlier in enumerate(before):
-        edges.setdefault(item_of.get(index, index), set()).update([item_of.get(other, other) for other in earlier])
-    for item, sources in edges.items():
-        sources.discard(item)
+        item = item_of.get(index, index)
+        mine = edges.setdefault(item, set())
+        for other in earlier:
+            source = item_of.get(other, other)
+            if source != item:
+                mine.add(source)
     return edges
 
 

@@ -16,7 +16,7 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_or_pads
 from pytest_fxbucket.graph.ops import by_operator
-from pytest_fxbucket.graph.walks import reached, walk
+from pytest_fxbucket.graph.walks import reached
 
 if TYPE_CHECKING:
     from torch import fx
@@ -139,20 +139,21 @@ class _Products:
 
     def reached_from(self, launch: fx.Node) -> bool:
         """Whether what ``launch`` brings reaches such a product, through any path."""
-        met = []
-        for node in walk(self._unclear(launch), self._unclear):
-            if _is_product(node) and any(map(_is_weight, node.all_input_nodes)):
-                return True
-            met.append(node)
-        self._clear.update(met)
-        return False
+        found: list[fx.Node] = []
 
-    def _unclear(self, node: fx.Node) -> Iterable[fx.Node]:
-        return (user for user in node.users if user not in self._clear)
+        def onward(node: fx.Node) -> Iterable[fx.Node]:
+            if not found and _is_product(node) and any(map(_is_weight, node.all_input_nodes)):
+                found.append(node)
+            return () if found else (user for user in node.users if user not in self._clear)
+
+        met = reached(launch.users, onward)
+        if not found:
+            self._clear.update(met)
+        return bool(found)
 
 
 def _is_weight(node: fx.Node) -> bool:
     def onward(one: fx.Node) -> Iterable[fx.Node]:
         return one.all_input_nodes if collectives.is_wait(one) or moves_or_pads(one) else ()
 
-    return any(one.op == "placeholder" or collectives.is_all_gather(one) for one in walk([node], onward))
+    return any(one.op == "placeholder" or collectives.is_all_gather(one) for one in reached([node], onward))
