@@ -252,9 +252,9 @@ def steps_of(trace: Mapping[str, Any], marks: Sequence[Mark], rank: int) -> list
     work = _work_by_range(events, ranges, base)
     size = len(marks)
     steps = []
-    for first in range(0, len(ranges) - size + 1, size or 1):
+    for first in (number for number, one in enumerate(ranges) if one.mark == 0):
         own = ranges[first : first + size]
-        if own and [one.mark for one in own] == list(range(size)):
+        if [one.mark for one in own] == list(range(size)):
             spans = _Reader(rank, marks, own, [work.get(first + i, []) for i in range(size)]).spans()
             steps.append((own[0].start, tuple(sorted(spans, key=lambda s: (s.start_ns, s.stream, s.end_ns)))))
     return steps

@@ -98,9 +98,10 @@ def test_the_second_of_two_waits_in_a_row_blocks_from_the_end_of_the_first_on() 
     assert told(waits, begin) == [("wait", "a", "stream 7", 30, 60), ("wait", "b", "stream 7", 60, 90)]
 
 
-def test_steps_are_parted_and_one_that_is_not_whole_is_left_out() -> None:
+@pytest.mark.parametrize("start", [20, 500, 2000])
+def test_steps_are_parted_and_one_that_is_not_whole_is_left_out(start: int) -> None:
     whole = [*step(100, 1, 75), *step(1000, 10, 10)]
-    begun = [event("user_annotation", range_name(i), 2000 + 10 * i, 10) for i in range(3)]
+    begun = [event("user_annotation", range_name(i), start + 10 * i, 10) for i in range(3)]
     found = steps_of(trace(*begun, *reversed(whole)), MARKS, 0)
     assert [begin - BASE for begin, _ in found] == [100_000, 1_000_000]
     assert [len(spans) for _, spans in found] == [6, 6]
