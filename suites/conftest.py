@@ -35,10 +35,12 @@ def _walked_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_hypothesis_within(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run within a run would import hypothesis anew, in 2 s."""
-    if "pytester" in request.fixturenames:
+def _fewer_plugins_within(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run within a run would import hypothesis and trio anew, in 1 s."""
+    is_within = "pytester" in request.fixturenames
+    if is_within:
         request.getfixturevalue("pytester")  # which forgets what is set before it is made
-        monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
+    if is_within:
         # A run within a run is no worker, where the outer one is; pytest-benchmark would take it for one.
         monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)

@@ -148,7 +148,6 @@ def test_the_tutorial_goes_as_it_says(
     """From an empty folder: its files are written and its commands run in the order of the page, ours in this process."""
     blocks = [block for language in ("python", "toml", "console") for block in of(language) if block.page == TUTORIAL]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    environment.pop("PYTEST_ADDOPTS", None)
     environment.pop("PYTEST_XDIST_WORKER", None)
     monkeypatch.chdir(tmp_path)
     for block in sorted(blocks, key=lambda block: block.line):
@@ -164,7 +163,7 @@ def test_the_tutorial_goes_as_it_says(
                 said = capsys.readouterr().out
             else:
                 assert program == "pytest"
-                start = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *words]
+                start = [sys.executable, "-m", "pytest", *words]
                 said = subprocess.run(start, env=environment, capture_output=True, text=True, timeout=400).stdout
             assert missing(said, shown) == "", f"{block.where}: {command}\n{said}"
     assert (tmp_path / "golden" / "net.txt").is_file()
