@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from pytest_fxbucket.bench.store import number_of
 from pytest_fxbucket.errors import BenchmarkError
 from pytest_fxbucket.files import locked, settle, sweep, write_whole
 from pytest_fxbucket.pytest_plugin.session import fx_session
@@ -153,6 +152,8 @@ def save_new(folder: Path, name: str, text: str, beside: Iterable[Path] = ()) ->
 
     Returns its path. Raises OSError, and then nothing is left; what was there before is never touched.
     """
+    from pytest_fxbucket.bench.store import number_of
+
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         sweep(folder.iterdir())
@@ -178,6 +179,8 @@ def replace_whole(path: Path, text: str) -> None:
 
 def never_replaced(path: Path, storage: Path | None, compared: str | None) -> str:
     """What of ours would be lost with ``path``: a run below ``storage``, or the file ``compared``; "" if it may be replaced."""
+    from pytest_fxbucket.bench.store import number_of
+
     target = Path(os.path.realpath(path))
     if compared is not None and os.path.isabs(compared) and os.path.realpath(compared) == str(target):
         return "the run to compare with"

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from pytest_fxbucket.ranks.flight_recorder import mark
-from pytest_fxbucket.ranks.machine import device
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.ranks.flight_recorder import mark
+    from pytest_fxbucket.ranks.machine import device
 
 __all__ = ["device", "mark"]
+
+
+def __getattr__(name: str) -> Any:
+    """They are for ranks: every pytest that starts would load what they need."""
+    if name == "mark":
+        from pytest_fxbucket.ranks.flight_recorder import mark
+
+        return mark
+    if name == "device":
+        from pytest_fxbucket.ranks.machine import device
+
+        return device
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
