@@ -1,0 +1,168 @@
+"""From a model and module paths to stages: traces forward, finds the cuts and what crosses, makes a graph of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils.flop_counter import flop_registry
+
+from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.graph.ops import held_by, overload
+from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
+from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary
+from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Forward, take_graph, trace_forward
+from pytest_fxbucket.pipeline.values import called_with
+
+
+def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs: Any) -> Stages:
+    """Cut a model into one stage more than ``cuts``, which are module paths: a stage ends behind the one call of each.
+
+    ``example_inputs`` are the arguments of a call: a tuple, a dict of them by name, or the one tensor. The stages are of that
+    call: other ones may differ in the values of tensors alone. A ``GraphModule`` that is flat, with module stacks on its nodes
+    (as ``torch.export.export(...).module()``), is cut likewise.
+
+    Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
+    """
+    forward = forward_of(model_or_graph, example_inputs)
+    places = cut_places(cuts, forward.calls, forward.modules, forward.opaque, work_of(forward))
+    write_in_one_stage(forward, places)
+    graph = forward.graph_module.graph
+    stages = stage_of_each(graph, places)
+    everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
+    moving = crossing(stages, everywhere, len(cuts) + 1)
+    flows = [[*forward.batch], *moving, []]
+    described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}
+    made = []
+    for index, (receives, sends) in enumerate(pairwise(flows)):
+        nodes = [node for node, stage in stages.items() if stage == index and node not in everywhere]
+        nodes = [node for node in nodes if node.op not in ("placeholder", "output")]
+        is_last = index == len(cuts)
+        outputs: Any = graph.output_node().args[0] if is_last else sends
+        read = {source for node in nodes for source in node.all_input_nodes} | (set(outputs) if is_last else set())
+        held = [node for node in stages if node in forward.held and node in read]
+        fqns = list(dict.fromkeys(forward.held[node] for node in held))
+        buffers = {fqn for fqn, _ in forward.root.named_buffers()}
+        summary = Summary(
+            index=index,
+            modules=_modules(forward, places, index),
+            parameters=tuple(fqn for fqn in fqns if fqn not in buffers),
+            buffers=tuple(fqn for fqn in fqns if fqn in buffers),
+            receives=tuple(described[node] for node in receives),
+            sends=tuple(described[node] for node in sends),
+            read=tuple(described[node] for node in receives if node in read),
+            flops=sum(map(flops_of, nodes)),
+        )
+        part = _part(forward, fqns, receives, nodes, outputs)
+        made.append(Stage(summary, part, forward.root, fqns, (forward.result,) if is_last else None))
+    read_somewhere = {fqn for stage in made for fqn in (*stage.summary.parameters, *stage.summary.buffers)}
+    every = [fqn for fqn, _ in (*forward.root.named_parameters(), *forward.root.named_buffers())]
+    leaves = {path: _without_data(leaf) for path, leaf in forward.leaves.items()}
+    return Stages(made, forward.signature, leaves, [fqn for fqn in every if fqn not in read_somewhere])
+
+
+def forward_of(model_or_graph: nn.Module, example_inputs: Any) -> Forward:
+    """One call of a model as a flat graph."""
+    if not isinstance(model_or_graph, nn.Module):
+        raise StageError(f"a value of type {type(model_or_graph).__name__} cannot be split, expected a torch.nn.Module")
+    args, kwargs = called_with(example_inputs)
+    if isinstance(model_or_graph, fx.GraphModule):
+        return take_graph(model_or_graph, args, kwargs)
+    return trace_forward(model_or_graph, args, kwargs)
+
+
+def work_of(forward: Forward) -> list[int]:
+    """Places of the nodes that call something."""
+    nodes = forward.graph_module.graph.nodes
+    return [node.meta[PLACE] for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def flops_of(node: fx.Node) -> int:
+    """By torch's table of operators, those of products, convolutions and attention; 0 for others."""
+    op = overload(node)
+    count = flop_registry.get(op.overloadpacket) if op is not None else None
+    if count is None:
+        return 0
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    return int(count(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise StageError(
+            f"{node.name}, a value of type {type(value).__name__}, is made in stage {stage} and read later, but only tensors "
+            "can cross; put the cut elsewhere"
+        )
+    path = forward.batch.get(node)
+    return Crossing(
+        name=node.name if path is None else path,
+        module=module_of(node) if path is None else "",
+        stage=stage,
+        shape=tuple(value.shape),
+        strides=tuple(value.stride()),
+        dtype=value.dtype,
+        bytes=value.numel() * value.element_size(),
+    )
+
+
+def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, ...]:
+    """FQNs of modules all of whose calls are in the stage ``index``."""
+    low, high = ([0, *places][index], [*places, None][index])
+    inside = {
+        fqn: calls[0][0]
+        for fqn, calls in forward.calls.items()
+        if all(begin >= low and (high is None or end <= high) for begin, end in calls)
+    }
+    return tuple(sorted((fqn for fqn in inside if fqn), key=lambda fqn: (inside[fqn], fqn.count("."))))
+
+
+def _part(
+    forward: Forward, held: Sequence[str], receives: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> fx.GraphModule:
+    """A graph of ``nodes``: takes what is ``held`` and what is received, gives ``outputs``."""
+    graph, constants = fx.Graph(), dict[str, Any]()
+    inputs = {fqn: graph.placeholder(f"held_{number}") for number, fqn in enumerate(held)}
+    copies = {node: inputs[fqn] for node, fqn in forward.held.items() if fqn in inputs}
+    for node in receives:
+        copies[node] = graph.placeholder(node.name)
+    for node in copies:
+        copies[node].meta = dict(node.meta)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:  # an attribute: all others are there already
+            copies[node] = graph.node_copy(node)
+            constants[str(node.target)] = held_by(forward.graph_module, str(node.target))
+        return copies[node]
+
+    for node in nodes:
+        copies[node] = _copied(graph, node, copy_of)
+    graph.output([copy_of(node) for node in outputs])
+    graph.lint()
+    return fx.GraphModule(constants, graph, "Stage")
+
+
+def _copied(graph: fx.Graph, node: fx.Node, copy_of: Any) -> fx.Node:
+    """``node``; one that was traced where gradients were off calls its operator without them."""
+    if not node.meta.get(WITHOUT_GRAD) or node.op != "call_function":
+        return graph.node_copy(node, copy_of)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), copy_of)
+    target: Any = node.target
+    made = graph.create_node("call_function", without_grad, (target, *args), kwargs, node.name)
+    made.meta = dict(node.meta)
+    return made
+
+
+def without_grad(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``function`` gives where gradients are off, as it was traced."""
+    with torch.no_grad():
+        return function(*args, **kwargs)
+
+
+def _without_data(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
