@@ -12,17 +12,15 @@ from pytest_fxbucket.pipeline.trace import Call
 from pytest_fxbucket.words import nearest, show, some, times
 
 
-def cut_places(
-    cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str], opaque: Sequence[str], work: Sequence[int]
-) -> list[int]:
+def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str], work: Sequence[int]) -> list[int]:
     """The place of each of ``cuts``, ascending: nodes from there on are of the next stage.
 
-    ``modules`` gives the name in ``calls`` of each module path; ``opaque`` are modules that are not traced inside; ``work`` are
-    the places of the nodes that compute, ascending. Raises :class:`StageError` for what does not part the graph.
+    ``modules`` gives the name in ``calls`` of each module path; ``work`` are the places of the nodes that compute. Raises
+    :class:`StageError` for what does not part the graph.
     """
     if isinstance(cuts, str) or not isinstance(cuts, Sequence) or not cuts or not all(isinstance(cut, str) for cut in cuts):
         raise StageError(f"cuts is {show(cuts)}, expected a list of module paths, such as {_example(modules)}")
-    places = [_place(cut, calls, modules, opaque) for cut in cuts]
+    places = [_place(cut, calls, modules) for cut in cuts]
     ranks = [bisect_left(work, place) for place in places]
     in_order = [cut for _, cut in sorted(zip(ranks, cuts, strict=True), key=lambda pair: pair[0])]
     for (rank, cut), (next_rank, next_cut) in pairwise(zip(ranks, cuts, strict=True)):
@@ -33,7 +31,7 @@ def cut_places(
             )
         if next_rank == rank:
             raise StageError(
-                f'cuts "{cut}" and "{next_cut}" are at one place, since nothing runs between their ends, so the stage between '
+                f'cuts "{cut}" and "{next_cut}" are at one place: nothing runs between their ends, and the stage there '
                 "would be empty; leave one of them out"
             )
     if ranks[0] == 0:
@@ -46,19 +44,15 @@ def cut_places(
     return places
 
 
-def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str], opaque: Sequence[str]) -> int:
+def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str]) -> int:
     if cut not in modules:
         raise StageError(f'cut "{cut}" is no module of the model{nearest(cut, [fqn for fqn in modules if fqn])}')
     found = calls.get(modules[cut], ())
     if len(found) == 1:
         return found[0][1]
-    if around := next((fqn for fqn in opaque if modules[cut].startswith(f"{fqn}.") or (not fqn and cut)), None):
-        raise StageError(
-            f'cut "{cut}" is inside {f"module {around}" if around else "the model"}, which runs as a whole, so that nothing in '
-            f"it can be cut off; cut behind {around or 'a module of one that is not scripted'}"
-        )
+    called = f"called {times(len(found))}" if found else "never called"
     raise StageError(
-        f'cut "{cut}" is called {times(len(found))} in forward, expected once, since a stage ends behind its one call; '
+        f'cut "{cut}" is {called} in forward, expected once, since a stage ends behind its one call; '
         f"{_instead(modules[cut], calls)}"
     )
 

@@ -30,7 +30,7 @@ def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs:
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
     """
     forward = forward_of(model_or_graph, example_inputs)
-    places = cut_places(cuts, forward.calls, forward.modules, forward.opaque, work_of(forward))
+    places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
     write_in_one_stage(forward, places)
     graph = forward.graph_module.graph
     stages = stage_of_each(graph, places)

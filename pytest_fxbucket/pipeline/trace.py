@@ -59,8 +59,6 @@ class Forward:
     """By FQN of every module that ran, in order."""
     modules: Mapping[str, str]
     """Every FQN of a module, to the one that it is called by in ``calls``."""
-    opaque: tuple[str, ...] = ()
-    """Modules that are called as a whole: nothing in them is traced as theirs."""
 
 
 def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
@@ -68,8 +66,13 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
     Raises :class:`CaptureError` for what cannot be traced, :class:`StageError` for arguments and results that cannot be.
     """
+    if scripted := [fqn for fqn, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
+        where = f"module {scripted[0]}" if scripted[0] else "the model"
+        raise StageError(f"{where} is scripted by torch.jit, and nothing in it can be traced; split the model before that")
     signature = inspect.signature(model.forward)
     leaves_of(signature, args, kwargs)  # refused before anything is traced
+    order = [name for name in signature.parameters if name in kwargs]
+    kwargs = {name: kwargs[name] for name in (*order, *sorted(kwargs.keys() - set(order)))}
     mode = KernelFakeMode(allow_non_fake_inputs=True)
     names = {id(tensor): fqn for fqn, tensor in (*model.named_parameters(), *model.named_buffers())}
     with in_modules(model, fake_twins(model, mode)):
@@ -91,8 +94,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     paths = {id(leaf): path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     batch = {node: paths[id(tensor)] for node, tensor in zip(inputs, step.tensors, strict=True)}
     graph_module.graph.eliminate_dead_code(_stays)
-    scripted = tuple(fqn for fqn, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule))
-    return Forward(graph_module, model, held, batch, signature, leaves, step.result, step.calls, _first_names(model), scripted)
+    return Forward(graph_module, model, held, batch, signature, leaves, step.result, step.calls, _first_names(model))
 
 
 class _Tracing:

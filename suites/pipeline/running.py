@@ -78,7 +78,7 @@ def sent(value: Tensor, crossing: Crossing) -> Tensor:
     """A copy of ``value`` in memory of its own, made by what is said of it alone."""
     assert (value.shape, value.dtype) == (crossing.shape, crossing.dtype)
     made = torch.empty_strided(crossing.shape, crossing.strides, dtype=crossing.dtype)
-    once = [slice(None) if stride else slice(1) for stride in crossing.strides]  # not all of what is expanded
+    once = tuple(slice(None) if stride else slice(1) for stride in crossing.strides)  # not all of what is expanded
     made[once].copy_(value.detach()[once])
     return made.requires_grad_(value.requires_grad)
 
