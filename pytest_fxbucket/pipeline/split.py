@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from pytest_fxbucket.graph.ops import held_by, overload
 from pytest_fxbucket.pipeline.cut import cut_places
 from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
 from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary
-from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Forward, take_graph, trace_forward
+from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Call, Forward, take_graph, trace_forward
 from pytest_fxbucket.pipeline.values import called_with
 
 
@@ -112,14 +113,14 @@ def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:
 
 
 def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, ...]:
-    """FQNs of modules all of whose calls are in the stage ``index``."""
-    low, high = ([0, *places][index], [*places, None][index])
-    inside = {
-        fqn: calls[0][0]
-        for fqn, calls in forward.calls.items()
-        if all(begin >= low and (high is None or end <= high) for begin, end in calls)
-    }
-    return tuple(sorted((fqn for fqn in inside if fqn), key=lambda fqn: (inside[fqn], fqn.count("."))))
+    """FQNs of modules all of whose calls are in the stage ``index``, in order of their first ones, what is around others first."""
+
+    def stages(call: Call) -> set[int]:
+        ends = bisect_left(places, call[1])
+        return {min(bisect_right(places, call[0]), ends), ends}  # one without nodes ends where it begins
+
+    inside = [fqn for fqn, calls in forward.calls.items() if fqn and all(stages(call) == {index} for call in calls)]
+    return tuple(sorted(inside, key=lambda fqn: (forward.calls[fqn][0][0], fqn.count("."))))
 
 
 def _part(

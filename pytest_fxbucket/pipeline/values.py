@@ -40,6 +40,13 @@ def leaves_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mappi
         raise StageError(f"the arguments do not fit forward{signature}: {error}") from error
     bound.apply_defaults()
     found, _ = pytree.tree_flatten_with_path(dict(bound.arguments))
+    for path, leaf in found:
+        inside = () if isinstance(leaf, (torch.Tensor, type)) else getattr(leaf, "__dict__", {}).values()
+        if any(isinstance(one, torch.Tensor) for one in inside):
+            raise StageError(
+                f"argument {pytree.keystr(path)} is a value of type {type(leaf).__name__}, whose tensors no stage would "
+                "receive; pass tensors, and tuples, lists and dicts of them"
+            )
     return {re.sub(r"^\['([^']*)'\]", r"\1", pytree.keystr(path)): leaf for path, leaf in found}
 
 
@@ -55,9 +62,10 @@ def _described(leaves: Mapping[str, Any], path: str) -> str:
     if path not in leaves:
         return "not there"
     leaf = leaves[path]
-    if isinstance(leaf, torch.Tensor):
-        return f"a tensor of {list(leaf.shape)} in {str(leaf.dtype).removeprefix('torch.')}"
-    return repr(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    strided = "" if leaf.is_contiguous() else f" with strides {list(leaf.stride())}"
+    return f"a tensor of {list(leaf.shape)} in {str(leaf.dtype).removeprefix('torch.')}{strided}"
 
 
 @dataclass(frozen=True, slots=True)

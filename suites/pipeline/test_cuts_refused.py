@@ -118,6 +118,8 @@ def test_what_is_no_model_and_no_arguments() -> None:
         ["blocks.0"],
         3,
     )
+    held = "whose tensors no stage would receive; pass tensors, and tuples, lists and dicts of them"
+    refused(f"argument ['x'] is a value of type Held, {held}", Net(), ["head"], (Held(torch.ones(4, DIM)),))
     refused("the arguments do not fit forward(x: 'Tensor') -> 'Tensor': missing a required argument: 'x'", Net(), ["head"], {})
 
 
@@ -209,12 +211,11 @@ def test_what_one_stage_writes_and_another_has(where: str, named: str) -> None:
 
 def test_arguments_that_were_not_traced() -> None:
     stages = split_stages(Net(), ["blocks.0"], rows())
-    for given, sentence in (
-        (
-            (torch.randn(3, DIM),),
-            "argument x is a tensor of [3, 8] in float32, but the stages were traced with a tensor of [4, 8] ",
-        ),
-        ((None,), "argument x is None, but the stages were traced with a tensor of [4, 8] "),
+    for given, shown in (
+        (torch.randn(3, DIM), "a tensor of [3, 8] in float32"),
+        (torch.randn(DIM, 4).t(), "a tensor of [4, 8] in float32 with strides [1, 4]"),
+        (None, "None"),
     ):
-        with pytest.raises(StageError, match=f"^{re.escape(sentence)}in float32; split the model for it anew$"):
-            stages(*given)
+        sentence = f"argument x is {shown}, but the stages were traced with a tensor of [4, 8] in float32; split"
+        with pytest.raises(StageError, match=f"^{re.escape(sentence)} the model for it anew$"):
+            stages(given)
