@@ -33,38 +33,33 @@ def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs:
     forward = forward_of(model_or_graph, example_inputs)
     places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
     write_in_one_stage(forward, places)
-    graph = forward.graph_module.graph
-    stages = stage_of_each(graph, places)
+    stages = stage_of_each(forward.graph_module.graph, places)
     everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
-    moving = crossing(stages, everywhere, len(cuts) + 1)
-    flows = [[*forward.batch], *moving, []]
+    flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1), []]
     described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}
     made = []
     for index, (receives, sends) in enumerate(pairwise(flows)):
-        nodes = [node for node, stage in stages.items() if stage == index and node not in everywhere]
-        nodes = [node for node in nodes if node.op not in ("placeholder", "output")]
-        is_last = index == len(cuts)
-        outputs: Any = graph.output_node().args[0] if is_last else sends
-        read = {source for node in nodes for source in node.all_input_nodes} | (set(outputs) if is_last else set())
-        held = [node for node in stages if node in forward.held and node in read]
-        fqns = list(dict.fromkeys(forward.held[node] for node in held))
-        buffers = {fqn for fqn, _ in forward.root.named_buffers()}
+        own = [
+            node for node, stage in stages.items() if stage == index and node.op not in ("placeholder", "get_attr", "output")
+        ]
+        result = (forward.result,) if index == len(cuts) else None
+        gives: Any = sends if result is None else forward.graph_module.graph.output_node().args[0]
+        read = {source for node in own for source in node.all_input_nodes}.union(gives if result else ())
+        held = list(dict.fromkeys(fqn for node, fqn in forward.held.items() if node in read))
         summary = Summary(
             index=index,
             modules=_modules(forward, places, index),
-            parameters=tuple(fqn for fqn in fqns if fqn not in buffers),
-            buffers=tuple(fqn for fqn in fqns if fqn in buffers),
-            receives=tuple(described[node] for node in receives),
-            sends=tuple(described[node] for node in sends),
+            parameters=tuple(fqn for fqn in held if fqn in forward.parameters),
+            buffers=tuple(fqn for fqn in held if fqn not in forward.parameters),
+            receives=tuple(map(described.__getitem__, receives)),
+            sends=tuple(map(described.__getitem__, sends)),
             read=tuple(described[node] for node in receives if node in read),
-            flops=sum(map(flops_of, nodes)),
+            flops=sum(map(flops_of, own)),
         )
-        part = _part(forward, fqns, receives, nodes, outputs)
-        made.append(Stage(summary, part, forward.root, fqns, (forward.result,) if is_last else None))
-    read_somewhere = {fqn for stage in made for fqn in (*stage.summary.parameters, *stage.summary.buffers)}
-    every = [fqn for fqn, _ in (*forward.root.named_parameters(), *forward.root.named_buffers())]
-    leaves = {path: _without_data(leaf) for path, leaf in forward.leaves.items()}
-    return Stages(made, forward.signature, leaves, [fqn for fqn in every if fqn not in read_somewhere])
+        made.append(Stage(summary, _part(forward, held, receives, own, gives), forward.root, held, result))
+    read_in_any = {fqn for stage in made for fqn in stage.held}
+    unread = [fqn for fqn in (*forward.parameters, *forward.buffers) if fqn not in read_in_any]
+    return Stages(made, forward.signature, forward.leaves, unread)
 
 
 def forward_of(model_or_graph: nn.Module, example_inputs: Any) -> Forward:
@@ -113,7 +108,7 @@ def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:
 
 
 def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, ...]:
-    """FQNs of modules all of whose calls are in the stage ``index``, in order of their first ones, what is around others first."""
+    """FQNs of modules all of whose calls are in the stage ``index``, as they are called; what is around others first."""
 
     def stages(call: Call) -> set[int]:
         ends = bisect_left(places, call[1])
@@ -163,7 +158,3 @@ def without_grad(function: Any, *args: Any, **kwargs: Any) -> Any:
     """What ``function`` gives where gradients are off, as it was traced."""
     with torch.no_grad():
         return function(*args, **kwargs)
-
-
-def _without_data(leaf: Any) -> Any:
-    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf

@@ -11,6 +11,7 @@ from typing import Any, overload
 import torch
 from torch import fx, nn
 
+from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, refuse_other_arguments
 from pytest_fxbucket.words import counted, human_bytes
 
@@ -75,7 +76,7 @@ class Stage(nn.Module):
     ) -> None:
         """``graph_module`` takes what is ``held``, by first FQNs in ``root``, then what the stage receives."""
         super().__init__()
-        self.summary, self._held = summary, tuple(held)
+        self.summary, self.held = summary, tuple(held)
         self._graph, self._result = (graph_module,), result  # in a tuple, so that it is no child of the module
         wanted = {id(tensor_at(root, fqn)) for fqn in held}
         for fqn, module in root.named_modules(remove_duplicate=False):
@@ -99,7 +100,7 @@ class Stage(nn.Module):
 
     def forward(self, *received: torch.Tensor) -> Any:
         """Run on what the stage receives."""
-        given = self.graph_module(*[tensor_at(self, fqn) for fqn in self._held], *received)
+        given = self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received)
         if self._result is None:
             return tuple(given)
         return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)
@@ -138,7 +139,7 @@ class Stages(Sequence[Stage]):
         self, stages: Sequence[Stage], signature: inspect.Signature, leaves: Mapping[str, Any], unread: Sequence[str]
     ) -> None:
         self._stages = tuple(stages)
-        self._signature, self._leaves = signature, leaves
+        self._signature, self._leaves = signature, pytree.tree_map(_without_data, dict(leaves))
         self.unread = tuple(unread)
         """FQNs of parameters and buffers that forward does not read, and so are in no stage."""
 
@@ -181,6 +182,10 @@ class Stages(Sequence[Stage]):
 
     def __str__(self) -> str:
         return "\n".join(_line(stage) for stage in self)
+
+
+def _without_data(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _line(stage: Stage) -> str:

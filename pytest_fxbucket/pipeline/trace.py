@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from unittest.mock import patch
 
@@ -39,7 +40,7 @@ Call = tuple[int, int]
 """Place of the first node of a module's call, and of the first one behind it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forward:
     """One forward as a flat graph, which is nobody else's."""
 
@@ -59,6 +60,16 @@ class Forward:
     """By FQN of every module that ran, in order."""
     modules: Mapping[str, str]
     """Every FQN of a module, to the one that it is called by in ``calls``."""
+
+    @cached_property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """By first FQN."""
+        return dict(self.root.named_parameters())
+
+    @cached_property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """By first FQN."""
+        return dict(self.root.named_buffers())
 
 
 def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
