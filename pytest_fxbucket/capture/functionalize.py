@@ -35,7 +35,7 @@ _ATEN = torch.ops.aten
 def make_functional(graph: fx.Graph, only: Collection[fx.Node] | None = None) -> dict[fx.Node, fx.Node]:
     """Replace each operator of ``graph`` that writes in place by its functional twin; gives each written input's last value.
 
-    ``only`` are those that are replaced, if not all: with a writer all others of the memory that it writes.
+    ``only`` are those that are replaced, if not all.
     Works on the graph itself; nodes need fake values (``meta["val"]``), and get them. The last values are no outputs yet: add
     them to the outputs, or copy them back. Raises :class:`CaptureError` for a write that has no functional twin, and for one to
     memory whose owner is not known: an attribute of the graph, two inputs that share memory. Nothing is recompiled.

@@ -55,11 +55,12 @@ def write_in_one_stage(forward: Forward, places: Sequence[int]) -> None:
         for storage in order.storages(node):
             made.setdefault(storage, stage)
     moved = {s for node, storages in writers.items() for s in storages - kept if stages[node] != made[s]}
-    while more := {s for storages in writers.values() if storages & moved for s in storages} - moved:
-        moved |= more
-    if moved & kept:
-        raise StageError("an operator writes both a buffer and what another stage made; put the cut elsewhere")
-    make_functional(graph, {node for node, storages in writers.items() if storages & moved})
+    across = {node: storages for node, storages in writers.items() if storages & moved}
+    if both := [node for node, storages in across.items() if storages & kept]:
+        raise StageError(
+            f"{both[0].target} ({both[0].name}) writes at once what its stage has and what another stage made; write one by one"
+        )
+    make_functional(graph, across)
 
 
 def _refuse_kept(

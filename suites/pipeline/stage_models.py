@@ -129,14 +129,15 @@ class Parts(nn.Module):
         return self.two(turned.t() + mean), b.sum() + mean.sum()
 
 
-@split("layers.0", "layers.1")
+@split("layers.0", "same")
 class Shared(nn.Module):
-    """A tied weight, a buffer that all stages read, a plain tensor, and a parameter that none reads."""
+    """A tied weight, a layer of two names, buffers that all stages read, a plain tensor, and a parameter that none reads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = linears(3)
         self.layers[2].weight = self.layers[0].weight
+        self.same = self.layers[1]
         self.register_buffer("scale", torch.rand(DIM))
         self.register_buffer("offset", torch.rand(DIM), persistent=False)
         self.table = torch.rand(DIM)
@@ -172,21 +173,29 @@ SPLITS["Sequential"] = Split(
 )
 
 
+class Viewed(nn.Linear):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = super().forward(x)
+        return y, y[:2]
+
+
 @split("first", "second")
 class Writes(nn.Module):
-    """What crosses is written behind the cut, whole and in part, and so is what was a view of it before."""
+    """What crosses is written behind the cut, whole and in part, alone and with others, and so is what was a view of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = linears(3)
+        self.first, self.second, self.third = Viewed(DIM, DIM), *linears(2)
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        head = x[:2]
+        x, head = self.first(x)
         x += 1
         x[:, 0] = head.sum()
-        y = self.second(head.clone())
+        own = x * 2
+        torch._foreach_mul_([x, own], 3.0)
+        own.add_(head.sum())
+        y = self.second(head + own[:2])
         head.mul_(2.0)
         self.calls += 1
         return self.third(x).add_(y.sum()).relu_() * self.calls

@@ -67,7 +67,7 @@ def test_a_stage_has_what_it_reads_by_every_name() -> None:
     parts = [list(stage.state_dict()) for stage in stages]
     assert parts == [
         ["scale", "layers.0.weight", "layers.0.bias", "layers.2.weight"],
-        ["scale", "layers.1.weight", "layers.1.bias"],
+        ["scale", "layers.1.weight", "layers.1.bias", "same.weight", "same.bias"],
         ["scale", "layers.0.weight", "layers.2.weight", "layers.2.bias"],
     ]
     assert {name for part in parts for name in part} | {"unread"} == set(model.state_dict())

@@ -194,6 +194,10 @@ class Counts(nn.Module):
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.where == "both":
+            x = self.layers[0](x)
+            torch._foreach_add_([x, self.calls], 1.0)
+            return self.layers[1](x)
         y = self.layers[1](self.layers[0](x + self.calls))
         (self.calls if self.where == "buffer" else x).add_(1)
         return y
@@ -205,6 +209,15 @@ def test_what_one_stage_writes_and_another_has(where: str, named: str) -> None:
         f"{named} is written in place in stage 1 (aten.add_.Tensor) and is in stage 0, too, which has its own; put the cut "
         "where one stage has it alone",
         Counts(where),
+        ["layers.0"],
+    )
+
+
+def test_what_is_written_at_once_in_two_stages() -> None:
+    refused(
+        "aten._foreach_add_.Scalar (_foreach_add_) writes at once what its stage has and what another stage made; write one by "
+        "one",
+        Counts("both"),
         ["layers.0"],
     )
 
