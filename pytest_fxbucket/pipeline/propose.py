@@ -44,11 +44,11 @@ def smallest_largest(costs: Sequence[Sequence[int]], count: int) -> list[int]:
     """
     size = len(costs)
     best: list[tuple[int, list[int]]] = [(costs[0][end], []) for end in range(size)]
-    for _ in range(count - 1):
+    for cuts in range(count - 1):
         best = [
             min(
-                ((max(best[cut][0], costs[cut + 1][end - cut - 1]), [*best[cut][1], cut]) for cut in range(end)),
-                default=(best[end][0], best[end][1]),
+                ((max(best[cut][0], costs[cut + 1][end - cut - 1]), [*best[cut][1], cut]) for cut in range(cuts, end)),
+                default=best[end],  # too few parts for so many runs; nobody reads it
             )
             for end in range(size)
         ]

@@ -131,13 +131,14 @@ class Parts(nn.Module):
 
 @split("layers.0", "same")
 class Shared(nn.Module):
-    """A tied weight, a layer of two names, buffers that all stages read, a plain tensor, and a parameter that none reads."""
+    """A tied weight, a layer of two names, a bias in a list, buffers, a plain tensor; and a parameter that nobody reads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = linears(3)
         self.layers[2].weight = self.layers[0].weight
         self.same = self.layers[1]
+        self.listed = [self.layers[0].bias]
         self.register_buffer("scale", torch.rand(DIM))
         self.register_buffer("offset", torch.rand(DIM), persistent=False)
         self.table = torch.rand(DIM)
@@ -146,7 +147,7 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x * self.scale + self.offset) + self.table
-        return x
+        return x - self.listed[0]
 
 
 @split(*(f"layers.{number}" for number in range(12)))

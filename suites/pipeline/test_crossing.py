@@ -56,6 +56,7 @@ def test_a_stage_has_what_it_reads_by_every_name() -> None:
     model, _, stages = built("Shared")
     assert [(tie.fqn, tie.stages) for tie in stages.ties] == [
         ("layers.0.weight", (0, 2)),
+        ("layers.0.bias", (0, 2)),
         ("scale", (0, 1, 2)),
         ("offset", (0, 1, 2)),
     ]
@@ -68,7 +69,7 @@ def test_a_stage_has_what_it_reads_by_every_name() -> None:
     assert parts == [
         ["scale", "layers.0.weight", "layers.0.bias", "layers.2.weight"],
         ["scale", "layers.1.weight", "layers.1.bias", "same.weight", "same.bias"],
-        ["scale", "layers.0.weight", "layers.2.weight", "layers.2.bias"],
+        ["scale", "layers.0.weight", "layers.0.bias", "layers.2.weight", "layers.2.bias"],
     ]
     assert {name for part in parts for name in part} | {"unread"} == set(model.state_dict())
 

@@ -118,3 +118,4 @@ def test_the_largest_run_is_as_small_as_can_be() -> None:
     costs = [[sum(sizes[i : j + 1]) for j in range(i, len(sizes))] for i in range(len(sizes))]
     assert smallest_largest(costs, 3) == [1, 4]
     assert smallest_largest(costs, 2) == [2]
+    assert [len(smallest_largest([[0] * size for size in range(6, 0, -1)], count)) for count in (2, 3, 6)] == [1, 2, 5]
