@@ -183,7 +183,7 @@ class _GradModes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _own_backwards_refused(namer: NodeNamer) -> Iterator[None]:
     """While inside, a backward that is written in Python is refused: operators of its forward do not tell it.
 
-    What torch's checkpoints use to see their inputs has none.
+    What torch's checkpoints (before 2.13) keep their inputs with has none.
     """
     apply: Any = vars(torch.autograd.Function)["apply"]
 

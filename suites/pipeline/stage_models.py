@@ -83,7 +83,7 @@ class Given:
 
 @split("layers.0", "layers.1", batch=lambda: (torch.randn(4, DIM), torch.randint(0, DIM, (4,))))
 class Nested(nn.Module):
-    """A dataclass with a dict of tuples; the last stage alone reads the labels; the first stage's value is an output."""
+    """A dataclass with a dict of tuples; the last stage alone reads the labels; a parameter and the first value are outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Nested(nn.Module):
         first = self.layers[0](x)
         last = self.layers[2](self.layers[1](first).relu())
         loss = nn.functional.cross_entropy(last, labels)
-        return Given(loss, {"states": (first, [last, x]), "kind": "nested"}, len(labels))
+        return Given(loss, {"states": (first, [last, x]), "kind": "nested", "weight": self.layers[0].weight}, len(labels))
 
 
 @split("layers.0", "layers.1", "layers.2", "layers.3", "layers.4")

@@ -45,6 +45,12 @@ def test_a_stage_receives_all_of_the_batch_and_passes_on_what_a_late_one_reads()
     assert {one.stage for one in second.receives} == {0}
 
 
+def test_modules_of_a_stage_begin_and_end_in_it() -> None:
+    assert [stage.summary.modules for stage in built("Keywords")[2]] == [("first.linear",), (), ("second.linear",), ()]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 8))
+    assert [stage.summary.modules for stage in split_stages(model, ["0"], torch.randn(4, 8))] == [("0", "1"), ("2",)]
+
+
 def test_the_order_does_not_depend_on_how_arguments_are_passed() -> None:
     model, batch, stages = built("Keywords")
     assert isinstance(batch, dict)
@@ -114,7 +120,7 @@ def test_it_is_printed() -> None:
     assert str(built("Nested")[2]) == (
         "stage 0: 72 parameters, 512 FLOPs, receives 2 tensors (160 B), sends 3 tensors (288 B), bypasses 1 tensor (32 B)\n"
         "stage 1: 72 parameters, 512 FLOPs, receives 3 tensors (288 B), sends 4 tensors (416 B), bypasses 2 tensors (160 B)\n"
-        "stage 2: 72 parameters, 512 FLOPs, receives 4 tensors (416 B)"
+        "stage 2: 136 parameters, 512 FLOPs, receives 4 tensors (416 B)"
     )
 
 

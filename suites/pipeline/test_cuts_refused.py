@@ -187,6 +187,15 @@ def test_a_forward_that_operators_do_not_tell(odd: Any, error: type[Exception], 
     refused(sentence, Odd(odd), ["blocks.0"], error=error)
 
 
+class _NoopSaveInputs(Doubled):
+    """As torch before 2.13 has it: it keeps what a checkpoint is given, and nobody reads what it gives."""
+
+
+def test_a_function_that_only_keeps_its_inputs_is_taken() -> None:
+    model = Odd(lambda model, x, _: x + _NoopSaveInputs.apply(x).shape[0])
+    assert len(split_stages(model, ["blocks.0"], rows())) == 2
+
+
 class Counts(nn.Module):
     def __init__(self, where: str) -> None:
         super().__init__()

@@ -69,6 +69,8 @@ class Uneven(nn.Module):
         self.head = nn.Linear(DIM, 64, bias=False)
         if tied:
             self.head.weight = self.embed.weight
+            for index in (1, 2, 3):
+                self.layers[index][0].weight = self.layers[0][0].weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
