@@ -26,6 +26,10 @@ class CaptureError(FxbucketError):
     """A model or a step that cannot be traced as the plan asks."""
 
 
+class StageError(FxbucketError):
+    """Cuts that do not part a model into stages, or a call that the stages are not of."""
+
+
 class PassError(FxbucketError):
     """A graph that a pass cannot bucket safely, or a pass that broke."""
 

@@ -6,6 +6,7 @@ each write replaces; whoever reads it later, through a view or another name too,
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -31,14 +32,15 @@ from pytest_fxbucket.graph.order import Order, order_of
 _ATEN = torch.ops.aten
 
 
-def make_functional(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+def make_functional(graph: fx.Graph, only: Collection[fx.Node] | None = None) -> dict[fx.Node, fx.Node]:
     """Replace each operator of ``graph`` that writes in place by its functional twin; gives each written input's last value.
 
+    ``only`` are those that are replaced, if not all.
     Works on the graph itself; nodes need fake values (``meta["val"]``), and get them. The last values are no outputs yet: add
     them to the outputs, or copy them back. Raises :class:`CaptureError` for a write that has no functional twin, and for one to
     memory whose owner is not known: an attribute of the graph, two inputs that share memory. Nothing is recompiled.
     """
-    rewriting = _Rewriting(graph, order_of(graph))
+    rewriting = _Rewriting(graph, order_of(graph), only)
     if not rewriting.changing:
         return {}
     for node in list(graph.nodes):
@@ -60,9 +62,10 @@ class _Memory:
 class _Rewriting:
     """One walk over a graph, in its order."""
 
-    def __init__(self, graph: fx.Graph, order: Order) -> None:
+    def __init__(self, graph: fx.Graph, order: Order, only: Collection[fx.Node] | None) -> None:
         self.graph, self.order = graph, order
-        self.changing = {storage for node in order.nodes for arg in written(node) for storage in order.storages(arg)}
+        self.writes = {node: args for node in order.nodes if (args := written(node)) and (only is None or node in only)}
+        self.changing = {storage for args in self.writes.values() for arg in args for storage in order.storages(arg)}
         self.memories: dict[int, _Memory] = {}
         self.now: dict[fx.Node, fx.Node] = {}
         """What stands for a node of the old graph."""
@@ -76,9 +79,8 @@ class _Rewriting:
 
     def visit(self, node: fx.Node) -> None:
         """Bring ``node`` over."""
-        writes = written(node)
-        if writes:
-            self._replace(node, writes)
+        if node in self.writes:
+            self._replace(node, self.writes[node])
             return
         storages = self._storages(node)
         if storages and node.op != "output" and shared(node, effects_of(node)):

@@ -103,11 +103,12 @@ def fake_twins(model: nn.Module, mode: FakeTensorMode) -> dict[int, torch.Tensor
 def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """While inside, modules have the ``twins`` (by identity of the real tensor) in their places.
 
-    Then every module has the attributes, parameters and buffers that it had before, whatever was set inside.
+    Then every module has the attributes, parameters, buffers and hooks that it had before, whatever was set inside.
     """
     before = [(module, dict(vars(module))) for module in model.modules()]
     places: list[dict[str, Any]] = [held for module, _ in before for held in (module._parameters, module._buffers)]
-    reals = [dict(held) for held in places]
+    hooks = [table for _, own in before for name, table in own.items() if "_hooks" in name and isinstance(table, dict)]
+    reals = [dict(held) for held in (*places, *hooks)]
     try:
         for held in places:
             held.update({name: twins[id(tensor)] for name, tensor in held.items() if tensor is not None})
@@ -116,7 +117,7 @@ def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
-        for held, real in zip(places, reals, strict=True):
+        for held, real in zip((*places, *hooks), reals, strict=True):
             held.clear()
             held.update(real)
 

@@ -1,0 +1,29 @@
+"""A model cut into pipeline stages by module paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.pipeline.propose import proposed_cuts
+    from pytest_fxbucket.pipeline.split import split_stages
+    from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary, Tie
+
+__all__ = ["Crossing", "Stage", "Stages", "Summary", "Tie", "proposed_cuts", "split_stages"]
+
+
+def __getattr__(name: str) -> Any:
+    """They bring torch in: only where they are asked for."""
+    if name == "proposed_cuts":
+        from pytest_fxbucket.pipeline.propose import proposed_cuts
+
+        return proposed_cuts
+    if name == "split_stages":
+        from pytest_fxbucket.pipeline.split import split_stages
+
+        return split_stages
+    if name in __all__:
+        from pytest_fxbucket.pipeline import stages
+
+        return getattr(stages, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,69 @@
+"""From module paths to places in a graph: a cut is behind the last node of the module's one call."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.pipeline.trace import Call
+from pytest_fxbucket.words import nearest, show, some, times
+
+
+def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str], work: Sequence[int]) -> list[int]:
+    """The place of each of ``cuts``, ascending: nodes from there on are of the next stage.
+
+    ``modules`` gives the name in ``calls`` of each module path; ``work`` are the places of the nodes that compute. Raises
+    :class:`StageError` for what does not part the graph.
+    """
+    if isinstance(cuts, str) or not isinstance(cuts, Sequence) or not cuts or not all(isinstance(cut, str) for cut in cuts):
+        raise StageError(f"cuts is {show(cuts)}, expected a list of module paths, such as {_example(modules)}")
+    places = [_place(cut, calls, modules) for cut in cuts]
+    ranks = [bisect_left(work, place) for place in places]
+    in_order = [cut for _, cut in sorted(zip(ranks, cuts, strict=True), key=lambda pair: pair[0])]
+    for (rank, cut), (next_rank, next_cut) in pairwise(zip(ranks, cuts, strict=True)):
+        if next_rank < rank:
+            raise StageError(
+                f'cut "{next_cut}" stands behind "{cut}", but the forward ends it before; write the cuts as it runs them: '
+                f"{some([show(one) for one in in_order], 10)}"
+            )
+        if next_rank == rank:
+            raise StageError(
+                f'cuts "{cut}" and "{next_cut}" are at one place: nothing runs between their ends, and the stage there '
+                "would be empty; leave one of them out"
+            )
+    if ranks[0] == 0:
+        raise StageError(f'nothing runs before the end of cut "{cuts[0]}", so the first stage would be empty; leave it out')
+    if ranks[-1] == len(work):
+        raise StageError(
+            f'cut "{cuts[-1]}" cuts nothing off, since nothing of the model runs behind it; leave it out, or cut behind a '
+            "module that ends before"
+        )
+    return places
+
+
+def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str]) -> int:
+    if cut not in modules:
+        raise StageError(f'cut "{cut}" is no module of the model{nearest(cut, [fqn for fqn in modules if fqn])}')
+    found = calls.get(modules[cut], ())
+    if len(found) == 1:
+        return found[0][1]
+    called = f"called {times(len(found))}" if found else "never called"
+    raise StageError(
+        f'cut "{cut}" is {called} in forward, expected once, since a stage ends behind its one call; '
+        f"{_instead(modules[cut], calls)}"
+    )
+
+
+def _instead(fqn: str, calls: Mapping[str, Sequence[Call]]) -> str:
+    """The nearest module around ``fqn`` that is called once, the root excepted."""
+    while fqn := fqn.rpartition(".")[0]:
+        if len(calls.get(fqn, ())) == 1:
+            return f"{fqn}, which it is part of, is"
+    return "name a module that is"
+
+
+def _example(modules: Mapping[str, str]) -> str:
+    return f"[{show(next((fqn for fqn in modules if fqn), 'layers.0'))}]"

@@ -1,0 +1,160 @@
+"""From a model and module paths to stages: traces forward, finds the cuts and what crosses, makes a graph of each part."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils.flop_counter import flop_registry
+
+from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.graph.ops import held_by, overload
+from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
+from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary
+from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Call, Forward, take_graph, trace_forward
+from pytest_fxbucket.pipeline.values import called_with
+
+
+def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs: Any) -> Stages:
+    """Cut a model into one stage more than ``cuts``, which are module paths: a stage ends behind the one call of each.
+
+    ``example_inputs`` are the arguments of a call: a tuple, a dict of them by name, or the one tensor. The stages are of that
+    call: other ones may differ in the values of tensors alone. A ``GraphModule`` that is flat, with module stacks on its nodes
+    (as ``torch.export.export(...).module()``), is cut likewise.
+
+    Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
+    """
+    forward = forward_of(model_or_graph, example_inputs)
+    places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
+    write_in_one_stage(forward, places)
+    stages = stage_of_each(forward.graph_module.graph, places)
+    everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
+    flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1), []]
+    described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}
+    made = []
+    for index, (receives, sends) in enumerate(pairwise(flows)):
+        own = [
+            node for node, stage in stages.items() if stage == index and node.op not in ("placeholder", "get_attr", "output")
+        ]
+        result = (forward.result,) if index == len(cuts) else None
+        gives: Any = sends if result is None else forward.graph_module.graph.output_node().args[0]
+        read = {source for node in own for source in node.all_input_nodes}.union(gives if result else ())
+        held = list(dict.fromkeys(fqn for node, fqn in forward.held.items() if node in read))
+        summary = Summary(
+            index=index,
+            modules=_modules(forward, places, index),
+            parameters=tuple(fqn for fqn in held if fqn in forward.parameters),
+            buffers=tuple(fqn for fqn in held if fqn not in forward.parameters),
+            receives=tuple(map(described.__getitem__, receives)),
+            sends=tuple(map(described.__getitem__, sends)),
+            read=tuple(described[node] for node in receives if node in read),
+            flops=sum(map(flops_of, own)),
+        )
+        made.append(Stage(summary, _part(forward, held, receives, own, gives), forward.root, held, result))
+    read_in_any = {fqn for stage in made for fqn in stage.held}
+    unread = [fqn for fqn in (*forward.parameters, *forward.buffers) if fqn not in read_in_any]
+    return Stages(made, forward.signature, forward.leaves, unread)
+
+
+def forward_of(model_or_graph: nn.Module, example_inputs: Any) -> Forward:
+    """One call of a model as a flat graph."""
+    if not isinstance(model_or_graph, nn.Module):
+        raise StageError(f"a value of type {type(model_or_graph).__name__} cannot be split, expected a torch.nn.Module")
+    args, kwargs = called_with(example_inputs)
+    if isinstance(model_or_graph, fx.GraphModule):
+        return take_graph(model_or_graph, args, kwargs)
+    return trace_forward(model_or_graph, args, kwargs)
+
+
+def work_of(forward: Forward) -> list[int]:
+    """Places of the nodes that call something."""
+    nodes = forward.graph_module.graph.nodes
+    return [node.meta[PLACE] for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def flops_of(node: fx.Node) -> int:
+    """By torch's table of operators, those of products, convolutions and attention; 0 for others."""
+    op = overload(node)
+    count = flop_registry.get(op.overloadpacket) if op is not None else None
+    if count is None:
+        return 0
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    return int(count(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise StageError(
+            f"{node.name}, a value of type {type(value).__name__}, is made in stage {stage} and read later, but only tensors "
+            "can cross; put the cut elsewhere"
+        )
+    path = forward.batch.get(node)
+    return Crossing(
+        name=node.name if path is None else path,
+        module=module_of(node) if path is None else "",
+        stage=stage,
+        shape=tuple(value.shape),
+        strides=tuple(value.stride()),
+        dtype=value.dtype,
+        bytes=value.numel() * value.element_size(),
+    )
+
+
+def _modules(forward: Forward, places: Sequence[int], index: int) -> tuple[str, ...]:
+    """FQNs of modules all of whose calls are in the stage ``index``, as they are called; what is around others first."""
+
+    def stages(call: Call) -> set[int]:
+        ends = bisect_left(places, call[1])
+        return {min(bisect_right(places, call[0]), ends), ends}  # one without nodes ends where it begins
+
+    inside = [fqn for fqn, calls in forward.calls.items() if fqn and all(stages(call) == {index} for call in calls)]
+    return tuple(sorted(inside, key=lambda fqn: (forward.calls[fqn][0][0], fqn.count("."))))
+
+
+def _part(
+    forward: Forward, held: Sequence[str], receives: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> fx.GraphModule:
+    """A graph of ``nodes``: takes what is ``held`` and what is received, gives ``outputs``."""
+    graph, constants = fx.Graph(), dict[str, Any]()
+    inputs = {fqn: graph.placeholder(f"held_{number}") for number, fqn in enumerate(held)}
+    copies = {node: inputs[fqn] for node, fqn in forward.held.items() if fqn in inputs}
+    for node in receives:
+        copies[node] = graph.placeholder(node.name)
+    for node in copies:
+        copies[node].meta = dict(node.meta)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:  # an attribute: all others are there already
+            copies[node] = graph.node_copy(node)
+            constants[str(node.target)] = held_by(forward.graph_module, str(node.target))
+        return copies[node]
+
+    for node in nodes:
+        copies[node] = _copied(graph, node, copy_of)
+    graph.output([copy_of(node) for node in outputs])
+    graph.lint()
+    return fx.GraphModule(constants, graph, "Stage")
+
+
+def _copied(graph: fx.Graph, node: fx.Node, copy_of: Any) -> fx.Node:
+    """``node``; one that was traced where gradients were off calls its operator without them."""
+    if not node.meta.get(WITHOUT_GRAD) or node.op != "call_function":
+        return graph.node_copy(node, copy_of)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), copy_of)
+    target: Any = node.target
+    made = graph.create_node("call_function", without_grad, (target, *args), kwargs, node.name)
+    made.meta = dict(node.meta)
+    return made
+
+
+def without_grad(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``function`` gives where gradients are off, as it was traced."""
+    with torch.no_grad():
+        return function(*args, **kwargs)

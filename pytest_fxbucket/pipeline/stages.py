@@ -1,0 +1,198 @@
+"""Stages of a model: modules that run one after the other, each with its own parameters and buffers of the model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, overload
+
+import torch
+from torch import fx, nn
+
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, refuse_other_arguments
+from pytest_fxbucket.words import counted, human_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that goes from stage to stage."""
+
+    name: str
+    """Of its node in the graph; of a tensor of the batch its path in the arguments, such as ``labels``."""
+    module: str
+    """FQN of the module that makes it; empty for the root, and for a tensor of the batch."""
+    stage: int
+    """The stage that makes it; 0 for a tensor of the batch, which the first stage is given."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """As the model has it. Kernels may round otherwise where a copy has others."""
+    dtype: torch.dtype
+    bytes: int
+    """Of its elements, one by one: it is a value of its own, even if it is a view where it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a stage has, takes and gives."""
+
+    index: int
+    modules: tuple[str, ...]
+    """FQNs of modules whose calls begin and end in it."""
+    parameters: tuple[str, ...]
+    """First FQNs of the parameters that it reads."""
+    buffers: tuple[str, ...]
+    receives: tuple[Crossing, ...]
+    """In the order in which they are passed, which is that of the graph; the first stage receives the tensors of the batch."""
+    sends: tuple[Crossing, ...]
+    """Of the last stage none: it gives what the model gives."""
+    read: tuple[Crossing, ...]
+    """Those of ``receives`` that it reads itself."""
+    flops: int
+    """Of its forward, by ``torch.utils.flop_counter``."""
+
+    @property
+    def makes(self) -> tuple[Crossing, ...]:
+        """What it sends that it did not receive."""
+        return tuple(one for one in self.sends if one not in self.receives)
+
+    @property
+    def bypasses(self) -> tuple[Crossing, ...]:
+        """What it sends as it received it, and does not read."""
+        return tuple(one for one in self.sends if one in self.receives and one not in self.read)
+
+
+class Stage(nn.Module):
+    """One stage: takes the tensors of ``summary.receives``, gives a tuple, those of ``summary.sends``.
+
+    The last one gives what the model gives. Its parameters and buffers are the model's own, by the model's FQNs: its state dict
+    is a part of the model's. It runs in the mode, training or not, that it was traced in.
+    """
+
+    def __init__(
+        self, summary: Summary, graph_module: fx.GraphModule, root: nn.Module, held: Sequence[str], result: Any = None
+    ) -> None:
+        """``graph_module`` takes what is ``held``, by first FQNs in ``root``, then what the stage receives."""
+        super().__init__()
+        self.summary, self.held = summary, tuple(held)
+        self._graph, self._result = (graph_module,), result  # in a tuple, so that it is no child of the module
+        wanted = {id(tensor_at(root, fqn)) for fqn in held}
+        for fqn, module in root.named_modules(remove_duplicate=False):
+            for table in ("_parameters", "_buffers"):
+                for name, tensor in getattr(module, table).items():
+                    if id(tensor) in wanted:
+                        place = _module_at(self, fqn)
+                        getattr(place, table)[name] = tensor
+                        if name in module._non_persistent_buffers_set:
+                            place._non_persistent_buffers_set.add(name)
+        super().train(root.training)
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """Its graph: takes its parameters and buffers, then what it receives; gives a flat list."""
+        return self._graph[0]
+
+    def train(self, mode: bool = True) -> Stage:
+        """Do nothing: a stage runs in the mode in which it was traced."""
+        return self
+
+    def forward(self, *received: torch.Tensor) -> Any:
+        """Run on what the stage receives."""
+        given = self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received)
+        if self._result is None:
+            return tuple(given)
+        return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)
+
+
+def tensor_at(root: nn.Module, fqn: str) -> torch.Tensor:
+    """The parameter or buffer ``fqn``, whatever else ``root`` calls by names on the way."""
+    *path, name = fqn.split(".")
+    for part in path:
+        root = root._modules[part]  # type: ignore[assignment]
+    found = root._parameters.get(name)
+    return found if found is not None else root._buffers[name]  # type: ignore[return-value]
+
+
+def _module_at(root: nn.Module, fqn: str) -> nn.Module:
+    """The module ``fqn``, made where there is none; no name can be in the way of another."""
+    for part in fqn.split(".") if fqn else ():
+        if part not in root._modules:
+            root._modules[part] = nn.Module()
+        root = root._modules[part]  # type: ignore[assignment]
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A parameter or buffer that several stages read: the same object in each."""
+
+    fqn: str
+    stages: tuple[int, ...]
+
+
+class Stages(Sequence[Stage]):
+    """All stages of a model, in order. Called like the model, they run one after the other, and give what it gives."""
+
+    def __init__(
+        self, stages: Sequence[Stage], signature: inspect.Signature, leaves: Mapping[str, Any], unread: Sequence[str]
+    ) -> None:
+        self._stages = tuple(stages)
+        self._signature, self._leaves = signature, pytree.tree_map(_without_data, dict(leaves))
+        self.unread = tuple(unread)
+        """FQNs of parameters and buffers that forward does not read, and so are in no stage."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all in turn. Raises :class:`StageError` for arguments that differ from the traced ones in more than values."""
+        values: Any = self.batch(*args, **kwargs)
+        for stage in self:
+            values = stage(*values)
+        return values
+
+    def batch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """What the first stage receives for the model's arguments."""
+        leaves = leaves_of(self._signature, args, kwargs)
+        refuse_other_arguments(self._leaves, leaves)
+        return tuple(leaves[one.name] for one in self[0].summary.receives)
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """What several stages read, in order of first reads; a tied parameter has its first FQN."""
+        readers: dict[str, list[int]] = {}
+        for stage in self:
+            for fqn in (*stage.summary.parameters, *stage.summary.buffers):
+                readers.setdefault(fqn, []).append(stage.summary.index)
+        return tuple(Tie(fqn, tuple(stages)) for fqn, stages in readers.items() if len(stages) > 1)
+
+    @overload
+    def __getitem__(self, index: int) -> Stage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Stage]: ...
+
+    def __getitem__(self, index: int | slice) -> Stage | Sequence[Stage]:
+        return self._stages[index]
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self._stages)
+
+    def __str__(self) -> str:
+        return "\n".join(_line(stage) for stage in self)
+
+
+def _without_data(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _line(stage: Stage) -> str:
+    said, size = stage.summary, attrgetter("bytes")
+    elements = sum(parameter.numel() for parameter in stage.parameters())
+    parts = [f"{counted(elements, 'parameter')}", f"{said.flops:,} FLOPs"]
+    for what, crossing in (("receives", said.receives), ("sends", said.sends), ("bypasses", said.bypasses)):
+        if crossing:
+            parts.append(f"{what} {counted(len(crossing), 'tensor')} ({human_bytes(sum(map(size, crossing)))})")
+    return f"stage {said.index}: {', '.join(parts)}"

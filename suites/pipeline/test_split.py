@@ -1,0 +1,31 @@
+"""Stages run one after the other as the model does, bit for bit: outputs, gradients, buffers, random numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from running import apart, eagerly, in_turn
+from stage_models import SPLITS
+from torch import nn
+
+from pytest_fxbucket.compat.tracing import without_onednn
+from pytest_fxbucket.pipeline import Stages, split_stages
+
+
+def built(name: str) -> tuple[nn.Module, object, Stages]:
+    torch.manual_seed(0)
+    model, batch = SPLITS[name].build(), SPLITS[name].batch()
+    return model, batch, split_stages(model, SPLITS[name].cuts, batch)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_stages_are_the_model_bit_for_bit(name: str) -> None:
+    model, batch, stages = built(name)
+    assert len(stages) == len(SPLITS[name].cuts) + 1
+    with without_onednn():  # as a step is traced: recurrent layers run as what they compute
+        eager = eagerly(model, batch)
+    start = {fqn: buffer.clone() for fqn, buffer in model.named_buffers()}
+    assert in_turn(stages, model, batch) == eager
+    for fqn, buffer in model.named_buffers():
+        buffer.copy_(start[fqn])
+    assert apart(stages, model, batch) == eager
