@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.propose import proposed_cuts
     from pytest_fxbucket.pipeline.split import split_stages
-    from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary, Tie
+    from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary, Tie
+    from pytest_fxbucket.step.pipelined import Crossing
 
 __all__ = ["Crossing", "Stage", "Stages", "Summary", "Tie", "proposed_cuts", "split_stages"]
 
