@@ -19,6 +19,7 @@ from pytest_fxbucket.capture.parallel.forwards import forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.traced import take_step
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
+from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
@@ -32,6 +33,7 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
     Raises :class:`PlanError` for what cannot be imported, :class:`CaptureError` for what cannot be built or traced. The plan's
     folders must be on ``sys.path``.
     """
+    _refuse_stages(plan)
     with fake_mesh(mesh, rank):
         if plan.graph is not None:
             factory, name = import_callable(plan.graph.factory, f"{plan.path}: [graph] factory"), plan.graph.factory
@@ -40,6 +42,12 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
             return take_step(given, plan, mesh, rank)
         assert plan.model is not None
         return _capture_model(plan, plan.model, mesh, rank)
+
+
+def _refuse_stages(plan: Plan) -> None:
+    """Raise :class:`PlanError` for stages, which nothing is captured of yet."""
+    if plan.pipeline is not None:
+        raise PlanError(f"{plan.path}: [pipeline] is not captured yet; leave it out, and pp of [parallel]")
 
 
 def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
