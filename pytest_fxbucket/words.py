@@ -57,9 +57,10 @@ def one_or_other(words: list[str]) -> str:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Name the known word nearest to ``word`` as ``; did you mean "x"?``, or nothing."""
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    """Name the known word nearest to ``word``, however both are capitalized, as ``; did you mean "x"?``, or nothing."""
+    lower = {one.lower(): one for one in reversed(known)}
+    close = get_close_matches(word.lower(), list(reversed(lower)), n=1, cutoff=0.5)
+    return f'; did you mean "{lower[close[0]]}"?' if close else ""
 
 
 MOST_RANKS = 1 << 17

@@ -66,6 +66,8 @@ def workload_of(plan: Plan) -> Mapping[str, Any]:
     tables = {name: _plain(getattr(plan, name)) for name in _WORKLOAD}
     if plan.override:  # not there in runs that are stored from before there was such a table
         tables["override"] = _plain(plan.override)
+    if plan.pipeline is not None:  # the same
+        tables["pipeline"] = _plain(plan.pipeline)
     made: dict[str, Any] = json.loads(json.dumps({**tables, "world": dict(plan.run_degrees)}, default=_text))
     return made
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from math import prod
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.pipeline_consistency import agree_on_pipeline
 from pytest_fxbucket.plan.schema import Bucket, Parallel, Plan, Step
 from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
 from pytest_fxbucket.plan.table_rules import Places
@@ -21,6 +22,7 @@ def agree(plan: Plan, where: str) -> None:
         raise PlanError(f"{where}: [model] and [graph] are both there; keep the one that is to be checked")
     agree_on_mesh(plan, where)
     agree_on_step(plan, where)
+    agree_on_pipeline(plan, where)
     agree_on_transforms(plan, where)
     _on_a_ring(plan, where)
     if plan.bucket.by == "size":
@@ -179,12 +181,12 @@ def agree_on_mesh(plan: Plan, where: str) -> None:
 
 
 def _somebody_to_talk_to(mesh: Parallel, inside: str) -> None:
-    if mesh.dp_shard * mesh.dp_replicate * mesh.tp < 2:
+    if mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp < 2:
         raise PlanError(f"{inside} makes a mesh of one rank, which has nobody to talk to; set dp_shard to 2 or more")
 
 
 def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
-    """A mode uses its own degrees, and no other."""
+    """A mode uses its own degrees, and no other; the one of a mode that has one can be 1 beside ``pp``."""
     needed = _DEGREES[mesh.mode]
     for name in _MODE_WITH:
         degree = getattr(mesh, name)
@@ -193,7 +195,7 @@ def _degrees_of_mode(mesh: Parallel, inside: str) -> None:
             use = f"write {own} = {degree}" if getattr(mesh, own) == 1 else 'mode = "hybrid_shard" does both'
             raise PlanError(f'{inside} {name} = {degree} has no meaning with mode = "{mesh.mode}"; {use}')
     for name in needed:
-        if getattr(mesh, name) == 1:
+        if getattr(mesh, name) == 1 and (mesh.pp == 1 or len(needed) > 1):
             others = [f', or mode = "{_MODE_WITH[other]}"' for other in needed if other != name]
             use = "use 2 or more" + "".join(others)
             raise PlanError(f"{inside} {name} = 1 {_AT_ONE[name]}; {use}")
@@ -293,10 +295,11 @@ def _of_overrides(plan: Plan, where: str) -> None:
 def _of_a_graph(plan: Plan, where: str) -> None:
     """What capture would do with a model it cannot do with a graph that is traced already."""
     mesh, plain = plan.parallel, Parallel()
-    keys = ("tp_plan", "ep", "ep_plan", "reduce_order")
+    keys = ("pp", "tp_plan", "ep", "ep_plan", "reduce_order")
     key = next((key for key in keys if getattr(mesh, key) != getattr(plain, key)), "")
     tables = (
         f"[parallel] {key}" if key else "",
+        "[pipeline]" if plan.pipeline is not None else "",
         "[step]" if plan.step != Step() else "",
         "[override]" if plan.override else "",
         "[optimizer]" if plan.optimizer else "",

@@ -51,11 +51,17 @@ def one_of(doc: str, *choices: str, omit: bool = False) -> Metadata:
 
     def read(value: object, where: str) -> object:
         if value not in choices:
-            near = nearest(value, list(choices)) if isinstance(value, str) else ""
+            near = _nearest_choice(value, choices) if isinstance(value, str) else ""
             raise PlanError(f"{wrong(where, expects, value)}{near}")
         return value
 
     return {"rule": Rule(doc, expects, read)}
+
+
+def _nearest_choice(value: str, choices: tuple[str, ...]) -> str:
+    """The longest that ``value`` ends in, as torch's ScheduleGPipe does, or else the nearest."""
+    ends = [choice for choice in choices if value.lower().endswith(choice.lower())]
+    return f"; did you mean {show(max(ends, key=len))}?" if ends else nearest(value, list(choices))
 
 
 def some_of(doc: str, *known: str) -> Metadata:
@@ -136,20 +142,18 @@ def passes(doc: str) -> Metadata:
     return {"rule": Rule(doc, expects, read)}
 
 
-def whole(doc: str, *, least: int, most: int | None = None, limit: int = 10**9) -> Metadata:
-    """Take a whole number from ``least`` to ``limit``, far above all that can be meant; above ``most`` is not built yet."""
+def whole(doc: str, *, least: int, limit: int = 10**9) -> Metadata:
+    """Take a whole number from ``least`` to ``limit``, far above all that can be meant."""
     expects = f"a whole number of at least {least}"
 
     def read(value: object, where: str) -> object:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise wrong(where, expects, value)
-        if most is not None and value > most:
-            raise not_built(where, value, f"use {most}")
         if value > limit:
             raise PlanError(f"{where} must be at most {limit}, not {show(value)}")
         return value
 
-    return {"rule": Rule(doc, expects, read, built=most is None)}
+    return {"rule": Rule(doc, expects, read)}
 
 
 def seconds(doc: str) -> Metadata:
@@ -226,17 +230,15 @@ def _cap(value: object, where: str, expects: str) -> float:
 
 
 def degrees(doc: str) -> Metadata:
-    """Take a table of mesh degrees, as a dict; pp is not built yet."""
+    """Take a table of mesh degrees, as a dict."""
     expects = "a table such as { dp_shard = 4 }"
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, Mapping):
             raise wrong(where, expects, value)
-        for name, degree in value.items():
+        for name in value:
             if name not in DEGREES:
                 raise PlanError(f'{where} has no key "{name}"{nearest(name, list(DEGREES))}')
-            if name == "pp":
-                raise not_built(f"{where}.{name}", degree, "use the other dimensions")
         return {name: _of_several(degree, f"{where}.{name}") for name, degree in value.items()}
 
     return {"rule": Rule(doc, expects, read)}

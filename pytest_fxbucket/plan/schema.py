@@ -29,7 +29,7 @@ from pytest_fxbucket.plan.rules import (
     table_of,
     whole,
 )
-from pytest_fxbucket.plan.tables import Bucket, Graph, Model, Optimizer, Overlap, Override, Parallel, Step, Transform
+from pytest_fxbucket.plan.tables import Bucket, Graph, Model, Optimizer, Overlap, Override, Parallel, Pipeline, Step, Transform
 
 __all__ = [
     "Benchmark",
@@ -44,6 +44,7 @@ __all__ = [
     "Overlap",
     "Override",
     "Parallel",
+    "Pipeline",
     "Plan",
     "Ring",
     "Run",
@@ -192,6 +193,8 @@ class Plan:
     model: Model | None = field(default=None, metadata={"table": Model})
     graph: Graph | None = field(default=None, metadata={"table": Graph})
     parallel: Parallel = field(default_factory=Parallel, metadata={"table": Parallel})
+    pipeline: Pipeline | None = field(default=None, metadata={"table": Pipeline})
+    """Left out: the model is one stage."""
     step: Step = field(default_factory=Step, metadata={"table": Step})
     override: tuple[Override, ...] = field(default=(), metadata={"table": Override, "several": True})
     """Left out: every module is traced."""
@@ -204,6 +207,11 @@ class Plan:
     run: Run = field(default_factory=Run, metadata={"table": Run})
     eager: Eager = field(default_factory=Eager, metadata={"table": Eager})
     checks: Checks = field(default_factory=Checks, metadata={"table": Checks})
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model is cut into; 1 without ``[pipeline]``."""
+        return 1 if self.pipeline is None else self.pipeline.stages or len(self.pipeline.cuts) + 1
 
     @property
     def world_size(self) -> int:

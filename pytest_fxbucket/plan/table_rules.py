@@ -145,6 +145,32 @@ def _group(raw: object, where: str) -> dict[str, object]:
     return {**raw, "params": parse_entries(raw["params"], f"{where} params")}
 
 
+# ``[pipeline] cuts``: modules by their paths, each once.
+
+
+_PATHS = 'a list of module paths such as ["layers.3", "layers.7"]'
+
+
+def module_paths(doc: str) -> Metadata:
+    """Take a list of module paths, each once, as a tuple; an empty one is none, so that a matrix row can undo it."""
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, list):
+            raise wrong(where, _PATHS, value)
+        for index, path in enumerate(value):
+            if not isinstance(path, str):
+                raise wrong(f"{where}[{index}]", "the path of a module in quotes", path)
+            if not path.strip():
+                raise PlanError(f"{where}[{index}] is an empty name; name the module behind which a stage ends, or take it out")
+            if not all(path.split(".")) or any(char.isspace() or char in "*[]+" for char in path):
+                raise PlanError(f'{where}[{index}] = {show(path)} is no path of one module; write it out, as in "layers.3"')
+            if path in value[:index]:
+                raise PlanError(f"{where} has {show(path)} twice; name it once")
+        return tuple(value)
+
+    return {"rule": Rule(doc, _PATHS, read)}
+
+
 # ``[model] inputs``: what of a batch goes to the model, as names, positions, or paths such as ``"0.input_ids"``.
 
 

@@ -15,9 +15,18 @@ from pytest_fxbucket.plan.rules import (
     switch,
     whole,
 )
+from pytest_fxbucket.plan.schedules import SCHEDULES
 from pytest_fxbucket.plan.selectors import GatherAgain
 from pytest_fxbucket.plan.table_rules import Path as InputPath
-from pytest_fxbucket.plan.table_rules import Places, linear_styles, model_inputs, parameter_groups, places, reshard
+from pytest_fxbucket.plan.table_rules import (
+    Places,
+    linear_styles,
+    model_inputs,
+    module_paths,
+    parameter_groups,
+    places,
+    reshard,
+)
 from pytest_fxbucket.words import MOST_RANKS
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -92,7 +101,9 @@ class Parallel:
     ep_plan: tuple[Entry, ...] = field(
         default=(), metadata=entry_list("modules of experts: parameters and input have one row an expert")
     )
-    pp: int = field(default=1, metadata=whole("pipeline stages", least=1, most=1))
+    pp: int = field(
+        default=1, metadata=whole("ranks that the stages of `[pipeline]` are spread over", least=1, limit=MOST_RANKS)
+    )
     param_dtype: str | None = field(
         default=None,
         metadata=one_of(
@@ -116,6 +127,36 @@ class Parallel:
     reduce_order: str = field(
         default="scatter_first",
         metadata=one_of("which of `hybrid_shard`'s two reductions comes first", "scatter_first", "replicate_first"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """``[pipeline]``: the stages that the model is cut into, and how they take turns; ``cuts`` or ``stages``, not both."""
+
+    cuts: tuple[str, ...] = field(
+        default=(), metadata=module_paths("modules, in the order of forward, behind each of which a stage ends")
+    )
+    stages: int | None = field(
+        default=None, metadata=whole("instead of `cuts`: how many stages, for cuts to be proposed", least=2, limit=MOST_RANKS)
+    )
+    balance: str = field(
+        default="parameters",
+        metadata=one_of(
+            "what proposed cuts spread evenly: elements of parameters, FLOPs of forward, or seconds of forward and backward as "
+            "measured on this machine",
+            "parameters",
+            "flops",
+            "seconds",
+        ),
+    )
+    schedule: str = field(
+        default="1F1B",
+        metadata=one_of(
+            "which of torch's schedules runs them; `GPipe` and `1F1B` have one stage on each rank of `pp`, `ZBVZeroBubble` and "
+            "`DualPipeV` two, there and back, the others as many on each as you like, in a loop",
+            *SCHEDULES,
+        ),
     )
 
 

@@ -18,10 +18,8 @@ from pytest_fxbucket.words import nearest, one_or_other, show
 
 _PARTS = {"dp_shard": ("dp_shard", "dp_shard_mod_ep", "ep")}
 """Dimensions that a name stands for, as far as a mesh has them."""
-GROUPED = ("dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
-"""What groups are made along."""
-KNOWN = ("pp", *GROUPED)
-"""What may be asked of any mesh; one that it does not have is of one rank."""
+GROUPED = ("pp", "dp_replicate", "dp_shard", "dp_shard_mod_ep", "ep", "tp")
+"""What groups are made along, and what may be asked of any mesh; one that it does not have is of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,10 @@ class Mesh:
 
     def refuse_unknown(self, name: str) -> None:
         """Raise :class:`CaptureError`, with the nearest of the mesh's own, for a name that is no dimension."""
-        if name in KNOWN or any(dim.name == name for dim in self.dims):
+        if name in GROUPED or any(dim.name == name for dim in self.dims):
             return
         longer = [show(known) for known in GROUPED if name and known.startswith(name) and self.degree(known) > 1]
-        near = f"; did you mean {one_or_other(longer)}?" if longer else nearest(name, list(KNOWN))
+        near = f"; did you mean {one_or_other(longer)}?" if longer else nearest(name, list(GROUPED))
         raise CaptureError(f"the mesh has no dimension {show(name)}{near}")
 
     def _along(self, name: str) -> tuple[MeshDim, ...]:

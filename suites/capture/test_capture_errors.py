@@ -22,7 +22,7 @@ from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
-from pytest_fxbucket.step.mesh import KNOWN, mesh_with
+from pytest_fxbucket.step.mesh import GROUPED, mesh_with
 
 
 def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -> str:
@@ -308,7 +308,7 @@ def test_a_norm_with_float32_weights_may_be_given_bfloat16() -> None:
 
 def test_names_that_a_mesh_may_have_are_taken_and_others_are_told() -> None:
     mesh = mesh_with({"dp_replicate": 2, "dp_shard": 4, "tp": 1})
-    assert [mesh.degree(name) for name in KNOWN] == [1, 2, 4, 1, 1, 1]
+    assert [mesh.degree(name) for name in GROUPED] == [1, 2, 4, 1, 1, 1]
     for ask in (mesh.degree, mesh.group, partial(mesh.at, 0), partial(mesh.ranks, 0)):
         with pytest.raises(CaptureError, match=r'no dimension "dp"; did you mean "dp_replicate" or "dp_shard"\?$'):
             ask("dp")

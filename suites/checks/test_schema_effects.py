@@ -44,6 +44,7 @@ plan = ["layers.[0-2]"]
 """
 HYBRID = MODEL.replace("dp_shard = 2", 'mode = "hybrid_shard"\ndp_replicate = 2\ndp_shard = 2')
 REPLICATE = MODEL.replace("dp_shard = 2", 'mode = "replicate"\ndp_replicate = 2')
+STAGES = MODEL.replace("dp_shard = 2", "dp_shard = 2\npp = 2") + '[pipeline]\ncuts = ["scale"]\n[step]\nmicrobatches = 2\n'
 SGD = MODEL + '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n'
 TENSOR = """
 [model]
@@ -117,11 +118,15 @@ CASES: dict[tuple[str, str], Case] = {
     ),
     ("parallel", "ep"): Case("4", "unbucketed", base=EXPERTS),
     ("parallel", "ep_plan"): Case('["layers.*.experts"]', "unbucketed", base=EXPERTS),
-    ("parallel", "pp"): Case("2", "error", NOT_BUILT),
+    ("parallel", "pp"): Case("4", "error", "pp = 4 does not fit the 2 stages", base=STAGES),
     ("parallel", "param_dtype"): Case('"bfloat16"', "unbucketed"),
     ("parallel", "reduce_dtype"): Case('"float64"', "unbucketed"),
     ("parallel", "reshard_after_forward"): Case("false", "unbucketed"),
     ("parallel", "reduce_order"): Case('"replicate_first"', "unbucketed", base=HYBRID),
+    ("pipeline", "cuts"): Case('["scale", "up"]', "error", "does not fit the 3 stages of .pipeline.", base=STAGES),
+    ("pipeline", "stages"): Case("3", "error", ".pipeline. has both cuts and stages = 3", base=STAGES),
+    ("pipeline", "balance"): Case('"flops"', "error", ".pipeline. balance = .flops. is of cuts that", base=STAGES),
+    ("pipeline", "schedule"): Case('"DualPipeV"', "error", ".pipeline., of which schedule = .DualPipeV. has two", base=STAGES),
     ("step", "microbatches"): Case("3", "unbucketed"),
     ("step", "checkpoint"): Case('["up"]', "unbucketed", also='model.factory = "bitwise_models:build_deeper"'),
     ("step", "clip_norm"): Case("0.5", "unbucketed", base=SGD),

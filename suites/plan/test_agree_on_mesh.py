@@ -160,6 +160,8 @@ def test_a_traced_graph_needs_more_than_one_rank_in_any_dimension() -> None:
         ("ep = 2\n", "[parallel] ep"),
         ('ep_plan = ["a"]\n', "[parallel] ep_plan"),
         ('reduce_order = "replicate_first"\n', "[parallel] reduce_order"),
+        ("pp = 2\n", "[parallel] pp"),
+        ("[pipeline]\nstages = 2\n", "[pipeline]"),
         ("[step]\nmicrobatches = 2\n", "[step]"),
         ('[optimizer]\nfactory = "t:s"\n', "[optimizer]"),
     ],

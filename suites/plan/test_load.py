@@ -202,8 +202,6 @@ def test_a_windows_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
         ({"model": BASE["model"] + '\ninputs = ["*.x"]'}, '[model] inputs[0] = "*.x" is no path'),
         ({"model": BASE["model"] + '\ninputs = ["x", "x"]'}, '[model] inputs has "x" twice; name it once'),
         ({"model": 'factory = "m:b"'}, '[model] batch is missing; it must be "module:callable"'),
-        ({"parallel": "dp_shard = 4\npp = 2"}, "pp = 2 is not built yet; use 1"),
-        ({"run": "world = { pp = 2 }"}, "world.pp = 2 is not built yet; use the other dimensions"),
         (
             {"step": "reuse_layers = true"},
             "[step] reuse_layers = true is not built yet; layers are traced whole, so leave the key out",

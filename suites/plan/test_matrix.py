@@ -70,7 +70,7 @@ def test_a_row_is_no_trace_in_the_next_row() -> None:
             '[[matrix]]\nid = "x"\nrun.steps = 0\n',
             '[[matrix]] "x": [run] steps must be a whole number of at least 1, not 0',
         ),
-        ('[[matrix]]\nid = "x"\nparallel.pp = 2\n', '[[matrix]] "x": [parallel] pp = 2 is not built yet'),
+        ('[[matrix]]\nid = "x"\nparallel.pp = 2\n', '[[matrix]] "x": [parallel] pp = 2 has no stages to spread'),
         ('[[matrix]]\nid = "x"\nparallel.dp_shard = 1\n', '"x": [parallel] dp_shard = 1 leaves nothing to shard'),
         ('[[matrix]]\nid = "x"\ngraph.factory = "t:s"\n', '"x": [model] and [graph] are both there'),
         ('[[matrix]]\nid = "x"\noptimizer.args = { lr = 1 }\n', '"x": [optimizer] factory is missing'),

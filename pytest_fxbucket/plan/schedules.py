@@ -1,0 +1,63 @@
+"""Schedules of torch.distributed.pipelining as data: which rank has which stage, and what each demands. Imports no torch."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Literal
+
+Holds = Literal["one", "several", "two"]
+"""Stages on each rank: one; as many as all others, in a loop round the ranks; two, in a V there and back."""
+
+SCHEDULES: dict[str, Holds] = {
+    "GPipe": "one",
+    "1F1B": "one",
+    "Interleaved1F1B": "several",
+    "LoopedBFS": "several",
+    "InterleavedZeroBubble": "several",
+    "ZBVZeroBubble": "two",
+    "DualPipeV": "two",
+}
+"""By the names that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes."""
+
+_IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
+_AT_LEAST_STAGES = ("1F1B", "DualPipeV")
+
+
+def rank_of_stage(schedule: str, stages: int, pp: int, stage: int) -> int:
+    """The place along ``pp`` of the rank that has ``stage`` of ``stages``, both counted from 0."""
+    if SCHEDULES[schedule] != "two":
+        return stage % pp
+    return min(stage, stages - 1 - stage)
+
+
+def stages_of_rank(schedule: str, stages: int, pp: int, rank: int) -> list[int]:
+    """The stages that the rank at place ``rank`` along ``pp`` has, ascending."""
+    return [stage for stage in range(stages) if rank_of_stage(schedule, stages, pp, stage) == rank]
+
+
+def fits_ranks(schedule: str, stages: int, pp: int) -> bool:
+    """Whether ``stages`` can be on ``pp`` ranks: as many on each, and as many as ``schedule`` has there."""
+    holds = SCHEDULES[schedule]
+    return stages == pp if holds == "one" else stages == 2 * pp if holds == "two" else stages % pp == 0
+
+
+def fitting_ranks(schedule: str, stages: int) -> list[int]:
+    """Every ``pp`` that ``stages`` can be on, ascending; empty where there is none."""
+    return [pp for pp in range(1, stages + 1) if fits_ranks(schedule, stages, pp)]
+
+
+def microbatches_problem(schedule: str, microbatches: int, stages: int, pp: int) -> str:
+    """Why ``schedule`` cannot run so many microbatches, and the nearest that it can, as a clause; empty if it can."""
+    if (why := _why_not(schedule, microbatches, stages, pp)) is None:
+        return ""
+    tries = (near for away in count(1) for near in (microbatches + away, microbatches - away) if near > 0)
+    return f"{why}; use {next(near for near in tries if _why_not(schedule, near, stages, pp) is None)}"
+
+
+def _why_not(schedule: str, microbatches: int, stages: int, pp: int) -> str | None:
+    if schedule in _AT_LEAST_STAGES and microbatches < stages:
+        return f"takes at least as many as there are stages, {stages}"
+    rounds = max(1, microbatches // pp)
+    if schedule in _IN_ROUNDS and microbatches % rounds:
+        return f"runs them in {rounds} rounds of {pp} or more, each of as many"
+    return None
