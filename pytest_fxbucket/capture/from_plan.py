@@ -22,7 +22,6 @@ from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.traced import take_step
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
-from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh

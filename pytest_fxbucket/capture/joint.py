@@ -116,7 +116,7 @@ def traced_joint(model: nn.Module, make: Callable[[], S]) -> tuple[S, fx.GraphMo
         refuse_constants(graph_module, model)
         return step, graph_module
 
-    step, graph_module = trace_settled(model, traced, JointStep.run_alone)
+    step, graph_module = trace_settled(model, traced, lambda step: step.run_alone())
     traced_nodes = set(graph_module.graph.nodes)
     expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
     refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
@@ -325,11 +325,15 @@ class JointStep:
             parameter.grad = None
         return found
 
+    def first_rows(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Leaves of the first microbatch."""
+        return next(microbatches(leaves, self.count))
+
     def run_alone(self) -> None:
         """Forward and backward of the first microbatch on whole parameters, not traced: gradients are in ``.grad`` then."""
         leaves = self.leaves_with(self.inputs[len(self.inputs) - len(self.tensors) :])
         with self.fake_mode, self.anchors.in_place(), uncompiled(), torch.autograd.set_multithreading_enabled(False):
-            batch = pytree.tree_unflatten(next(microbatches(leaves, self.count)), self.spec)
+            batch = pytree.tree_unflatten(self.first_rows(leaves), self.spec)
             output = self.split.call(self.model, batch)
             self.split.loss(self.loss, output, batch).backward()
 
