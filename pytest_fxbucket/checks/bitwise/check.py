@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import judge
-from pytest_fxbucket.checks.bitwise.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
+from pytest_fxbucket.checks.bitwise.crossing import (
+    crosses,
+    crossing_graphs,
+    run_digests,
+    run_names,
+    run_readings,
+    stage_graphs,
+)
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
@@ -47,7 +54,8 @@ class Bitwise(OnRanks):
                 step = judge.first_step(outcomes)
                 if step is not None:
                     lines += judge.difference_lines(outcomes, world.entry_of)
-                    lines += judge.first_node_lines(self._outcomes(phase, step))
+                    if world.plan.pipeline is None:  # of stages no node stands where one of the whole step does
+                        lines += judge.first_node_lines(self._outcomes(phase, step))
         except RankFailure as failure:
             readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
             failure.buckets = judge.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))
@@ -103,12 +111,14 @@ class Bitwise(OnRanks):
 
 def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> BitwiseTask:
     """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
-    crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
+    crossing, pipelined = crossing_graphs(world, rank), stage_graphs(world, rank)
+    inputs, outputs = final_values(world, rank, phase)
     step_fields = fields_of(world.plan, world.mesh, world.reference(rank), phase)
     return BitwiseTask(
         unbucketed=world.unbucketed(rank, phase),
-        bucketed=None if crossing else world.final(rank)[phase].portable,
+        bucketed=None if crossing or pipelined else world.final(rank)[phase].portable,
         crossing=crossing,
+        pipelined=pipelined,
         steps=steps_of(world),
         backend=backend,
         localise_step=localise,
