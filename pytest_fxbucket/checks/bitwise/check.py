@@ -47,6 +47,7 @@ class Bitwise(OnRanks):
                 outcomes = self._outcomes(phase)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += judge.wrong_graphs(outcomes, self._digests(phase))
+                lines += self._nowhere(phase)
                 lines += judge.unusable_data(outcomes, stated)
                 lines += judge.differing_copies(outcomes, self._copies())
                 lines += judge.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
@@ -81,6 +82,15 @@ class Bitwise(OnRanks):
         if settings:
             self.folder.write("settings.txt", "\n".join(settings))
         return outcomes
+
+    def _nowhere(self, phase: Phase) -> list[str]:
+        """What the whole step gives, and no rank's pipeline stages."""
+        world = self.world
+        if world.plan.pipeline is None:
+            return []
+        given = {value for rank in range(world.size) for value in final_values(world, rank, phase)[1]}
+        lost = [value for value in world.reference(0).outputs[phase] if value not in given]
+        return [f"no rank's stages give the {judge.WORDS.get(one.role, one.role)} {one.fqn}".rstrip() for one in lost]
 
     def _copies(self) -> dict[str, list[list[int]]]:
         """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
