@@ -6,10 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.propose import proposed_cuts
+    from pytest_fxbucket.pipeline.schedules import Action, Table, bubble, table_of, table_problems, text_of
     from pytest_fxbucket.pipeline.split import split_stages
     from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary, Tie
 
-__all__ = ["Crossing", "Stage", "Stages", "Summary", "Tie", "proposed_cuts", "split_stages"]
+__all__ = [
+    "Action",
+    "Crossing",
+    "Stage",
+    "Stages",
+    "Summary",
+    "Table",
+    "Tie",
+    "bubble",
+    "proposed_cuts",
+    "split_stages",
+    "table_of",
+    "table_problems",
+    "text_of",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +37,10 @@ def __getattr__(name: str) -> Any:
         from pytest_fxbucket.pipeline.split import split_stages
 
         return split_stages
+    if name in ("Action", "Table", "bubble", "table_of", "table_problems", "text_of"):
+        from pytest_fxbucket.pipeline import schedules
+
+        return getattr(schedules, name)
     if name in __all__:
         from pytest_fxbucket.pipeline import stages
 

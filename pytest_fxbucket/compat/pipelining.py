@@ -1,0 +1,141 @@
+"""torch's pipeline schedules without ranks (``torch.distributed.pipelining.schedules``, in torch 2.11 to 2.15).
+
+A schedule of several stages a rank builds the actions of all ranks in its constructor, which asks its stages for numbers only.
+One of a single stage a rank has its order in the code that runs it: that runs here, on stages that note what is asked of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from torch.distributed.pipelining import schedules
+
+
+class Step(NamedTuple):
+    """One action of one rank, as torch orders it."""
+
+    kind: str
+    """torch's word: F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD, SEND_F, RECV_F, SEND_B, RECV_B, OVERLAP_F_B."""
+    stage: int
+    microbatch: int | None
+    parts: tuple[Step, ...] = ()
+    batch: int | None = None
+    """Number, on its rank, of the ``batch_isend_irecv`` that it is launched in."""
+
+
+def schedule_class(name: str) -> type[Any]:
+    """torch's class of the schedule ``name``."""
+    found: type[Any] = schedules.get_schedule_class(name)
+    return found
+
+
+def has_one_stage_a_rank(name: str) -> bool:
+    """Say whether the schedule's class takes a single stage."""
+    return issubclass(schedule_class(name), schedules.PipelineScheduleSingle)
+
+
+def steps_of_ranks(name: str, stages: int, pp: int, microbatches: int) -> tuple[list[list[Step]], Mapping[int, int]]:
+    """What each of ``pp`` ranks does in order, and the rank of each stage. No process group is asked.
+
+    Raises what the class raises for numbers that it cannot take.
+    """
+    made = schedule_class(name)
+    if has_one_stage_a_rank(name):
+        return [_run_alone(made, rank, stages, microbatches) for rank in range(pp)], {rank: rank for rank in range(pp)}
+    numbers = [_Numbers(index, stages, 0, pp) for index in range(0, stages, pp)]
+    schedule = made(numbers, microbatches)
+    orders, ranks = schedule.pipeline_order_with_comms, schedule.stage_index_to_group_rank
+    return [[_step(action) for action in orders[rank]] for rank in range(pp)], {stage: ranks[stage] for stage in range(stages)}
+
+
+def _step(action: Any) -> Step:
+    parts = tuple(_step(part) for part in action.sub_actions or ())
+    first = parts[0] if parts else Step("", action.stage_index, action.microbatch_index)
+    return Step(action.computation_type.value, first.stage, first.microbatch, parts)
+
+
+@dataclass
+class _Numbers:
+    """What constructors ask of a stage."""
+
+    stage_index: int
+    num_stages: int
+    group_rank: int
+    group_size: int
+    submod: None = None
+    stage_index_to_group_rank: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage_index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage_index == self.num_stages - 1
+
+
+class _Transfer(NamedTuple):
+    """In the place of a ``P2POp``."""
+
+    step: Step
+    peer: int
+
+
+@dataclass
+class _Noting(_Numbers):
+    """A stage, alone on its rank, that notes what a running schedule asks of it."""
+
+    steps: list[Step] = field(default_factory=list)
+
+    def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
+        self.steps.append(Step("F", self.stage_index, microbatch))
+
+    def backward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
+        self.steps.append(Step("B", self.stage_index, microbatch))
+
+    def perform_reduce_grad(self, *_: Any, **__: Any) -> None:
+        self.steps.append(Step("REDUCE_GRAD", self.stage_index, None))
+
+    def get_fwd_recv_ops(self, microbatch: int) -> list[_Transfer]:
+        return self._transfers("RECV_F", microbatch, self.stage_index - 1)
+
+    def get_fwd_send_ops(self, microbatch: int) -> list[_Transfer]:
+        return self._transfers("SEND_F", microbatch, self.stage_index + 1)
+
+    def get_bwd_recv_ops(self, microbatch: int) -> list[_Transfer]:
+        return self._transfers("RECV_B", microbatch, self.stage_index + 1)
+
+    def get_bwd_send_ops(self, microbatch: int) -> list[_Transfer]:
+        return self._transfers("SEND_B", microbatch, self.stage_index - 1)
+
+    def _transfers(self, kind: str, microbatch: int, peer: int) -> list[_Transfer]:
+        there = 0 <= peer < self.num_stages
+        return [_Transfer(Step(kind, self.stage_index, microbatch), peer)] if there else []
+
+
+def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> list[Step]:
+    """What the schedule's own code does on ``rank``, with nothing computed and nothing sent."""
+    stage = _Noting(rank, stages, rank, stages)
+    schedule = made(stage, microbatches, loss_fn=_nothing)
+    for name in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
+        assert callable(getattr(schedule, name)), name
+        setattr(schedule, name, _nothing)
+    batches = 0
+
+    def note(transfers: Sequence[_Transfer], desc: str | None = None) -> list[Any]:
+        nonlocal batches
+        together = len({step.kind[:4] for step, _ in transfers}) > 1  # torch launches sends alone, or receives, one by one
+        stage.steps += [step._replace(batch=batches if together else None) for step, _ in transfers]
+        batches += together
+        return []
+
+    with patch.object(schedules, "_batch_p2p", note):
+        schedule._step_microbatches([()] * microbatches, [{}] * microbatches)
+    return stage.steps
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass

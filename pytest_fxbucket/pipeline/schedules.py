@@ -1,0 +1,152 @@
+"""Tables of torch's own schedules: made by torch's classes, checked, written, and what their ranks idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.errors import text_of as error_text
+from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, Action, Table, leaves
+from pytest_fxbucket.pipeline.table_problems import table_problems
+from pytest_fxbucket.words import counted, nearest, one_or_other, show
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.compat.pipelining import Step
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Table",
+    "bubble",
+    "fill_drain_bubble",
+    "refuse_numbers",
+    "table_of",
+    "table_problems",
+    "text_of",
+]
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+ONE_STAGE_A_RANK = ("GPipe", "1F1B")
+IN_A_V = ("ZBVZeroBubble", "DualPipeV")
+"""Two stages a rank: the first rank has the first and the last one."""
+IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
+COSTS = {FORWARD: 1, BACKWARD: 2, INPUT_GRADS: 1, WEIGHT_GRADS: 1}
+"""In forwards of one stage and microbatch."""
+
+
+def table_of(schedule: str, stages: int, pp: int, microbatches: int) -> Table:
+    """What each of ``pp`` ranks does under torch's ``schedule``, by torch's own class; no process group is needed.
+
+    Of GPipe and 1F1B it is what the class does when it runs, batches of transfers included. Raises :class:`StageError` for a
+    schedule that torch does not have, and for numbers that it cannot take.
+    """
+    from pytest_fxbucket.compat import pipelining
+
+    refuse_numbers(schedule, stages, pp, microbatches)
+    try:
+        orders, owners = pipelining.steps_of_ranks(schedule, stages, pp, microbatches)
+    except (ValueError, AssertionError, IndexError, KeyError) as error:
+        raise StageError(
+            f"torch's {schedule} does not take {counted(stages, 'stage')} on {counted(pp, 'rank')} with "
+            f"{counted(microbatches, 'microbatch')}: {error_text(error)}"
+        ) from error
+    ranks = tuple(tuple(_action(rank, step) for step in order) for rank, order in enumerate(orders))
+    return Table(schedule, stages, pp, microbatches, tuple(owners[stage] for stage in range(stages)), ranks)
+
+
+def refuse_numbers(schedule: str, stages: int, pp: int, microbatches: int) -> None:
+    """Raise :class:`StageError` for a schedule that is none, and for numbers that do not fit it. Imports no torch."""
+    if schedule not in SCHEDULES:
+        raise StageError(
+            f"schedule {show(schedule)} is none of torch's, expected {one_or_other([*SCHEDULES])}"
+            f"{nearest(schedule, [*SCHEDULES])}"
+        )
+    for number, noun in ((stages, "stages"), (pp, "ranks"), (microbatches, "microbatches")):
+        if number < 1:
+            raise StageError(f"{schedule} with {number} {noun} runs nothing, expected one or more")
+    there = f"{counted(stages, 'stage')} on {counted(pp, 'rank')}"
+    if schedule in ONE_STAGE_A_RANK and stages != pp:
+        raise StageError(f"{schedule} runs one stage a rank, but there are {there}; LoopedBFS and others run several")
+    if schedule in IN_A_V and stages != 2 * pp:
+        raise StageError(f"{schedule} runs two stages a rank, but there are {there}; expected {counted(2 * pp, 'stage')}")
+    if stages % pp:
+        raise StageError(f"{schedule} runs as many stages on every rank, but there are {there}; expected a multiple of {pp}")
+    if schedule in ("1F1B", "DualPipeV") and microbatches < stages:
+        raise StageError(
+            f"{schedule} needs as many microbatches as stages, but there are {counted(microbatches, 'microbatch')} for "
+            f"{counted(stages, 'stage')}"
+        )
+    rounds = max(1, microbatches // pp)
+    if schedule in IN_ROUNDS and microbatches % rounds:
+        raise StageError(
+            f"{schedule} runs microbatches in {counted(rounds, 'round')} of one number, which {microbatches} cannot be parted "
+            f"into; expected a multiple of {pp}"
+        )
+
+
+def _action(rank: int, step: Step) -> Action:
+    parts = tuple(_action(rank, part) for part in step.parts)
+    return Action(rank, step.kind, step.stage, step.microbatch, parts, step.batch)
+
+
+def text_of(table: Table) -> str:
+    """A line for each rank, in torch's words: ``1F0`` is forward of stage 1, microbatch 0.
+
+    Brackets are around what is launched as one batch, parentheses around what torch may overlap.
+    """
+    head = (
+        f"{table.schedule}: {counted(table.stages, 'stage')} on {counted(table.pp, 'rank')}, "
+        f"{counted(table.microbatches, 'microbatch')}"
+    )
+    return "\n".join([head, *(f"rank {rank}: {_line(actions)}" for rank, actions in enumerate(table.ranks))]) + "\n"
+
+
+def _line(actions: Sequence[Action]) -> str:
+    words = []
+    for index, action in enumerate(actions):
+        before, behind = (actions[i].batch if 0 <= i < len(actions) else None for i in (index - 1, index + 1))
+        opens = "[" if action.batch is not None and action.batch != before else ""
+        closes = "]" if action.batch is not None and action.batch != behind else ""
+        words.append(f"{opens}{action.token}{closes}")
+    return " ".join(words)
+
+
+def bubble(table: Table) -> float:
+    """The share of all ranks' time that they idle, from 0 to 1, with :data:`COSTS` and transfers that take no time.
+
+    What torch may overlap runs in turn. Raises :class:`StageError` for a table in which something waits for ever.
+    """
+    ends: dict[tuple[str, int, int | None], int] = {}
+    clocks, at = [0] * table.pp, [0] * table.pp
+    computes = [[one for one in leaves(actions) if one.kind in COSTS] for actions in table.ranks]
+    moved = True
+    while moved:
+        moved = False
+        for rank, own in enumerate(computes):
+            while at[rank] < len(own) and (ready := _ready(own[at[rank]], table, ends)) is not None:
+                action = own[at[rank]]
+                clocks[rank] = max(clocks[rank], ready) + COSTS[action.kind]
+                ends[_way(action), action.stage, action.microbatch] = clocks[rank]
+                at[rank] += 1
+                moved = True
+    if stuck := [own[done] for own, done in zip(computes, at, strict=True) if done < len(own)]:
+        raise StageError(f"{stuck[0]} on rank {stuck[0].rank} waits for ever, so the schedule has no end; see table_problems")
+    busy = sum(COSTS[action.kind] for own in computes for action in own)
+    return 1 - busy / (table.pp * max(clocks))
+
+
+def _ready(action: Action, table: Table, ends: dict[tuple[str, int, int | None], int]) -> int | None:
+    """When what ``action`` reads from another stage is there; None if that has not run."""
+    way = _way(action)
+    other = action.stage + {"F": -1, "B": 1, "W": table.stages}[way]
+    return ends.get((way, other, action.microbatch)) if 0 <= other < table.stages else 0
+
+
+def _way(action: Action) -> str:
+    return "B" if action.kind == INPUT_GRADS else action.kind
+
+
+def fill_drain_bubble(pp: int, microbatches: int) -> float:
+    """What GPipe and 1F1B idle, by the book: ``(pp - 1) / (microbatches + pp - 1)``."""
+    return (pp - 1) / (microbatches + pp - 1)
