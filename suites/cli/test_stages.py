@@ -221,3 +221,8 @@ def test_what_cannot_be_cut_is_one_sentence(plan: Path, refused: Refused, old: s
     if new == "":
         changed(plan, ("pp = 3", ""))
     refused(["stages", str(plan)], 1, says)
+
+
+def test_a_page_with_the_picture_is_written_where_it_is_asked_for(plan: Path, capsys: Capsys) -> None:
+    assert lines(capsys, str(plan), "--html", "made/stages.html")[0].startswith("staged.toml: 3 stages")
+    assert "Stages of staged.toml" in (plan.parent / "made" / "stages.html").read_text()
