@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.artifacts import Folder
 from pytest_fxbucket.checks.registry import CHECKS, ON_RANKS, check_of
@@ -167,6 +167,16 @@ class PlanRun:
         if (hanging := self._context("benchmark").hanging("benchmark")) is not None:
             raise BenchmarkError(f"{self.name}: {hanging.summary}")
         return self._timing.step_time(options or self.plan.checks.benchmark or Benchmark())
+
+    def stages_picture(self) -> Mapping[str, Any] | None:
+        """What the report draws of the plan's stages; None of a plan without."""
+        if self.plan.pipeline is None:
+            return None
+        from pytest_fxbucket.bench.report.stages import picture_of
+        from pytest_fxbucket.pipeline.of_plan import planned_stages
+
+        with self._its_code():
+            return picture_of(self.plan, planned_stages(self.plan, self._say))
 
     def times_on(self) -> BackendChoice:
         """What the ranks run on whose steps are timed; none where nothing can be timed."""

@@ -4,46 +4,63 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal, get_args
 
 from torch import fx, nn
 
 from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.pipeline.seconds import seconds_of_parts
 from pytest_fxbucket.pipeline.split import flops_of, forward_of, work_of
 from pytest_fxbucket.pipeline.trace import PLACE, Forward
+from pytest_fxbucket.pipeline.values import called_with
 from pytest_fxbucket.words import counted, show
 
+Balance = Literal["parameters", "flops", "seconds"]
 
-def proposed_cuts(
-    model_or_graph: nn.Module, count: int, example_inputs: Any, by: Literal["parameters", "flops"] = "parameters"
-) -> list[str]:
-    """Cuts for ``count`` stages that make the largest one as small as can be, by elements of parameters or FLOPs of forward.
 
-    They are behind the outermost numbered modules (those of a ``ModuleList`` or ``Sequential``), or, where these are too few,
-    behind modules of any kind. A parameter that several stages read counts in each. The same model gives the same cuts.
+def proposed_cuts(model_or_graph: nn.Module, count: int, example_inputs: Any, by: Balance = "parameters") -> list[str]:
+    """Cuts for ``count`` stages that make the largest one as small as can be.
+
+    By elements of parameters, by FLOPs of forward, or by seconds of forward and backward, which are measured here and now on
+    ``example_inputs``, each the median of several runs. They are behind the outermost numbered modules (those of a
+    ``ModuleList`` or ``Sequential``), or, where these are too few, behind modules of any kind. A parameter that several stages
+    read counts in each. The same model gives the same cuts, but for those by seconds.
     """
-    if by not in ("parameters", "flops"):
-        raise StageError(f'by is {show(by)}, expected "parameters" or "flops"')
+    if by not in get_args(Balance):
+        raise StageError(f'by is {show(by)}, expected "parameters", "flops" or "seconds"')
     if not isinstance(count, int) or count < 2:
         raise StageError(f"count is {show(count)}, expected a number of stages, 2 or more")
-    forward = forward_of(model_or_graph, example_inputs)
+    trace = partial(forward_of, model_or_graph, example_inputs)
+    forward, called = trace(), called_with(example_inputs)
+    return cuts_of_forward(forward, count, by, partial(seconds_of_parts, trace, *called))
+
+
+def cuts_of_forward(forward: Forward, count: int, by: str, seconds_of: Callable[[Sequence[str]], Sequence[float]]) -> list[str]:
+    """The same of a forward that is traced already; ``seconds_of`` gives what the stages of some cuts take."""
     ends = _ends(forward, outermost=True)
     if len(ends) < count - 1:
         ends = _ends(forward, outermost=False)
     if len(ends) < count - 1:
-        raise StageError(f"the model has {counted(len(ends), 'module')} to cut behind, too few for {count} stages")
+        most = f"; {len(ends) + 1} is the most" if ends else ""
+        raise StageError(f"the model has {counted(len(ends), 'module')} to cut behind, too few for {count} stages{most}")
     places = sorted(ends)
-    costs = _parameters(forward, places) if by == "parameters" else _flops(forward, places)
+    if by == "seconds":
+        parts = seconds_of([ends[place] for place in places])
+        costs: list[list[Any]] = [list(accumulate(parts[first:])) for first in range(len(parts))]
+    else:
+        costs = _parameters(forward, places) if by == "parameters" else _flops(forward, places)
     return [ends[places[part]] for part in smallest_largest(costs, count)]
 
 
-def smallest_largest(costs: Sequence[Sequence[int]], count: int) -> list[int]:
+def smallest_largest(costs: Sequence[Sequence[float]], count: int) -> list[int]:
     """Behind which parts to cut, for ``count`` runs of parts of which the costliest costs least; the earliest of equal ones.
 
     ``costs[i][j]`` is what the parts from ``i`` to ``i + j`` cost together, no less than a run within them.
     """
     size = len(costs)
-    best: list[tuple[int, list[int]]] = [(costs[0][end], []) for end in range(size)]
+    best: list[tuple[float, list[int]]] = [(costs[0][end], []) for end in range(size)]
     for cuts in range(count - 1):
         best = [
             min(

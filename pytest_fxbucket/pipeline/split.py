@@ -32,7 +32,11 @@ def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs:
 
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
     """
-    forward = forward_of(model_or_graph, example_inputs)
+    return split_forward(forward_of(model_or_graph, example_inputs), cuts)
+
+
+def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
+    """The stages of a forward that is traced already, which they take over. Raises :class:`StageError`."""
     places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
     write_in_one_stage(forward, places)
     stages = stage_of_each(forward.graph_module.graph, places)

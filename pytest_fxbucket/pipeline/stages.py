@@ -42,6 +42,11 @@ class Summary:
         return tuple(one for one in self.sends if one not in self.receives)
 
     @property
+    def passes_on(self) -> tuple[Crossing, ...]:
+        """What it reads, and sends as it received it, since a later stage reads it, too."""
+        return tuple(one for one in self.sends if one in self.read)
+
+    @property
     def bypasses(self) -> tuple[Crossing, ...]:
         """What it sends as it received it, and does not read."""
         return tuple(one for one in self.sends if one in self.receives and one not in self.read)

@@ -252,13 +252,14 @@ class BenchmarkItem(OfPlan, pytest.Function):
     def ask(self, run: PlanRun) -> Verdict:
         """Return what was measured, judged by what it is compared with."""
         self.verdict = run.check("benchmark")  # is told also where comparing ends in an error
-        return self._judged(self._benchmark, run.step_time()) if self.verdict else self.verdict
+        return self._judged(self._benchmark, run) if self.verdict else self.verdict
 
-    def _judged(self, benchmark: Any, step_time: StepTime) -> Verdict:
+    def _judged(self, benchmark: Any, run: PlanRun) -> Verdict:
         """Say what was measured; of a bucketed step also what comes of a stored run, if one was asked for.
 
         Of torchrun's processes the first one keeps samples, and has those to compare with.
         """
+        step_time = run.step_time()
         said = passed("benchmark", step_time.summary(self.variant))
         fx = fx_session(self.config)
         if not fx.is_reporting:
@@ -268,7 +269,7 @@ class BenchmarkItem(OfPlan, pytest.Function):
             return said
         verdict = self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
         if fx.options.report is not None:
-            fx.measured.append(self._shown(step_time))
+            fx.measured.append(replace(self._shown(step_time), stages=run.stages_picture()))
         return verdict
 
     def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:

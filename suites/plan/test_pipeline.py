@@ -147,6 +147,7 @@ def test_written_cuts_are_counted_as_stages() -> None:
         ("DualPipeV", 2, 1, "takes at least as many as there are stages, 4; use 4"),
         ("Interleaved1F1B", 2, 5, "runs them in 2 rounds of 2 or more, each of as many; use 6"),
         ("InterleavedZeroBubble", 4, 9, "runs them in 2 rounds of 4 or more, each of as many; use 10"),
+        ("Interleaved1F1B", 4, 13, "runs them in 3 rounds of 4 or more, each of as many; use 12"),
     ],
 )
 def test_microbatches_that_a_schedule_cannot_take_are_told(schedule: str, pp: int, microbatches: int, says: str) -> None:

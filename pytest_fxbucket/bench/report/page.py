@@ -41,6 +41,8 @@ class ReportInput:
     """Of earlier runs of the plan, oldest first."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     """By variant, one step of all ranks; without any, the page says that there is no timeline."""
+    stages: Mapping[str, Any] | None = None
+    """Of a plan with stages their picture, as :func:`pytest_fxbucket.bench.report.stages.picture_of` gives it."""
 
 
 def lacks_pictures() -> str:
@@ -135,6 +137,7 @@ def plan_page(given: ReportInput, traces: Mapping[str, str]) -> str:
         variants=[_variant(record, name) for name in names],
         groups=groups,
         steps=steps,
+        stages=given.stages,
         most_runs=MOST_RUNS,
         most_buckets=_MOST_BUCKETS,
     )

@@ -1,0 +1,159 @@
+"""The stages of a plan: its model cut where ``[pipeline]`` says, or where cuts are proposed; without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_fxbucket.capture.batch import first_batch, microbatches, split_of
+from pytest_fxbucket.capture.from_plan import import_model
+from pytest_fxbucket.capture.model import build
+from pytest_fxbucket.capture.names import units_of
+from pytest_fxbucket.compat import pytree
+from pytest_fxbucket.compat.modules import each_tensor
+from pytest_fxbucket.errors import PlanError, StageError
+from pytest_fxbucket.pipeline.propose import cuts_of_forward
+from pytest_fxbucket.pipeline.schedules import bubble, fill_drain_bubble, table_of
+from pytest_fxbucket.pipeline.seconds import seconds_of_parts
+from pytest_fxbucket.pipeline.split import split_forward
+from pytest_fxbucket.pipeline.stages import Crossing, Stages, Summary
+from pytest_fxbucket.pipeline.trace import trace_forward
+from pytest_fxbucket.plan.factories import dtype_named
+from pytest_fxbucket.plan.schedules import rank_of_stage
+from pytest_fxbucket.plan.schema import Pipeline, Plan
+from pytest_fxbucket.step.mesh import mesh_with
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage of a plan, as one microbatch goes through it."""
+
+    summary: Summary
+    rank: int
+    """Place along ``pp`` of the rank that has it."""
+    parameters: int
+    """Elements, before they are sharded; a tied parameter counts in each stage that reads it."""
+    parameter_bytes: int
+    """Of the parameters as they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStages:
+    """All stages of a plan, what crosses them, and what their schedule idles."""
+
+    cuts: tuple[str, ...]
+    by: str
+    """What the cuts were proposed by; empty where the plan names them."""
+    stages: tuple[PlannedStage, ...]
+    ties: Mapping[str, tuple[int, ...]]
+    """FQN of each parameter or buffer that several stages read, and which."""
+    unread: tuple[str, ...]
+    """FQNs of parameters and buffers that forward does not read, which are in no stage."""
+    bubble: float
+    """The share of the ranks' time that they idle where backward takes twice as long as forward and transfers take none."""
+    by_the_book: float | None
+    """The same by ``(pp - 1) / (microbatches + pp - 1)``, of the schedules that it is of."""
+
+    def hops(self) -> list[tuple[int, bool, tuple[Crossing, ...]]]:
+        """For each cut the stage before it, whether its two stages are on two ranks, and what crosses it in forward."""
+        pairs = zip(self.stages, self.stages[1:], strict=False)
+        return [(one.summary.index, one.rank != other.rank, one.summary.sends) for one, other in pairs]
+
+    @property
+    def crossing_bytes(self) -> int:
+        """Bytes that cross all cuts in the forward of one microbatch; a value that crosses two cuts counts twice."""
+        return sum(value.bytes for _, _, values in self.hops() for value in values)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Those of :attr:`crossing_bytes` that go from one rank to another."""
+        return sum(value.bytes for _, is_sent, values in self.hops() for value in values if is_sent)
+
+
+def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> PlannedStages:
+    """The stages of ``plan``, of one microbatch of its first batch; the plan's folders must be on ``sys.path``.
+
+    ``param_dtype`` is taken as capture takes it: parameters and floating inputs of the units are cast. Raises
+    :class:`PlanError` for a plan without ``[pipeline]``, :class:`StageError` for cuts that do not part the model, and what
+    capture raises of a model that cannot be built or traced.
+    """
+    pipeline, where = plan.pipeline, f"{plan.path}: [pipeline]"
+    if pipeline is None or plan.model is None:
+        raise PlanError(f"{plan.path} has no [pipeline]; add one, as in stages = 4, with pp = 4 in [parallel]")
+    factory, batch, _ = import_model(plan.model, str(plan.path))
+    torch.manual_seed(plan.run.seed)
+    say("building the model")
+    model = build(factory, plan.model.args, plan.model.factory)
+    data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
+    sizes = {fqn: (one.numel(), one.numel() * one.element_size()) for fqn, one in model.named_parameters()}
+    args, kwargs = _arguments(model, data, plan)
+    cast = _in_param_dtype(model, plan)
+    say(f"cutting it into {plan.stages} stages")
+    try:
+        stages, cuts = _cut(model, each_tensor(cast, args), each_tensor(cast, kwargs), pipeline, plan.stages)
+    except StageError as error:
+        raise StageError(f"{where}: {error}") from error
+    return PlannedStages(
+        cuts=tuple(cuts),
+        by="" if pipeline.cuts else pipeline.balance,
+        stages=tuple(_planned(stage.summary, plan, pipeline, sizes) for stage in stages),
+        ties={tie.fqn: tie.stages for tie in stages.ties},
+        unread=stages.unread,
+        bubble=bubble(table_of(pipeline.schedule, plan.stages, plan.parallel.pp, plan.step.microbatches)),
+        by_the_book=by_the_book(pipeline.schedule, plan.parallel.pp, plan.step.microbatches),
+    )
+
+
+def by_the_book(schedule: str, pp: int, microbatches: int) -> float | None:
+    """What GPipe and 1F1B idle; None of the others, which idle less."""
+    return fill_drain_bubble(pp, microbatches) if schedule in ("GPipe", "1F1B") else None
+
+
+def _arguments(model: nn.Module, data: Any, plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the model gets of the first microbatch."""
+    assert plan.model is not None
+    leaves, spec = pytree.tree_flatten(data)
+    part = pytree.tree_unflatten(next(iter(microbatches(leaves, plan.step.microbatches))), spec)
+    given: tuple[tuple[Any, ...], dict[str, Any]] = split_of(model, part, plan.model.inputs).call(
+        lambda *args, **kwargs: (args, kwargs), part
+    )
+    return given
+
+
+def _cut(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pipeline: Pipeline, count: int
+) -> tuple[Stages, Sequence[str]]:
+    trace = partial(trace_forward, model, args, kwargs)
+    forward = trace()
+    cuts = pipeline.cuts or cuts_of_forward(forward, count, pipeline.balance, partial(seconds_of_parts, trace, args, kwargs))
+    return split_forward(forward, cuts), cuts
+
+
+def _in_param_dtype(model: nn.Module, plan: Plan) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Have ``model`` compute in ``param_dtype``, as FSDP2 does; gives the cast of its inputs."""
+    dtype = dtype_named(plan.parallel.param_dtype)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return each_tensor(cast, args), each_tensor(cast, kwargs)
+
+    if dtype is None:
+        return lambda tensor: tensor
+    for parameter in model.parameters():
+        parameter.data = cast(parameter.data)
+    for fqn in units_of(model, plan.bucket.plan):
+        model.get_submodule(fqn).register_forward_pre_hook(cast_inputs, prepend=True, with_kwargs=True)
+    return cast
+
+
+def _planned(summary: Summary, plan: Plan, pipeline: Pipeline, sizes: Mapping[str, tuple[int, int]]) -> PlannedStage:
+    rank = rank_of_stage(pipeline.schedule, plan.stages, plan.parallel.pp, summary.index)
+    elements, bytes_ = (sum(sizes[fqn][which] for fqn in summary.parameters) for which in (0, 1))
+    return PlannedStage(summary, rank, elements, bytes_)
