@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -105,7 +105,8 @@ class PlanOnMesh:
     """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
     _failed: FxbucketError | None = None
     _ways: dict[int, RankPipeline] = field(default_factory=dict)
-    _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
+    _known: dict[Hashable, Passed] = field(default_factory=dict)
+    """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
@@ -333,7 +334,7 @@ class PlanOnMesh:
         """Read ``bucketed``, unless a rank before had the same graph; ``before`` is what it was made of, read."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
         name, groups = digest(portable), members_of_groups(bucketed.graph)
-        key = (final, phase, name, tuple(sorted(groups.items())))
+        key = (final, phase, name, tuple(sorted(groups.items())), step.inputs[phase], step.outputs[phase])
         if key not in self._known:
             graph = without_kept_order(bucketed.graph)
             reading = read_graph(graph, step.inputs[phase], step.outputs[phase], before)

@@ -21,12 +21,13 @@ from pytest_fxbucket.pipeline.propose import cuts_of_forward
 from pytest_fxbucket.pipeline.schedules import bubble, fill_drain_bubble, table_of
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
 from pytest_fxbucket.pipeline.split import split_forward
-from pytest_fxbucket.pipeline.stages import Crossing, Stages, Summary
+from pytest_fxbucket.pipeline.stages import Stages, Summary
 from pytest_fxbucket.pipeline.trace import trace_forward
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Pipeline, Plan
 from pytest_fxbucket.step.mesh import mesh_with
+from pytest_fxbucket.step.pipelined import Crossing
 
 
 @dataclass(frozen=True, slots=True)
