@@ -98,9 +98,9 @@ def tensor_at(root: nn.Module, fqn: str) -> torch.Tensor:
     """The parameter or buffer ``fqn``, whatever else ``root`` calls by names on the way."""
     *path, name = fqn.split(".")
     for part in path:
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part]  # type: ignore[assignment]  # no name on the way to a tensor is of None
     found = root._parameters.get(name)
-    return found if found is not None else root._buffers[name]  # type: ignore[return-value]
+    return found if found is not None else root._buffers[name]  # type: ignore[return-value]  # what is held is a tensor
 
 
 def _module_at(root: nn.Module, fqn: str) -> nn.Module:
@@ -108,7 +108,7 @@ def _module_at(root: nn.Module, fqn: str) -> nn.Module:
     for part in fqn.split(".") if fqn else ():
         if part not in root._modules:
             root._modules[part] = nn.Module()
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part]  # type: ignore[assignment]  # a module was made for each, never None
     return root
 
 
