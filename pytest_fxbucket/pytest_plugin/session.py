@@ -106,11 +106,12 @@ class FxSession:
     def pools(self) -> Pools:
         """The session's rank pools, made at first use."""
         if self._pools is None:
+            from pytest_fxbucket.eager import WARM
             from pytest_fxbucket.ranks.pools import Pools
 
             warm = [
                 "pytest_fxbucket.pytest_plugin.distributed_test.job",
-                *(["pytest_fxbucket.eager.job"] if self.options.plans else []),
+                *(WARM if self.options.plans else ()),
             ]
             self._pools = Pools(warm=warm) if self.torchrun is None else self.torchrun.pools(warm)
             self._pools.say = self.progress.say
