@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class _Ref(NamedTuple):
     """The node number ``index``."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides the tuple's method, which nobody calls; digests have the name
 
 
 class _Op(NamedTuple):
