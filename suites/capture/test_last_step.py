@@ -12,6 +12,8 @@ from pytest_fxbucket.capture.last_step import LastStep, as_traced
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan, Run
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.pytest_plugin.options import Options
+from pytest_fxbucket.pytest_plugin.session import FxSession, key_of
 from pytest_fxbucket.step.portable import digest, encode_module
 
 PLAN = """
@@ -102,3 +104,12 @@ def test_the_next_row_has_the_last_step_as_it_was_traced(tmp_path):
     assert digest(encode_module(second.step(0).graphs["joint"])) == before
     assert first.final(0)["joint"].digest != second.final(0)["joint"].digest
     assert third.step(0) is not first.step(0)
+
+
+def test_a_pytest_session_hands_it_on_to_the_next_row(tmp_path):
+    fx = FxSession(Options(tmp_path, tmp_path / "golden", tmp_path / "artifacts"))
+    first, second = plans_of(tmp_path, "bucket.cap_mb = 0.01")
+    step = fx.run_of(first).step
+    fx.release(key_of(first))
+    assert fx.run_of(second).step is step
+    fx.close()
