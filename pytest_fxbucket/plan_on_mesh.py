@@ -126,7 +126,7 @@ class PlanOnMesh:
         """A capture that failed is not tried again, and its sentence, which may be long, is said once."""
         if self._failed is None:
             try:
-                return self.last.get(self.plan, self.mesh, rank, lambda: self._traced(rank))
+                return self.last.get(self.plan, self.mesh, rank, lambda plan: self._traced(plan, rank))
             except FxbucketError as error:
                 self._failed = error
         if str(self._failed) in self.said:
@@ -134,10 +134,10 @@ class PlanOnMesh:
         self.said.add(str(self._failed))
         raise self._failed
 
-    def _traced(self, rank: int) -> StepGraph:
+    def _traced(self, plan: Plan, rank: int) -> StepGraph:
         self.say(f"tracing the step as rank {rank} of {self.size}")
         with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
-            return self._own(capture_plan(self.plan, self.mesh, rank))
+            return self._own(capture_plan(plan, self.mesh, rank))
 
     def _own(self, step: StepGraph) -> StepGraph:
         """``step``; of graphs that came from outside copies, since whoever made them, a pass too, may still have them."""

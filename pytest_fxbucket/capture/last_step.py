@@ -22,17 +22,19 @@ class LastStep:
     _of: _Traced | None = None
     _step: StepGraph | None = None
 
-    def get(self, plan: Plan, mesh: Mesh, rank: int, capture: Callable[[], StepGraph]) -> StepGraph:
+    def get(self, plan: Plan, mesh: Mesh, rank: int, capture: Callable[[Plan], StepGraph]) -> StepGraph:
         """The step of ``plan`` as ``rank`` of ``mesh`` traces it: the last one, if that is the same, or what ``capture`` gives.
+
+        It is given no more of the plan than tells rows apart, so that nothing else can have a part in the step.
 
         A graph that came from outside is asked for each time: its factory may give another.
         """
         if plan.graph is not None:
-            return capture()
+            return capture(plan)
         of = as_traced(plan), mesh, rank
         if self._step is None or self._of != of:
             self._of = self._step = None  # it may go before the next is made
-            self._of, self._step = of, capture()
+            self._of, self._step = of, capture(of[0])
         return self._step
 
 

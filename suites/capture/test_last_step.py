@@ -103,6 +103,9 @@ def test_the_next_row_has_the_last_step_as_it_was_traced(tmp_path):
     assert second.step(0) is first.step(0)
     assert digest(encode_module(second.step(0).graphs["joint"])) == before
     assert first.final(0)["joint"].digest != second.final(0)["joint"].digest
+    given: list[Plan] = []
+    last.get(plans[1], mesh_of(plans[1]), 1, lambda plan: given.append(plan) or first.step(0))
+    assert given == [as_traced(plans[0])]
     assert third.step(0) is not first.step(0)
 
 
