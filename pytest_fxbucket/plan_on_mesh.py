@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fx import why_not_its_graph
@@ -103,6 +104,8 @@ class PlanOnMesh:
     """Why captures of the plan failed, as far as it was said."""
     odd: list[str] = field(default_factory=list)
     """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
+    last: LastStep = field(default_factory=LastStep)
+    """Of the plans before, one of which may trace the same."""
     _failed: FxbucketError | None = None
     _ways: dict[int, RankPipeline] = field(default_factory=dict)
     _known: dict[Hashable, Passed] = field(default_factory=dict)
@@ -126,16 +129,19 @@ class PlanOnMesh:
     def _captured(self, rank: int) -> StepGraph:
         """A capture that failed is not tried again, and its sentence, which may be long, is said once."""
         if self._failed is None:
-            self.say(f"tracing the step as rank {rank} of {self.size}")
             try:
-                with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
-                    return self._own(capture_plan(self.plan, self.mesh, rank))
+                return self.last.get(self.plan, self.mesh, rank, lambda plan: self._traced(plan, rank))
             except FxbucketError as error:
                 self._failed = error
         if str(self._failed) in self.said:
             raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
         self.said.add(str(self._failed))
         raise self._failed
+
+    def _traced(self, plan: Plan, rank: int) -> StepGraph:
+        self.say(f"tracing the step as rank {rank} of {self.size}")
+        with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
+            return self._own(capture_plan(plan, self.mesh, rank))
 
     def _own(self, step: StepGraph) -> StepGraph:
         """``step``; of graphs that came from outside copies, since whoever made them, a pass too, may still have them."""
