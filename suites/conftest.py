@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pytest_fxbucket.ranks.pools import Pools
+from suites.warm.runs import WarmRuns, of_pytester
 
 pytest_plugins = ["pytester"]
 
@@ -24,6 +25,20 @@ def pools() -> Iterator[Pools]:
     pools = Pools(warm=("fixtures.reference.by_torch",))
     yield pools
     pools.close()
+
+
+@pytest.fixture(scope="session")
+def warm_runs() -> Iterator[WarmRuns]:
+    """Runs of Python that need not import torch."""
+    runs = WarmRuns()
+    yield runs
+    runs.close()
+
+
+@pytest.fixture
+def warm(warm_runs: WarmRuns, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pytester.runpytest_subprocess`` starts such runs."""
+    monkeypatch.setattr(pytester, "popen", of_pytester(warm_runs, pytester))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -94,6 +94,7 @@ def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path) -> None:
     assert told["test_long_lists"][2].count("printed") == 2
 
 
+@pytest.mark.usefixtures("warm")
 def test_options_of_pytest(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         MARK
@@ -143,6 +144,7 @@ def test_threads():
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_four_workers_with_four_ranks_each_are_right(pytester):
     pytester.makepyfile(ON_WORKERS)
     pytester.runpytest_subprocess("-n", "4", "-p", "no:cacheprovider").assert_outcomes(passed=9)

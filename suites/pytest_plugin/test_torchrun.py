@@ -95,6 +95,7 @@ def test_other_items_on_one_node_end_the_run_before_it_begins(tmp_path: Path) ->
     assert done.left == []
 
 
+@pytest.mark.usefixtures("warm")
 def test_workers_of_xdist_are_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist", reason="-n needs pytest-xdist")
     numbers = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
@@ -105,6 +106,7 @@ def test_workers_of_xdist_are_refused(pytester: pytest.Pytester, monkeypatch: py
     result.stderr.fnmatch_lines(["ERROR: -n under torchrun: *leave out -n, or torchrun"])
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_part_that_torchrun_did_not_say_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "suite")
     monkeypatch.setenv("RANK", "0")
