@@ -94,13 +94,25 @@ class Stage(nn.Module):
         """Its graph: takes its parameters and buffers, then what it receives; gives a flat list."""
         return self._graph[0]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether it gives what the model gives."""
+        return self._result is not None
+
     def train(self, mode: bool = True) -> Stage:
         """Do nothing: a stage runs in the mode in which it was traced."""
         return self
 
     def forward(self, *received: torch.Tensor) -> Any:
         """Run on what the stage receives."""
-        given = self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received)
+        return self.restored(self.flat(*received))
+
+    def flat(self, *received: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run on what the stage receives; of the last stage the tensors of the model's result."""
+        return tuple(self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received))
+
+    def restored(self, given: Sequence[torch.Tensor]) -> Any:
+        """What the stage gives, from what :meth:`flat` gave: of the last stage with None, numbers and containers."""
         if self._result is None:
             return tuple(given)
         return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)
