@@ -1,8 +1,8 @@
 """All that crosses between two stages as one tensor, for engines that send one, or that run backward for each by itself.
 
 The tensor has the bytes of each value as they are, behind a head that says what is not known before: whether the value is
-there, whether it requires grad, its strides. Its gradient has the gradients of the values in the same way, those that are None too. So
-both sides compute what they would compute in one process, bit for bit. Nobody may do arithmetic with it.
+there, whether it requires grad, its strides. Its gradient has the gradients of the values in the same way, those that are None
+too. So both sides compute what they would compute in one process, bit for bit. Nobody may do arithmetic with it.
 """
 
 from __future__ import annotations

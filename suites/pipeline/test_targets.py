@@ -34,7 +34,7 @@ def ran(pools: Pools, world: int, *payload: Any) -> list[dict[str, Any]]:
 
 
 def same(found: list[dict[str, Any]], name: str, cuts: list[str], table: Table, *, mean: bool) -> None:
-    """Losses are the model's, and so are gradients, summed over microbatches in the order in which their stage runs backward."""
+    """Losses are the model's, and so are gradients, summed over microbatches in the order of their stage's backwards."""
     model, stages, batches = parts_of(name, cuts, table.microbatches)
     torch.manual_seed(5)
     losses, each = [], []

@@ -79,8 +79,8 @@ class Contiguous(nn.Module):
             received = tuple(_traced(value, one) for value, one in zip(received, self._receives, strict=True))
         given = self.stage.flat(*received)
         if self.stage.summary.sends:
-            return tuple(_sent(value, one) for value, one in zip(given, self.stage.summary.sends, strict=True))
-        return tuple(given)
+            given = tuple(_sent(value, one) for value, one in zip(given, self.stage.summary.sends, strict=True))
+        return tuple(map(_own, given))
 
 
 def _order(one: Crossing) -> Sequence[int] | None:
@@ -97,6 +97,11 @@ def _order(one: Crossing) -> Sequence[int] | None:
 def _sent(value: torch.Tensor, one: Crossing) -> torch.Tensor:
     order = _order(one)
     return value.contiguous() if order is None else value.permute(*order).contiguous()
+
+
+def _own(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as a tensor of its own: torch detaches outputs in place behind backward, even parameters, and cannot for views."""
+    return value.clone() if value._is_view() or value.is_leaf else value
 
 
 def _traced(value: torch.Tensor, one: Crossing) -> torch.Tensor:
