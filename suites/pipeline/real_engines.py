@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import repeat
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from pytest_fxbucket.pipeline.targets import Setup, target_of
-from suites.pipeline import stand_ins
 from suites.pipeline.running import bits
 from suites.pipeline.target_jobs import flat, loss, parts_of
 
@@ -17,7 +14,9 @@ from suites.pipeline.target_jobs import flat, loss, parts_of
 def deepspeed(rank: int, world: int, payload: tuple[str, Any, int]) -> dict[str, Any]:
     """A step of DeepSpeed's own engine; it divides losses by the number of microbatches."""
     import deepspeed as package
+    from deepspeed.comm import torch as deepspeed_torch
 
+    deepspeed_torch.build_shm_op = lambda: None  # else it compiles C++ for a quicker all-reduce
     name, cuts, microbatches = payload
     package.init_distributed(dist_backend="gloo", verbose=False)
     model, stages, batches = parts_of(name, cuts, microbatches)

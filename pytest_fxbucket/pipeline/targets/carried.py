@@ -24,5 +24,5 @@ class Carried(nn.Module):
     def forward(self, *received: torch.Tensor) -> Any:
         """Take a carrier, or on the first stage what the stage receives; give a carrier, or the model's result."""
         values = received if self.received is None else self.received.unpack(*received)
-        given = self.stage.flat(*values)
-        return self.stage.restored(given) if self.sent is None else self.sent.pack(given)
+        given = self.stage(*values)
+        return given if self.sent is None else self.sent.pack(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def _alone(stages: Stages) -> list[tuple[tuple[torch.Tensor, ...], tuple[torch.T
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         values = tuple(torch.empty_strided(one.shape, one.strides, dtype=one.dtype) for one in stages[0].summary.receives)
         for stage in stages:
-            given = Contiguous(stage)(*values)
+            given = Contiguous(stage, stage.computed)(*values)
             found.append((tuple(map(_without_data, values)), tuple(map(_without_data, given))))
             values = tuple(value.detach().requires_grad_(value.requires_grad) for value in given)
     return found
@@ -68,16 +68,16 @@ class Contiguous(nn.Module):
     A value that is dense in another order of dimensions is sent as its memory is; another one is copied.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, run: Callable[..., Sequence[torch.Tensor]] | None = None) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage, self._run = stage, run or stage.flat
         self._receives = () if stage.summary.index == 0 else stage.summary.receives
 
     def forward(self, *received: torch.Tensor) -> Any:
         """Flat tensors in, flat tensors out; the last stage gives all that its result holds."""
         if self._receives:
             received = tuple(_traced(value, one) for value, one in zip(received, self._receives, strict=True))
-        given = self.stage.flat(*received)
+        given: Sequence[torch.Tensor] = self._run(*received)
         if self.stage.summary.sends:
             given = tuple(_sent(value, one) for value, one in zip(given, self.stage.summary.sends, strict=True))
         return tuple(map(_own, given))
@@ -100,7 +100,7 @@ def _sent(value: torch.Tensor, one: Crossing) -> torch.Tensor:
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """``value`` as a tensor of its own: torch detaches outputs in place behind backward, even parameters, and cannot for views."""
+    """``value`` as a tensor of its own: torch detaches outputs in place behind backward, even parameters, but no views."""
     return value.clone() if value._is_view() or value.is_leaf else value
 
 
