@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,7 @@ def deepspeed(rank: int, world: int, payload: tuple[str, Any, int]) -> dict[str,
 
     import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]  # it would compile C++
     name, cuts, microbatches = payload
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), DS_ACCELERATOR="cpu")
     package.init_distributed(dist_backend="gloo", verbose=False)
     model, stages, batches = parts_of(name, cuts, microbatches)
     module = target_of("deepspeed").engine(stages, Setup(rank, world, microbatches, loss=loss))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,14 @@ from suites.pipeline.running import bits, summed
 from suites.pipeline.stage_models import SPLITS
 
 
-def parts_of(name: str, cuts: Any, microbatches: int) -> tuple[Any, Any, list[Any]]:
+def parts_of(
+    name: str, cuts: Any, microbatches: int, change: Callable[[Any], None] | None = None
+) -> tuple[Any, Any, list[Any]]:
     """A model, its stages, and the arguments of each microbatch."""
     torch.manual_seed(11)
     model = SPLITS[name].build()
+    if change is not None:
+        change(model)
     model.train()
     batches = [SPLITS[name].batch() for _ in range(microbatches)]
     return model, split_stages(model, cuts, batches[0]), batches
@@ -33,10 +38,12 @@ def loss(output: Any, target: Any) -> Tensor:
     return summed(output)
 
 
-def run(rank: int, world: int, payload: tuple[str, Any, str, str, int]) -> dict[str, Any]:
+def run(
+    rank: int, world: int, payload: tuple[str, Any, str, str, int], change: Callable[[Any], None] | None = None
+) -> dict[str, Any]:
     """Bits of the losses, and of the gradients of the rank's stages."""
     name, cuts, target, schedule, microbatches = payload
-    model, stages, batches = parts_of(name, cuts, microbatches)
+    model, stages, batches = parts_of(name, cuts, microbatches, change)
     torch.manual_seed(5)
     if target == "deepspeed":
         stand_ins.deepspeed_pipe()
@@ -82,3 +89,21 @@ def _megatron(engine: Any, stages: Stages, batches: list[Any]) -> list[Tensor]:
 
 
 STEPS = {"torch": _torch, "deepspeed": _deepspeed, "megatron": _megatron}
+
+
+def hooked(rank: int, world: int, payload: tuple[str, Any, str, str, int]) -> dict[str, Any]:
+    """What hooks around the model's forward are called with on this rank."""
+    calls: dict[str, Any] = {"before": [], "behind": []}
+
+    def before(module: Any, args: Any) -> None:
+        calls["before"].append(bits(args))
+
+    def behind(module: Any, args: Any, output: Any) -> None:
+        calls["behind"].append((bits(args), bits(output)))
+
+    def register(model: Any) -> None:
+        model.register_forward_pre_hook(before)
+        model.register_forward_hook(behind)
+
+    run(rank, world, payload, register)
+    return calls
