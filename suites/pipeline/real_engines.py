@@ -38,6 +38,7 @@ def deepspeed(rank: int, world: int, payload: tuple[str, Any, int]) -> dict[str,
     config = {
         "train_micro_batch_size_per_gpu": each,
         "gradient_accumulation_steps": microbatches,
+        "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1000,
     }

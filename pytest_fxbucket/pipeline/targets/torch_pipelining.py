@@ -19,8 +19,9 @@ from pytest_fxbucket.pipeline.targets.setup import Setup, loss_of
 class TorchTarget:
     """Stages that take and give flat tuples of contiguous tensors; the engine is a schedule of torch's.
 
-    Call its ``step`` with ``*stages.batch(...)`` of the whole batch on the first rank, with ``target`` and ``losses`` on the
-    last, and ``return_outputs=False`` where outputs cannot be put together, as losses. Gradients are sums over microbatches.
+    Call its ``step`` on the first rank with the tensors of ``stages.batch(...)`` of all microbatches, each put together; on the
+    last with ``target`` and ``losses``, and ``return_outputs=False`` where outputs cannot be put together, as losses. Gradients
+    are sums over microbatches.
     """
 
     def stage(self, stages: Stages, index: int, setup: Setup) -> PipelineStage:
