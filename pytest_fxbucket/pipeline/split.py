@@ -12,10 +12,12 @@ from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
 from pytest_fxbucket.capture.stage_marks import Call
+from pytest_fxbucket.compat.modules import forward_hooks
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by, overload
 from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.pipeline.hooks import hooks_of
 from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
 from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary
 from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Forward, take_graph, trace_forward
@@ -41,7 +43,10 @@ def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
     write_in_one_stage(forward, places)
     stages = stage_of_each(forward.graph_module.graph, places)
     everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
-    flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1), []]
+    args, kwargs = called_with(example_inputs)
+    hooks = hooks_of(forward.root, forward.signature, forward.leaves, args, kwargs)
+    seen = [*forward.batch] if hooks is not None and forward_hooks(forward.root) else []  # at the end: hooks get the arguments
+    flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1, seen), []]
     described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}
     made = []
     for index, (receives, sends) in enumerate(pairwise(flows)):
@@ -50,7 +55,7 @@ def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
         ]
         result = (forward.result,) if index == len(cuts) else None
         gives: Any = sends if result is None else forward.graph_module.graph.output_node().args[0]
-        read = {source for node in own for source in node.all_input_nodes}.union(gives if result else ())
+        read = {source for node in own for source in node.all_input_nodes}.union([*gives, *seen] if result else ())
         held = list(dict.fromkeys(fqn for node, fqn in forward.held.items() if node in read))
         summary = Summary(
             index=index,
@@ -62,7 +67,8 @@ def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
             read=tuple(described[node] for node in receives if node in read),
             flops=sum(map(flops_of, own)),
         )
-        made.append(Stage(summary, _part(forward, held, receives, own, gives), forward.root, held, result))
+        part = _part(forward, held, receives, own, gives)
+        made.append(Stage(summary, part, forward.root, held, result, hooks if index in (0, len(cuts)) else None))
     read_in_any = {fqn for stage in made for fqn in stage.held}
     unread = [fqn for fqn in (*forward.parameters, *forward.buffers) if fqn not in read_in_any]
     return Stages(made, forward.signature, forward.leaves, unread)

@@ -25,7 +25,7 @@ from pytest_fxbucket.capture.stage_marks import Call, first_names
 from pytest_fxbucket.capture.unregistered import refuse_other_buffers
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, KernelFakeMode, TorchDispatchMode
-from pytest_fxbucket.compat.modules import uncompiled
+from pytest_fxbucket.compat.modules import hooks_off, uncompiled
 from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.modules import module_path, module_stack
@@ -85,7 +85,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     kwargs = {name: kwargs[name] for name in (*order, *sorted(kwargs.keys() - set(order)))}
     mode = KernelFakeMode(allow_non_fake_inputs=True)
     names = {id(tensor): fqn for fqn, tensor in (*model.named_parameters(), *model.named_buffers())}
-    with in_modules(model, fake_twins(model, mode)):
+    with in_modules(model, fake_twins(model, mode)), hooks_off(model):
 
         def traced() -> tuple[_Tracing, fx.GraphModule]:
             step = _Tracing(model, mode, args, kwargs)
