@@ -16,7 +16,7 @@ from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fx import why_not_its_graph
 from pytest_fxbucket.errors import CaptureError, FxbucketError
-from pytest_fxbucket.golden.schedule import schedule_of
+from pytest_fxbucket.golden.schedule import Schedule, schedule_of
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.calls import Call, calls_of
@@ -24,11 +24,14 @@ from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
+from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
+from pytest_fxbucket.pipeline.text import stage_lines
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.selectors import Resolution, entry_by_parameter
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.process.state import fresh_state
 from pytest_fxbucket.step.mesh import Mesh, dims_text, fake_mesh, mesh_with
+from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.portable import PortableGraph, digest, encode, own_copy
 from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, run_stages, stages_of
 from pytest_fxbucket.transforms.traits import traits_of
@@ -162,7 +165,7 @@ class PlanOnMesh:
 
     def reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that the pass is given, read."""
-        return self._readings(self.way(rank).step if self.stages.before else self.step(rank))
+        return self._readings(self.way(rank).step if self.stages.before or self.plan.pipeline else self.step(rank))
 
     def reference_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that bitwise compares with, read."""
@@ -198,7 +201,7 @@ class PlanOnMesh:
     def way(self, rank: int) -> RankPipeline:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._ways:
-            self.step(rank), self.resolution, self.stages  # traced with process groups of their own
+            self.step(rank), self.resolution, self.stages, self._staged_step  # traced with process groups of their own
             with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
@@ -207,11 +210,22 @@ class PlanOnMesh:
         """Whether the pass has run for ``rank``."""
         return rank in self._ways
 
+    @cached_property
+    def _staged_step(self) -> StagedStep | None:
+        """The step in pipeline stages; None if the plan has none."""
+        if self.plan.pipeline is None:
+            return None
+        self.say(f"tracing its {self.plan.stages} pipeline stages")
+        with collector.paused(), fresh_state():
+            return capture_stages(self.plan, self.mesh, self.step(0))
+
     def _gone(self, rank: int) -> RankPipeline:
         captured, stages = self.step(rank), self.stages
         state = _state_of(captured)
         before = self._staged(stages.before, captured, state, rank)
         step = before[-1].step if before else captured
+        if self._staged_step is not None:
+            step = self._staged_step.of_rank(self.mesh, rank)
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
         step = _with_first_state(step, captured, state)
         passed = self._through_pass(step, rank)
@@ -274,7 +288,7 @@ class PlanOnMesh:
         groups: dict[tuple[str, ...], tuple[list[int], Mapping[Phase, Passed]]] = {}
         for rank in self.ranks():
             passed, final = self.passed(rank), self.final(rank)
-            key = (*(one.digest for one in passed.values()), *(one.digest for one in final.values()))
+            key = tuple(f"{phase} {one.digest}" for graphs in (passed, final) for phase, one in graphs.items())
             groups.setdefault(key, ([], final))[0].append(rank)
         return list(groups.values())
 
@@ -336,13 +350,16 @@ def mesh_of(plan: Plan, *, run: bool = False) -> Mesh:
 def text_of(world: PlanOnMesh, rank: int, name: str) -> str:
     """Body of the golden of the plan ``name`` (its path from rootdir, with the matrix id) as rank ``rank`` has it.
 
-    Raises :class:`GoldenError` for a process group that nobody knows.
+    Of pipeline stages it has those of all ranks along ``pp``. Raises :class:`GoldenError` for a process group that nobody
+    knows.
     """
-    schedules = {
-        str(phase): schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
-        for phase, one in world.final(rank).items()
-    }
-    return golden_text(name, world.step(rank).mesh, schedules)
+    schedules: dict[str, Schedule] = {}
+    for other in world.mesh.ranks(rank, "pp"):
+        for phase, one in world.final(other).items():
+            of = "" if world.plan.pipeline is None or stage_of(phase) is not None else f" of pp {world.mesh.at(other, 'pp')}"
+            schedules[phase + of] = schedule_of(one.reading, world.entry_of, world.dims_of(one.bucketed.graph))
+    how = world.final_step(rank).pipelined
+    return golden_text(name, world.step(rank).mesh, schedules, stage_lines(how) if how else ())
 
 
 def _state_of(step: StepGraph) -> State:

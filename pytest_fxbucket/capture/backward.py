@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -22,12 +22,20 @@ from pytest_fxbucket.compat.tracing import caches_unversioned
 from pytest_fxbucket.step.roles import Parameter
 from pytest_fxbucket.words import some
 
-Add = Callable[[str, torch.Tensor], None]
-"""Takes the gradient of a parameter, not reduced, by its FQN."""
+
+class Read(NamedTuple):
+    """A parameter as one pipeline stage reads it, which gathers it for itself."""
+
+    fqn: str
+    stage: int
+
+
+Add = Callable[[Read, torch.Tensor], None]
+"""Takes the gradient of a parameter, not reduced."""
 
 
 @contextmanager
-def backward_in_forward(whole: Mapping[str, torch.Tensor], add: Add) -> Iterator[None]:
+def backward_in_forward(whole: Mapping[Read, torch.Tensor], add: Add) -> Iterator[None]:
     """While inside, ``backward()`` stops at the gathered parameters ``whole``, whose gradients ``add`` is given."""
 
     torch_backward = torch.autograd.backward
@@ -44,7 +52,7 @@ def backward_in_forward(whole: Mapping[str, torch.Tensor], add: Add) -> Iterator
         asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs or ())
         parameters, leaves = reached(roots, whole)
         if asked:
-            parameters = {fqn: one for fqn, one in parameters.items() if any(one is tensor for tensor in asked)}
+            parameters = {read: one for read, one in parameters.items() if any(one is tensor for tensor in asked)}
             leaves = [one for one in asked if not any(one is tensor for tensor in parameters.values())]
         seeds = grad_tensors if grad_tensors is None or not isinstance(grad_tensors, torch.Tensor) else [grad_tensors]
         ends = [*leaves, *parameters.values()]
@@ -55,27 +63,27 @@ def backward_in_forward(whole: Mapping[str, torch.Tensor], add: Add) -> Iterator
         for leaf, gradient in zip(leaves, made, strict=False):
             if gradient is not None:
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-        for fqn, gradient in zip(parameters, made[len(leaves) :], strict=True):
+        for read, gradient in zip(parameters, made[len(leaves) :], strict=True):
             if gradient is not None:
-                add(fqn, gradient)
+                add(read, gradient)
 
     with patch.object(torch.autograd, "backward", backward):
         yield
 
 
 def reached(
-    roots: Sequence[torch.Tensor], whole: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    roots: Sequence[torch.Tensor], whole: Mapping[Read, torch.Tensor]
+) -> tuple[dict[Read, torch.Tensor], list[torch.Tensor]]:
     """Those of ``whole`` that ``roots`` are made of, and leaves, both found along autograd's nodes."""
-    of = {one.grad_fn: fqn for fqn, one in whole.items() if one.grad_fn is not None}
-    own = {id(one): fqn for fqn, one in whole.items() if one.grad_fn is None}
-    found: dict[str, torch.Tensor] = {}
+    of = {one.grad_fn: read for read, one in whole.items() if one.grad_fn is not None}
+    own = {id(one): read for read, one in whole.items() if one.grad_fn is None}
+    found: dict[Read, torch.Tensor] = {}
     leaves: list[torch.Tensor] = []
     for node in autograd_nodes(roots, of):
         leaf = getattr(node, "variable", None)
-        fqn = of.get(node) if leaf is None else own.get(id(leaf))
-        if fqn is not None:
-            found[fqn] = whole[fqn]
+        read = of.get(node) if leaf is None else own.get(id(leaf))
+        if read is not None:
+            found[read] = whole[read]
         elif leaf is not None:
             leaves.append(leaf)
     return found, leaves

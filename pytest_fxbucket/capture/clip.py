@@ -23,6 +23,38 @@ class NormDim:
 
 
 @dataclass(frozen=True)
+class AcrossStages:
+    """Gradients that ranks of several pipeline stages have: the norm is of all together, stacked as one rank would."""
+
+    group: str
+    """Name of the process group along ``pp``."""
+    places: tuple[tuple[str, ...], ...]
+    """For each of its ranks the FQNs of its gradients, in the order of its stack."""
+    order: tuple[str, ...]
+    """Of all gradients."""
+
+    dtype: torch.dtype
+    """Of the stack of all, to which those of narrower gradients are promoted."""
+
+    def gathered(self, stacked: torch.Tensor) -> torch.Tensor:
+        """The norms of all gradients, in ``order``, from this rank's."""
+        longest = max(map(len, self.places))
+        padded = torch.nn.functional.pad(stacked.to(self.dtype), [0, longest - stacked.shape[0]]).unsqueeze(0)
+        everything = collective("all_gather_into_tensor", padded, len(self.places), self.group)
+        where: dict[str, tuple[int, int]] = {}
+        for place, names in enumerate(self.places):
+            for index, name in enumerate(names):
+                where.setdefault(name, (place, index))
+        runs: list[list[int]] = []  # place, begin, end
+        for place, index in map(where.__getitem__, self.order):
+            if runs and runs[-1][0] == place and runs[-1][2] == index:
+                runs[-1][2] += 1
+            else:
+                runs.append([place, index, index + 1])
+        return torch.cat([everything.select(0, place).narrow(0, begin, end - begin) for place, begin, end in runs])
+
+
+@dataclass(frozen=True)
 class Clip:
     """Clipping by the norm of all gradients together."""
 
@@ -31,6 +63,8 @@ class Clip:
     """Outermost first."""
     sharded: Mapping[str, Collection[str]] = field(default_factory=dict)
     """By FQN the names of the dimensions over which a gradient is sharded; over all others each rank has the same."""
+    across: AcrossStages | None = None
+    """None: this rank has all gradients."""
 
 
 def clip_(grads: Mapping[str, torch.Tensor], clip: Clip) -> None:
@@ -44,7 +78,8 @@ def clip_(grads: Mapping[str, torch.Tensor], clip: Clip) -> None:
     fqns = {id(grad): fqn for fqn, grad in grads.items()}
     names = [fqns[id(grad)] for group in groups for grad in group]
     norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0)]
-    dims = [dim for dim in clip.dims if any(dim.name in clip.sharded.get(fqn, ()) for fqn in names)]
+    everyone = clip.across.order if clip.across else names
+    dims = [dim for dim in clip.dims if any(dim.name in clip.sharded.get(fqn, ()) for fqn in everyone)]
     shares = []  # what this rank adds to the sum of a norm that others have too
     for fqn, norm in zip(names, norms, strict=True):
         for dim in dims:
@@ -52,6 +87,8 @@ def clip_(grads: Mapping[str, torch.Tensor], clip: Clip) -> None:
                 norm = norm / math.pow(dim.size, 1 / 2.0)
         shares.append(norm)
     stacked = torch.stack(shares)
+    if clip.across is not None:
+        stacked = clip.across.gathered(stacked)
     for dim in dims:
         stacked = collective("all_reduce", stacked**2.0, "sum", dim.group) ** (1.0 / 2.0)
     total = torch.linalg.vector_norm(stacked, 2.0)

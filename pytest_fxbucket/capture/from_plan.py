@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from pytest_fxbucket.capture.batch import first_batch, own_loss
-from pytest_fxbucket.capture.joint import Joint, trace_joint
+from pytest_fxbucket.capture.clip import Clip
+from pytest_fxbucket.capture.joint import Joint, JointStep, trace_joint
 from pytest_fxbucket.capture.model import build, fake_twins, in_modules
-from pytest_fxbucket.capture.optimizers.optimizer import optimizing_of
+from pytest_fxbucket.capture.optimizers.optimizer import Optimizing, optimizing_of
 from pytest_fxbucket.capture.optimizers.update import TracedUpdate, trace_update
-from pytest_fxbucket.capture.override.overrides import overrides_of
-from pytest_fxbucket.capture.parallel.forwards import forwards_of
+from pytest_fxbucket.capture.override.overrides import Overrides, overrides_of
+from pytest_fxbucket.capture.parallel.forwards import Forwards, forwards_of
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.capture.traced import take_step
 from pytest_fxbucket.compat.fake_tensors import KernelFakeMode
-from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.step.mesh import Mesh, fake_mesh
-from pytest_fxbucket.step.roles import StepGraph, Transformed, Value
+from pytest_fxbucket.step.roles import Parameter, StepGraph, Transformed, Value
 from pytest_fxbucket.user_frame import naming_user_frame
+
+Step = TypeVar("Step", bound=JointStep)
 
 
 def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
@@ -33,24 +37,99 @@ def capture_plan(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
     Raises :class:`PlanError` for what cannot be imported, :class:`CaptureError` for what cannot be built or traced. The plan's
     folders must be on ``sys.path``.
     """
-    _refuse_stages(plan)
     with fake_mesh(mesh, rank):
         if plan.graph is not None:
             factory, name = import_callable(plan.graph.factory, f"{plan.path}: [graph] factory"), plan.graph.factory
             with naming_user_frame(lambda: f"[graph] factory {name}"):
                 given = factory()
             return take_step(given, plan, mesh, rank)
-        assert plan.model is not None
-        return _capture_model(plan, plan.model, mesh, rank)
+        return _capture_model(plan, mesh, rank)
 
 
-def _refuse_stages(plan: Plan) -> None:
-    """Raise :class:`PlanError` for stages, which nothing is captured of yet."""
-    if plan.pipeline is not None:
-        raise PlanError(f"{plan.path}: [pipeline] is not captured yet; leave it out, and pp of [parallel]")
+def _capture_model(plan: Plan, mesh: Mesh, rank: int) -> StepGraph:
+    with model_traced(plan, mesh, rank) as model:
+        joint = model.joint()
+        graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
+        if plan.optimizer:
+            optimizing = model.optimizing(joint.parameters)
+            grads = {value.fqn for value in joint.outputs if value.role == "grad"}
+            update = model.update(optimizing, joint.parameters, grads, model.clip(joint.parameters))
+            graph, inputs, outputs = join(joint, update)
+        return StepGraph(
+            graphs={"joint": graph},
+            inputs={"joint": inputs},
+            outputs={"joint": outputs},
+            parameters=joint.parameters,
+            modules=model.modules,
+            mesh=mesh.dims,
+            rank=rank,
+            optimizing=optimizing,
+            notes=joint.notes,
+            transformed=(Transformed("override", tuple(model.overrides.changes())),) if model.overrides else (),
+            first_state=model.overrides.first_state,
+        )
 
 
-def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph:
+@dataclass(frozen=True)
+class ModelTraced:
+    """A plan's model, built, while fake tensors stand for its parameters and buffers."""
+
+    plan: Plan
+    built: nn.Module
+    data: Any
+    """The batch that it is traced with."""
+    loss: Callable[[Any, Any], Any]
+    fake_mode: KernelFakeMode
+    parts: Parts
+    forwards: Forwards
+    overrides: Overrides
+    inputs: Sequence[Any]
+    """As in ``[model]``."""
+    cuts: Sequence[str]
+    """Modules behind which pipeline stages end."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """FQN of every module, in registration order."""
+        return tuple(fqn for fqn, _ in self.built.named_modules())
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        return (
+            *(self.built, self.data, self.loss, self.parts, self.forwards, self.fake_mode),
+            *(self.plan.step.microbatches, self.overrides, self.inputs, self.cuts),
+        )
+
+    def joint(self) -> Joint:
+        """Forward and backward of the whole step."""
+        return trace_joint(*self._arguments)
+
+    def step(self, kind: Callable[..., Step]) -> Step:
+        """What traces the step in another way: a kind of :class:`JointStep`."""
+        return kind(*self._arguments)
+
+    def optimizing(self, parameters: Sequence[Parameter]) -> Optimizing:
+        """What makes the plan's optimizers."""
+        return optimizing_of(self.plan, parameters, self.modules)
+
+    def clip(self, parameters: Sequence[Parameter]) -> Clip | None:
+        """Clipping as the plan asks for."""
+        return self.parts.clip(self.plan.step.clip_norm, parameters) if self.plan.step.clip_norm else None
+
+    def update(
+        self, optimizing: Optimizing, parameters: Sequence[Parameter], grads: Collection[str], clip: Clip | None
+    ) -> TracedUpdate:
+        """The update of those of ``parameters`` whose FQNs are ``grads``."""
+        values = [Value("param", one.fqn, one.shard_shape, one.dtype) for one in parameters]
+        parted = any(self.parts.parted_along(parameter) for parameter in parameters)
+        return trace_update(optimizing.build, values, grads, clip, parted)
+
+
+@contextmanager
+def model_traced(plan: Plan, mesh: Mesh, rank: int) -> Iterator[ModelTraced]:
+    """The model of ``plan``, built, for as long as it is traced as ``rank`` of ``mesh``, which must be there."""
+    model = plan.model
+    assert model is not None
     factory, batch, loss = import_model(model, str(plan.path))
     torch.manual_seed(plan.run.seed)
     built = build(factory, model.args, model.factory)
@@ -59,29 +138,8 @@ def _capture_model(plan: Plan, model: Model, mesh: Mesh, rank: int) -> StepGraph
     with in_modules(built, fake_twins(built, fake_mode)):
         parts, forwards = Parts.of(plan.parallel, mesh, f"{plan.path}: [parallel] mode"), forwards_of(built, plan)
         overrides = overrides_of(built, plan, forwards)
-        joint = trace_joint(built, data, loss, parts, forwards, fake_mode, plan.step.microbatches, overrides, model.inputs)
-        modules = tuple(fqn for fqn, _ in built.named_modules())
-        graph, inputs, outputs, optimizing = joint.graph, joint.inputs, joint.outputs, None
-        if plan.optimizer:
-            optimizing = optimizing_of(plan, joint.parameters, modules)
-            values = [value for value in joint.inputs if value.role == "param"]
-            grads = {value.fqn for value in joint.outputs if value.role == "grad"}
-            clip = parts.clip(plan.step.clip_norm, joint.parameters) if plan.step.clip_norm else None
-            parted = any(parts.parted_along(parameter) for parameter in joint.parameters)
-            graph, inputs, outputs = join(joint, trace_update(optimizing.build, values, grads, clip, parted))
-        return StepGraph(
-            graphs={"joint": graph},
-            inputs={"joint": inputs},
-            outputs={"joint": outputs},
-            parameters=joint.parameters,
-            modules=modules,
-            mesh=mesh.dims,
-            rank=rank,
-            optimizing=optimizing,
-            notes=joint.notes,
-            transformed=(Transformed("override", tuple(overrides.changes())),) if overrides else (),
-            first_state=overrides.first_state,
-        )
+        cuts = plan.pipeline.cuts if plan.pipeline else ()
+        yield ModelTraced(plan, built, data, loss, fake_mode, parts, forwards, overrides, model.inputs, cuts)
 
 
 def import_model(model: Model, where: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any], Any]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 
-from pytest_fxbucket.capture.backward import DenseGradients, backward_in_forward, checkpoints_traced, notes_of, reached
+from pytest_fxbucket.capture.backward import DenseGradients, Read, backward_in_forward, checkpoints_traced, notes_of, reached
 from pytest_fxbucket.capture.batch import microbatches, refuse_other_loss, refuse_unread, split_of
 from pytest_fxbucket.capture.draws import draws_on_tape
 from pytest_fxbucket.capture.names import NodeNamer, inputs_cast
@@ -32,6 +32,7 @@ from pytest_fxbucket.capture.refusals import (
     refuse_written_parameters,
 )
 from pytest_fxbucket.capture.reshard import gather_again_in_backward
+from pytest_fxbucket.capture.stage_marks import StageMarks, first_names
 from pytest_fxbucket.capture.unregistered import keep_buffers, refuse_other_buffers, take_as_inputs
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
@@ -43,6 +44,7 @@ from pytest_fxbucket.step.roles import Parameter, Value
 from pytest_fxbucket.user_frame import naming_user_frame
 
 LossFn = Callable[[Any, Any], Any]
+S = TypeVar("S", bound="JointStep")
 
 
 @dataclass(frozen=True)
@@ -70,29 +72,21 @@ def trace_joint(
     count: int = 1,
     overrides: Overrides = NONE,
     inputs: Sequence[Path] = (),
+    cuts: Sequence[str] = (),
 ) -> Joint:
     """Trace ``loss(model(inputs), targets)`` and the gradient of every trainable parameter into one joint graph.
 
     ``model`` was built under ``fake_mode``. ``batch`` is a tuple, list or dict of real tensors, which are cut into ``count``
     microbatches on dimension 0; the loss is the mean of theirs. ``inputs`` are those that the model gets, as in ``[model]``.
-    ``overrides`` are modules that are not traced. Raises :class:`CaptureError` for what cannot be traced.
+    ``overrides`` are modules that are not traced, ``cuts`` those behind which pipeline stages end: each stage gathers the
+    parameters that it reads. Raises :class:`CaptureError` for what cannot be traced.
     """
 
-    def traced() -> tuple[_JointStep, fx.GraphModule]:
-        step = _JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs)
-        with fake_mode, naming_user_frame(lambda: f"tracing {step.namer.where}", step.hint):
-            graph_module = tracing.trace(step, step.inputs)
-        refuse_constants(graph_module, model)
-        return step, graph_module
+    def made() -> JointStep:
+        return JointStep(model, batch, loss, parts, forwards, fake_mode, count, overrides, inputs, cuts)
 
-    step, graph_module = trace_settled(model, traced, _JointStep.run_alone)
-    traced_nodes = set(graph_module.graph.nodes)
-    expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
-    refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
-    refuse_written_parameters(graph_module)
+    step, graph_module = traced_joint(model, made)
     values = step.input_values
-    before_batch = len(values) - len(step.tensors)
-    values[before_batch:before_batch] = take_as_inputs(graph_module, model, fake_mode, before_batch)
     placed = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
     parameters = {node: value.fqn for node, value in placed.items() if value.role == "param"}
     refuse_mixed_dtypes(graph_module.graph, parameters, parts.parallel.param_dtype)
@@ -112,6 +106,27 @@ def trace_joint(
     )
 
 
+def traced_joint(model: nn.Module, make: Callable[[], S]) -> tuple[S, fx.GraphModule]:
+    """The step that ``make`` gives for ``model``, traced, with all that it is given among its inputs."""
+
+    def traced() -> tuple[S, fx.GraphModule]:
+        step = make()
+        with step.fake_mode, naming_user_frame(lambda: f"tracing {step.namer.where}", step.hint):
+            graph_module = tracing.trace(step, step.inputs)
+        refuse_constants(graph_module, model)
+        return step, graph_module
+
+    step, graph_module = trace_settled(model, traced, lambda step: step.run_alone())
+    traced_nodes = set(graph_module.graph.nodes)
+    expand(graph_module.graph, step.anchors, partial(_hold, graph_module))
+    refuse_drawing_again(node for node in graph_module.graph.nodes if node not in traced_nodes)
+    refuse_written_parameters(graph_module)
+    values = step.input_values
+    before_batch = len(values) - len(step.tensors)
+    values[before_batch:before_batch] = take_as_inputs(graph_module, model, step.fake_mode, before_batch)
+    return step, graph_module
+
+
 def _has_effect(node: fx.Node) -> bool:
     """Whether ``node`` is more than its result: a gather is not, as of a pooler whose output no loss reads."""
     gather = sent_by(node) if is_wait(node) else node
@@ -124,7 +139,7 @@ def _hold(graph_module: fx.GraphModule, constant: torch.Tensor) -> str:
     return name
 
 
-class _JointStep:
+class JointStep:
     """Forward, loss and backward as one function of flat tensors: parts of parameters, buffers, state, then the batch."""
 
     def __init__(
@@ -138,11 +153,14 @@ class _JointStep:
         count: int,
         overrides: Overrides,
         inputs: Sequence[Path],
+        cuts: Sequence[str] = (),
     ) -> None:
         self.model, self.loss, self.parts, self.forwards, self.count = model, loss, parts, forwards, count
         self.split = split_of(model, batch, inputs)
         refuse_unread(loss, self.split, batch)
-        self.namer, self.fake_mode, self.own = NodeNamer(model), fake_mode, own_parameters(model)
+        names = first_names(model)
+        self.marks = StageMarks(names.get(cut, cut) for cut in cuts)
+        self.namer, self.fake_mode, self.own = NodeNamer(model, marks=self.marks), fake_mode, own_parameters(model)
         self.dense = DenseGradients(lambda: self.namer.running)
         self.param_dtype = dtype_named(parts.parallel.param_dtype)
         self.anchors = Anchors(overrides, fake_mode, self.param_dtype)
@@ -167,12 +185,12 @@ class _JointStep:
         fakes = [fake_mode.from_tensor(self.leaves[i]) for i in self.tensors]
         self.inputs = [*shards, *self.buffers.values(), *states.values(), *fakes]
         self.whole = self._whole_shapes(fakes, fake_mode) if forwards.parted else None
-        names = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
-        names += [("state", fqn) for fqn in states]
-        names += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
+        keys = [("param", p.fqn) for p in self.parameters] + [("buffer", fqn) for fqn in self.buffers]
+        keys += [("state", fqn) for fqn in states]
+        keys += [("batch", pytree.keystr(paths[i][0])) for i in self.tensors]
         self.input_values = [
             Value(role, fqn, tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]
-            for (role, fqn), tensor in zip(names, self.inputs, strict=True)
+            for (role, fqn), tensor in zip(keys, self.inputs, strict=True)
         ]
 
     def hint(self, error: Exception) -> str:
@@ -190,78 +208,97 @@ class _JointStep:
         return [Value("grad", fqn, by_fqn[fqn].shard_shape, by_fqn[fqn].dtype) for fqn in self.used]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The loss, the reduced gradients of :attr:`used`, new state, from tensors like :attr:`inputs`."""
         shards = dict(zip((p.fqn for p in self.parameters), inputs, strict=False))
         before_states = len(shards) + len(self.buffers)
         states = dict(zip(self.anchors.states, inputs[before_states:], strict=False))
         self.anchors.states = states
         with draws_on_tape():
-            losses, grads = self._microbatches(self._leaves_with(inputs[before_states + len(states) :]), shards)
-        self.used = [fqn for fqn, grad in zip(self.trainable, grads, strict=True) if grad is not None]
-        return [sum(losses[1:], losses[0]), *(grad for grad in grads if grad is not None), *states.values()]
+            losses, grads = self._microbatches(self.leaves_with(inputs[before_states + len(states) :]), shards)
+        self.used = [fqn for fqn in self.trainable if fqn in grads]
+        return [sum(losses[1:], losses[0]), *(grads[fqn] for fqn in self.used), *states.values()]
 
-    def _leaves_with(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def leaves_with(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Leaves of the batch, with ``tensors`` in the places of its own."""
         leaves = list(self.leaves)
         for i, tensor in zip(self.tensors, tensors, strict=True):
             leaves[i] = tensor
         return leaves
 
+    @contextmanager
+    def running(self, reader: Reader) -> Iterator[None]:
+        """While inside, the model runs as it is traced, on what ``reader`` gives."""
+        with ExitStack() as inside:
+            inside.enter_context(checkpoints_traced(reader.summed_separately))
+            inside.enter_context(read_by(self.model, self.own, reader.read))
+            inside.enter_context(self.dense)
+            inside.enter_context(uncompiled())
+            inside.enter_context(self.anchors.in_place())
+            inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
+            inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
+            inside.enter_context(self.namer.watching(self.model))
+            yield
+
     def _microbatches(
         self, leaves: Sequence[Any], shards: Mapping[str, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor | None]]:
-        """The loss of each, and the reduced gradients of all, of each trainable parameter."""
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """The loss of each, and the reduced gradients of all, by FQN."""
         losses: list[torch.Tensor] = []
-        grads: Sequence[torch.Tensor | None] = ()
-        before: dict[str, torch.Tensor] = {}
+        grads: dict[Read, torch.Tensor] = {}
+        before: dict[Read, torch.Tensor] = {}
         for number, part in enumerate(microbatches(leaves, self.count)):
             last = number == self.count - 1
-            reader = Reader(shards, self.travels, self.namer, before, last, self.hooks)
-            with ExitStack() as inside:
-                inside.enter_context(checkpoints_traced(reader.summed_separately))
-                inside.enter_context(read_by(self.model, self.own, reader.read))
-                inside.enter_context(self.dense)
-                inside.enter_context(uncompiled())
-                inside.enter_context(self.anchors.in_place())
-                inside.enter_context(other_forwards(self.model, self.forwards, self.parts.mesh, self.namer))
-                inside.enter_context(inputs_cast(self.model, self.forwards.units, self.param_dtype, self.namer))
-                inside.enter_context(self.namer.watching(self.model))
+            reader = Reader(shards, self.travels, self.namer, before, last, self.hooks, bool(self.marks.cuts))
+            with self.running(reader):
                 with backward_in_forward(reader.whole, partial(self._add, before)):
-                    loss = self._forward(part)
+                    loss = self.forward(part)
                 self.namer.start_backward(loss)
                 if last:
-                    early = self._reduced_before(before, reader.whole, shards, loss)
-                    late = torch.autograd.grad(loss, [shards[fqn] for fqn in self.trainable], allow_unused=True)
-                    grads = [early.get(fqn, grad) for fqn, grad in zip(self.trainable, late, strict=True)]
+                    grads = self._reduced_before(before, reader.whole, shards, loss)
+                    read = {read: part for read, part in reader.parts.items() if part.requires_grad}
+                    late = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
+                    grads = {one: grad for one, grad in zip(read, late, strict=True) if grad is not None} | grads
                 else:  # added up, not reduced
-                    read = {fqn: tensor for fqn, tensor in reader.whole.items() if tensor.requires_grad}
+                    read = {read: tensor for read, tensor in reader.whole.items() if tensor.requires_grad}
                     found = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
-                    for fqn, grad in zip(read, found, strict=True):
+                    for one, grad in zip(read, found, strict=True):
                         if grad is not None:
-                            self._add(before, fqn, grad)
+                            self._add(before, one, grad)
+                summed = self._summed(grads)
                 self.namer.end_backward()
                 keep_buffers(self.model, self.buffers, self.namer)
             losses.append(loss)
-        return losses, grads
+        return losses, summed
 
-    def _add(self, before: dict[str, torch.Tensor], fqn: str, gradient: torch.Tensor) -> None:
-        before[fqn] = self.travels[fqn].unreduced(gradient, before.get(fqn))
+    def _add(self, before: dict[Read, torch.Tensor], read: Read, gradient: torch.Tensor) -> None:
+        before[read] = self.travels[read.fqn].unreduced(gradient, before.get(read))
 
     def _reduced_before(
         self,
-        before: Mapping[str, torch.Tensor],
-        whole: Mapping[str, torch.Tensor],
+        before: Mapping[Read, torch.Tensor],
+        whole: Mapping[Read, torch.Tensor],
         parts: Mapping[str, torch.Tensor],
         loss: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[Read, torch.Tensor]:
         """The reduced gradients of parameters whose last one is in ``before`` already, since ``loss`` does not reach them."""
         later, _ = reached([loss], whole)
         found = {}
-        for fqn in (fqn for fqn in before if fqn not in later):
-            with self.namer.inside(fqn.rpartition(".")[0]), torch.no_grad():
-                found[fqn] = self.travels[fqn].reduce(before[fqn], parts[fqn].shape).to(parts[fqn].dtype)
+        for read in (read for read in before if read not in later):
+            part = parts[read.fqn]
+            with self.namer.inside(read.fqn.rpartition(".")[0]), torch.no_grad():
+                found[read] = self.travels[read.fqn].reduce(before[read], part.shape).to(part.dtype)
         return found
 
-    def _forward(self, leaves: Sequence[Any]) -> torch.Tensor:
+    def _summed(self, grads: Mapping[Read, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """By FQN; of a parameter that several stages read the sum, from the last stage to the first."""
+        found: dict[str, torch.Tensor] = {}
+        for read in sorted(grads, key=lambda read: -read.stage):
+            with self.namer.inside(read.fqn.rpartition(".")[0]), torch.no_grad():
+                found[read.fqn] = found[read.fqn] + grads[read] if read.fqn in found else grads[read]
+        return found
+
+    def forward(self, leaves: Sequence[Any]) -> torch.Tensor:
+        """The loss of one microbatch, as a share of the step's."""
         batch = pytree.tree_unflatten(list(leaves), self.spec)
         dtype = self.param_dtype  # to which floating inputs are cast, as FSDP2's root does
         cast = [x.to(dtype) if dtype and isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
@@ -288,16 +325,20 @@ class _JointStep:
             parameter.grad = None
         return found
 
+    def first_rows(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Leaves of the first microbatch."""
+        return next(microbatches(leaves, self.count))
+
     def run_alone(self) -> None:
         """Forward and backward of the first microbatch on whole parameters, not traced: gradients are in ``.grad`` then."""
-        leaves = self._leaves_with(self.inputs[len(self.inputs) - len(self.tensors) :])
+        leaves = self.leaves_with(self.inputs[len(self.inputs) - len(self.tensors) :])
         with self.fake_mode, self.anchors.in_place(), uncompiled(), torch.autograd.set_multithreading_enabled(False):
-            batch = pytree.tree_unflatten(next(microbatches(leaves, self.count)), self.spec)
+            batch = pytree.tree_unflatten(self.first_rows(leaves), self.spec)
             output = self.split.call(self.model, batch)
             self.split.loss(self.loss, output, batch).backward()
 
     def _whole_shapes(self, fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode) -> Shapes:
         """Shapes of what the model gives for a microbatch if it is not parted."""
         with fake_mode, torch.no_grad(), naming_user_frame(lambda: "calling the model"), self.anchors.in_place():
-            part = next(microbatches(self._leaves_with(fakes), self.count))
+            part = next(microbatches(self.leaves_with(fakes), self.count))
             return shapes_of(self.split.call(self.model, pytree.tree_unflatten(part, self.spec)))

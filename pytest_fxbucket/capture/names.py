@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from pytest_fxbucket.capture.backward import autograd_nodes
+from pytest_fxbucket.capture.stage_marks import StageMarks
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.modules import each_tensor
 from pytest_fxbucket.errors import PlanError
@@ -38,14 +39,14 @@ def calls_watched(model: nn.Module, enter: Callable[[str], None], leave: Callabl
 class NodeNamer:
     """Follows a trace and names nodes as they appear."""
 
-    def __init__(self, model: nn.Module, graph: fx.Graph | None = None) -> None:
-        """``graph`` is what is traced; None: what make_fx traces when nodes are to be named."""
-        self._graph = graph
+    def __init__(self, model: nn.Module, graph: fx.Graph | None = None, marks: StageMarks | None = None) -> None:
+        """``graph`` is what is traced; None: what make_fx traces when nodes are to be named. ``marks`` are put on them."""
+        self._graph, self._marks = graph, marks or StageMarks()
         self._classes = {fqn: type(module) for fqn, module in model.named_modules()}
         self._stacks: dict[str, dict[str, tuple[str, type]]] = {}
         self._stack: list[str] = [""]
         self._numbers: list[int] = []
-        self._owners: list[str] = []
+        self._owners: list[tuple[str, int]] = []
         self._last: fx.Node | None = None
         self._backward: str | None = None
         self._called = False
@@ -72,10 +73,19 @@ class NodeNamer:
         """FQN of the module that runs."""
         return self._stack[-1]
 
+    @property
+    def _traced(self) -> fx.Graph:
+        return self._graph or tracing.current_graph()
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage that runs; 0 without marks."""
+        return self._marks.stage
+
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Name what ``model`` and its children do in their forward."""
-        with calls_watched(model, self._enter, lambda _: self._leave()):
+        with calls_watched(model, self._call, self._return):
             yield
 
     @contextmanager
@@ -93,22 +103,34 @@ class NodeNamer:
         self._note()
         self._backward = ""
         for grad_fn in autograd_nodes([loss]):
-            owner = self._owner(grad_fn)
-            grad_fn.register_prehook(lambda *_, owner=owner: self._enter_backward(owner))
+            owner, stage = self._owner(grad_fn)
+            grad_fn.register_prehook(lambda *_, owner=owner, stage=stage: self._enter_backward(owner, stage))
 
     def end_backward(self) -> None:
         """From here on nodes belong to what modules do, as before :meth:`start_backward`."""
         self.flush()
         self._backward = None
+        self._marks.begin()
 
     def flush(self) -> None:
         """Name the nodes that were added since the last call."""
-        graph = self._graph or tracing.current_graph()
+        graph = self._traced
         node = self._last.next if self._last is not None else next(iter(graph.nodes), None)
         while node is not None and node.op != "root":
             self._name(node)
             self._last = node
             node = node.next
+
+    def _call(self, fqn: str) -> None:
+        self._enter(fqn)
+        if self._marks.cuts and self._backward is None:
+            self._marks.enter(len(self._traced.nodes))
+
+    def _return(self, fqn: str) -> None:
+        self._leave()
+        if self._marks.cuts and self._backward is None:  # a checkpoint calls modules again in backward
+            self._marks.leave(fqn, len(self._traced.nodes))
+            self._note()
 
     def _enter(self, fqn: str) -> None:
         self.flush()
@@ -126,18 +148,20 @@ class NodeNamer:
 
     def _note(self) -> None:
         self._numbers.append(tracing.next_autograd_number())
-        self._owners.append(self._stack[-1])
+        self._owners.append((self._stack[-1], self.stage))
 
-    def _owner(self, grad_fn: Any) -> str:
-        """FQN of the module in whose forward ``grad_fn`` was made."""
+    def _owner(self, grad_fn: Any) -> tuple[str, int]:
+        """FQN of the module in whose forward ``grad_fn`` was made, and its stage."""
         place = bisect_right(self._numbers, tracing.autograd_number(grad_fn)) - 1
-        return self._owners[place] if place >= 0 else ""
+        return self._owners[place] if place >= 0 else ("", 0)
 
-    def _enter_backward(self, owner: str) -> None:
+    def _enter_backward(self, owner: str, stage: int) -> None:
         self.flush()
         self._backward = owner
+        self._marks.stage = stage
 
     def _name(self, node: fx.Node) -> None:
+        self._marks.put_on(node)
         if self._backward is None:
             node.meta["nn_module_stack"] = self._module_stack(self._stack[-1])
             return

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.step.roles import Parameter, Phase, Role, StepGraph, Value
+from pytest_fxbucket.step.roles import WITHIN, Parameter, Phase, Role, StepGraph, Value
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.step.mesh import Mesh
 
-_ROLES = tuple(role for role in get_args(Role) if role != "carried")  # that, transformations make
+_ROLES = tuple(role for role in get_args(Role) if role not in WITHIN)
 _PHASES = ({"joint"}, {"forward", "backward"})
 
 

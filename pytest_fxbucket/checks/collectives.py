@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.context import capped, disagreements, looked_at, said_once
+from pytest_fxbucket.checks.context import capped, disagreements, looked_at, said_once, schedule_problems
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.words import counted
 
@@ -17,8 +17,9 @@ def run(context: Context) -> Verdict:
     world = context.world
     several, first = world.distinct(), world.final(0)
     lines = said_once((ranks, [p for one in graphs.values() for p in one.problems]) for ranks, graphs in several)
-    lines += disagreements(world)
+    lines += disagreements(world) + schedule_problems(world)
     launches = sum(not call.is_wait for one in first.values() for call in one.calls)
+    scheduled = f", and {world.plan.pipeline.schedule} sends and receives in one order" if world.plan.pipeline else ""
     if lines:
         return failed("collectives", f"{counted(len(lines), 'problem')} that would hang or race", capped(lines))
-    return passed("collectives", f"{launches} launches agree on {looked_at(world)}")
+    return passed("collectives", f"{launches} launches agree on {looked_at(world)}{scheduled}")

@@ -12,6 +12,7 @@ from pytest_fxbucket.checks.devices import cannot_run_on
 from pytest_fxbucket.checks.verdict import Verdict, failed, skipped
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.calls import joint_problems
+from pytest_fxbucket.pipeline.schedules import table_of, table_problems
 from pytest_fxbucket.plan.consistency import refuse_too_many_ranks
 from pytest_fxbucket.ranks import machine as machines
 from pytest_fxbucket.transforms.traits import BUCKET
@@ -88,7 +89,7 @@ class Context:
 
         A skip where the plan's collectives fails of it too, else a failure: somebody must say it.
         """
-        lines = disagreements(self.run_world)
+        lines = disagreements(self.run_world) + schedule_problems(self.run_world)
         if not lines:
             return None
         if self.plan.checks.collectives and (self.run_world is self.world or disagreements(self.world)):
@@ -148,20 +149,34 @@ def disagreements(world: PlanOnMesh) -> list[str]:
     Without transformations just what is wrong behind the pass.
     """
     ways: dict[int, RankPipeline] = {rank: world.way(rank) for rank in world.ranks()}
-    first = next(iter(ways.values()))
+    one_way = next(iter(ways.values()))
     stages: list[_Stage] = [
-        (one.name, {rank: way.before[n].looked for rank, way in ways.items()}) for n, one in enumerate(first.before)
+        (one.name, {rank: way.before[n].looked for rank, way in ways.items()}) for n, one in enumerate(one_way.before)
     ]
     passed: _Stage = (BUCKET, {rank: way.passed for rank, way in ways.items()})
     after: list[_Stage] = [
-        (one.name, {rank: way.after[n].looked for rank, way in ways.items()}) for n, one in enumerate(first.after)
+        (one.name, {rank: way.after[n].looked for rank, way in ways.items()}) for n, one in enumerate(one_way.after)
     ]
     for name, graphs in (*stages, passed, *after):
-        if odd := next((rank for rank, one in graphs.items() if set(one) != set(graphs[0])), None):
-            return [f"behind {name}: rank 0 has graphs {', '.join(graphs[0])}, rank {odd} {', '.join(graphs[odd])}"]
+        alike: dict[int, int] = {}  # along pp ranks have other stages
+        for rank, one in graphs.items():
+            first = alike.setdefault(world.mesh.at(rank, "pp"), rank)
+            if set(one) != set(graphs[first]):
+                return [f"behind {name}: rank {first} has graphs {', '.join(graphs[first])}, rank {rank} {', '.join(one)}"]
+        phases = dict.fromkeys(phase for one in graphs.values() for phase in one)
         lines = [
-            line for phase in graphs[0] for line in joint_problems({rank: one[phase].calls for rank, one in graphs.items()})
+            line
+            for phase in phases
+            for line in joint_problems({rank: one[phase].calls for rank, one in graphs.items() if phase in one})
         ]
         if lines:
             return [f"behind {name}: {line}" for line in lines] if stages or after else lines
     return []
+
+
+def schedule_problems(world: PlanOnMesh) -> list[str]:
+    """What of the table of the plan's pipeline schedule would hang, or run other than once; none without stages."""
+    how = world.final_step(0).pipelined
+    if how is None:
+        return []
+    return list(table_problems(table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)))

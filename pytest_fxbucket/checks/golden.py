@@ -20,9 +20,9 @@ def run(context: Context) -> Verdict:
     store = GoldenStore(context.settings.golden_dir, context.settings.rootdir)
     path = store.path_for(context.plan.path, context.plan.matrix_id)
     world = context.world
-    texts = {ranks[0]: text_of(world, ranks[0], context.name) for ranks, _ in world.distinct()}
-    text = texts[0]
-    for rank, other in texts.items():
+    text = text_of(world, 0, context.name)
+    for rank in (ranks[0] for ranks, _ in world.distinct()):
+        other = text_of(world, rank, context.name)
         if other != text:
             never = "nothing: a schedule must be the same on every rank"
             lines = mismatch_lines(text, other, never, context.folder.file("golden.diff"))

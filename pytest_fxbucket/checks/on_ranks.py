@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.step.roles import Parameter, Phase, Value
+    from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph, Value
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ Values = tuple["Value", ...]
 def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Values]:
     """Inputs and outputs of the final step, but for what is carried; both empty if they are those of the reference."""
     reference, final = world.reference(rank), world.final_step(rank)
+    if final.pipelined is not None:
+        return _of_stages(reference, final, phase)
     phases = (phase,) if phase in final.graphs else CROSSING
     inputs, outputs = (
         tuple(_each_once(value for one in phases for value in side[one])) for side in (final.inputs, final.outputs)
@@ -102,6 +104,15 @@ def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Va
     if (set(inputs), set(outputs)) == (set(reference.inputs[phase]), set(reference.outputs[phase])):
         return (), ()
     return inputs, outputs
+
+
+def _of_stages(reference: StepGraph, final: StepGraph, phase: Phase) -> tuple[Values, Values]:
+    """Those of the reference that a rank's stages have; each rank gets the whole batch."""
+    taken, given = (
+        {(value.role, value.fqn) for values in side.values() for value in values} for side in (final.inputs, final.outputs)
+    )
+    inputs = (one for one in reference.inputs[phase] if one.role == "batch" or (one.role, one.fqn) in taken)
+    return tuple(inputs), tuple(one for one in reference.outputs[phase] if (one.role, one.fqn) in given)
 
 
 def added_state(world: PlanOnMesh) -> list[str]:

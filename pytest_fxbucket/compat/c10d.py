@@ -172,7 +172,7 @@ def group_ranks(name: str) -> tuple[int, ...]:
 
     A twin has the ranks of its group, made or not.
     """
-    return tuple(sorted(dist.get_process_group_ranks(_group(untwinned(name)))))
+    return tuple(sorted(dist.get_process_group_ranks(group_called(untwinned(name)))))
 
 
 def group_name(group: object) -> str:
@@ -195,7 +195,7 @@ def make_twin(name: str) -> None:
 
     It has its group's back end, and ends with the groups of the job. Raises KeyError if this process has no such group.
     """
-    make_group(twin_name(name), dist.get_process_group_ranks(_group(untwinned(name))), like=untwinned(name))
+    make_group(twin_name(name), dist.get_process_group_ranks(group_called(untwinned(name))), like=untwinned(name))
 
 
 def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
@@ -206,7 +206,7 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
     if name in distributed_c10d._world.pg_names.values():
         return
     members, rank = list(ranks), dist.get_rank()
-    back_end = dist.get_backend(_group(like) if like else dist.group.WORLD)
+    back_end = dist.get_backend(group_called(like) if like else dist.group.WORLD)
     _made[rank, name] += 1
     # A name says what a group is, not which one: its first rank tells those along one dimension apart in the store.
     store = PrefixStore(f"{name} {members[0]} {_made[rank, name]}", distributed_c10d._get_default_store())
@@ -225,7 +225,8 @@ def destroy_subgroups() -> None:
             dist.destroy_process_group(group)
 
 
-def _group(name: str) -> Any:
+def group_called(name: str) -> Any:
+    """The process group called ``name``. Raises KeyError if this process has no such group."""
     try:
         return _resolve_process_group(cast(Any, name))
     except (RuntimeError, ValueError) as error:

@@ -6,12 +6,17 @@ One of a single stage a rank has its order in the code that runs it: that runs h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from pytest_fxbucket.compat.c10d import group_called
 
 
 class Step(NamedTuple):
@@ -139,3 +144,64 @@ def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> li
 
 def _nothing(*_: Any, **__: Any) -> None:
     pass
+
+
+# The same schedules on ranks: stages of our own, which torch's classes ask for what is to be sent, received and computed.
+
+
+class RankStage(_PipelineStageBase):
+    """A stage that has nothing of a module: whoever derives from it computes, and says what crosses."""
+
+    def __init__(self, index: int, stages: int, device: str, group: str, places: Mapping[int, int]) -> None:
+        """``group`` is the name of the process group, ``places`` has the rank in it of each stage."""
+        super().__init__(torch.nn.Module(), index, stages, torch.device(device), group_called(group))
+        self.stage_index_to_group_rank = dict(places)
+        self.args_recv_info = {0: ()}  # torch looks whether neighbours alone talk to each other
+
+    def sent(self, tensor: torch.Tensor, stage: int) -> Any:
+        """The launch that sends ``tensor``, contiguous, to ``stage``."""
+        return dist.P2POp(dist.isend, tensor, self._rank_of(stage), self.group)
+
+    def received(self, tensor: torch.Tensor, stage: int) -> Any:
+        """The launch that receives ``tensor``, contiguous, from ``stage``."""
+        return dist.P2POp(dist.irecv, tensor, self._rank_of(stage), self.group)
+
+    def _rank_of(self, stage: int) -> int:
+        assert self.group is not None
+        return dist.get_global_rank(self.group, self.stage_index_to_group_rank[stage])
+
+    # What torch prepares for stages whose shapes it does not know.
+
+    def _prepare_forward_infra(self, *_: Any, **__: Any) -> Any:
+        return None
+
+    def _prepare_backward_infra(self, *_: Any, **__: Any) -> Any:
+        return None
+
+    def _create_grad_recv_info(self, *_: Any, **__: Any) -> Any:
+        return ()
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        return []
+
+
+def schedule_on_ranks(name: str, stages: Sequence[RankStage], microbatches: int, unshard: Callable[[int], None]) -> Any:
+    """torch's schedule ``name`` of this rank's ``stages``; where it gathers parameters itself, ``unshard`` gets the stage."""
+    made, loss = schedule_class(name), _loss_as_it_is
+    if has_one_stage_a_rank(name):
+        return made(stages[0], microbatches, loss_fn=loss, scale_grads=False)
+    schedule = made(list(stages), microbatches, loss_fn=loss, scale_grads=False)
+    schedule.register_custom_function(schedules.UNSHARD, lambda action, _: unshard(action.stage_index))
+    schedule.register_custom_function(schedules.RESHARD, _nothing)  # parameters are gathered once a step
+    return schedule
+
+
+def run_schedule(schedule: Any, microbatches: int) -> None:
+    """Run one step of it."""
+    with torch.enable_grad():  # it asks for that, though no stage of ours needs it
+        schedule.step(target=torch.zeros(microbatches), return_outputs=False)
+
+
+def _loss_as_it_is(loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """The last stage gives it."""
+    return loss

@@ -80,6 +80,13 @@ class Eager(OnRanks):
         yield from dict.fromkeys(f"{self._torchs}: {one.wrong}" for one in seen if one.wrong)
         yield from dict.fromkeys(f"{self._torchs} stepped, and then raised {one.cannot}" for one in seen if _stopped(one))
         sided = dict.fromkeys(clause for one in seen for clause in one.one_sided)
+        in_stages = world.plan.pipeline is not None
+        sided |= {
+            clause: None
+            for one in seen
+            for clause in one.lacking
+            if not in_stages or all(clause in other.lacking for other in seen)
+        }
         yield from list(sided)[:_SHOWN]
         if not any(one.compared or one.cannot or one.wrong for one in seen):
             yield "nothing was compared"
@@ -120,7 +127,7 @@ class Eager(OnRanks):
         world, plan = self.world, self.world.plan
         is_ddp = plan.parallel.mode == "replicate"
         unknown = plan.eager.factory or (is_ddp and "ddp_buckets" not in plan.eager.rounds_otherwise)
-        if plan.run.reduce != "ring" or unknown:
+        if plan.run.reduce != "ring" or unknown or plan.pipeline is not None:
             return
         units = {entry.name: entry.parameters for entry in world.resolution.entries} | {"the root": world.resolution.unplanned}
         differing = {one.fqn for each in seen for one in each.differences if one.what == "gradient"}

@@ -60,7 +60,9 @@ class Seen:
     """Of the graphs that ran: bucketed, or set-up, steady and clean-up."""
     differences: list[Difference] = field(default_factory=list)
     one_sided: list[str] = field(default_factory=list)
-    """What only one of the two has, a clause each."""
+    """What only the graph has, a clause each."""
+    lacking: list[str] = field(default_factory=list)
+    """What only torch's own step has: of pipeline stages another rank may have it."""
     compared: int = 0
     """How many tensors."""
     cannot: str = ""
@@ -101,7 +103,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
             made = _by_key(ours, took)
             if not found.differences:
                 _compare(found, rank, step, made, left, task)
-            reporter.report(step, made["loss", ""], left["loss", ""], _first(found))
+            reporter.report(step, made.get(("loss", ""), left["loss", ""]), left["loss", ""], _first(found))
             if not task.steady:
                 decay([ours])
                 theirs.step.decay(factors(ours.task))
@@ -244,7 +246,7 @@ def _compare(found: Seen, rank: int, step: int, ours: Left, theirs: Left, task: 
             mine = own_rows(ours[key], fqn, rank, graph)
             found.differences += compare(step, rank, words.get(role, role), fqn, value, mine)
         elif fqn not in removed:
-            found.one_sided.append(f"the graph has no {words.get(role, role)} {fqn}")
+            found.lacking.append(f"the graph has no {words.get(role, role)} {fqn}")
     for role, fqn in ours:
         if role == "grad" and (role, fqn) not in theirs:
             found.one_sided.append(f"torch's own step has no gradient {fqn}")

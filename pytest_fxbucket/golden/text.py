@@ -310,10 +310,14 @@ def _bucket_line(bucket: NamedBucket) -> str:
     )
 
 
-def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule]) -> str:
-    """Body of the golden of ``plan``; ``schedules`` by phase of the step. An empty name or mesh is left out."""
+def golden_text(plan: str, mesh: Sequence[MeshDim], schedules: Mapping[str, Schedule], stages: Sequence[str] = ()) -> str:
+    """Body of the golden of ``plan``; ``schedules`` by phase of the step, ``stages`` lines of its pipeline.
+
+    An empty name or mesh is left out.
+    """
     lines = [f"plan {plan}"] if plan else []
     lines += ["mesh " + " ".join(f"{dim.name}={dim.size}" for dim in mesh)] if mesh else []
+    lines += stages
     for phase, schedule in schedules.items():
         lines += ["", f"graph {phase}", "", *schedule_lines(schedule)]
     return "\n".join(lines).strip() + "\n"

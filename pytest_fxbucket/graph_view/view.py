@@ -96,7 +96,7 @@ class GraphView:
             graph,
             given=given if step.has_roles else None,
             modules=step.modules,
-            direction=phase if phase in ("forward", "backward") else None,
+            direction="forward" if phase == "forward" else "backward" if phase == "backward" else None,
             mesh=Mesh(step.mesh),
         )
         return cls._of(tree, ROOT)

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.propose import proposed_cuts
     from pytest_fxbucket.pipeline.schedules import Action, Table, bubble, table_of, table_problems, text_of
     from pytest_fxbucket.pipeline.split import split_stages
-    from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary, Tie
+    from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary, Tie
+    from pytest_fxbucket.step.pipelined import Crossing
 
 __all__ = [
     "Action",

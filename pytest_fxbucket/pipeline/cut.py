@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from pytest_fxbucket.capture.stage_marks import Call
 from pytest_fxbucket.errors import StageError
-from pytest_fxbucket.pipeline.trace import Call
 from pytest_fxbucket.words import nearest, show, some, times
 
 

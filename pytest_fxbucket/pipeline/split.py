@@ -11,14 +11,16 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
+from pytest_fxbucket.capture.stage_marks import Call
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by, overload
 from pytest_fxbucket.pipeline.cut import cut_places
 from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
-from pytest_fxbucket.pipeline.stages import Crossing, Stage, Stages, Summary
-from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Call, Forward, take_graph, trace_forward
+from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary
+from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Forward, take_graph, trace_forward
 from pytest_fxbucket.pipeline.values import called_with
+from pytest_fxbucket.step.pipelined import Crossing
 
 
 def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs: Any) -> Stages:

@@ -13,25 +13,8 @@ from torch import fx, nn
 
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, refuse_other_arguments
+from pytest_fxbucket.step.pipelined import Crossing
 from pytest_fxbucket.words import counted, human_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A tensor that goes from stage to stage."""
-
-    name: str
-    """Of its node in the graph; of a tensor of the batch its path in the arguments, such as ``labels``."""
-    module: str
-    """FQN of the module that makes it; empty for the root, and for a tensor of the batch."""
-    stage: int
-    """The stage that makes it; 0 for a tensor of the batch, which the first stage is given."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """As the model has it. Kernels may round otherwise where a copy has others."""
-    dtype: torch.dtype
-    bytes: int
-    """Of its elements, one by one: it is a value of its own, even if it is a view where it is made."""
 
 
 @dataclass(frozen=True, slots=True)

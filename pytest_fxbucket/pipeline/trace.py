@@ -21,6 +21,7 @@ from pytest_fxbucket.capture.model import fake_twin, fake_twins, in_modules
 from pytest_fxbucket.capture.names import NodeNamer, calls_watched
 from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import refuse_constants
+from pytest_fxbucket.capture.stage_marks import Call, first_names
 from pytest_fxbucket.capture.unregistered import refuse_other_buffers
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, KernelFakeMode, TorchDispatchMode
@@ -36,8 +37,6 @@ PLACE = "fxbucket_place"
 """Key of a node's place in its graph as it was traced."""
 WITHOUT_GRAD = "fxbucket_without_grad"
 """Key of whether a node was traced where gradients were off."""
-Call = tuple[int, int]
-"""Place of the first node of a module's call, and of the first one behind it."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     paths = {id(leaf): path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     batch = {node: paths[id(tensor)] for node, tensor in zip(inputs, step.tensors, strict=True)}
     graph_module.graph.eliminate_dead_code(_stays)
-    return Forward(graph_module, model, held, batch, signature, leaves, step.result, step.calls, _first_names(model))
+    return Forward(graph_module, model, held, batch, signature, leaves, step.result, step.calls, first_names(model))
 
 
 class _Tracing:
@@ -217,11 +216,6 @@ def _held_past_modules(graph_module: fx.GraphModule, names: Mapping[int, str]) -
                 "in an attribute of its module), or detach it"
             )
     return found
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    first = {id(module): fqn for fqn, module in model.named_modules()}
-    return {fqn: first[id(module)] for fqn, module in model.named_modules(remove_duplicate=False)}
 
 
 # Graphs that somebody else traced: with parameters and buffers as attributes, and module stacks on nodes.

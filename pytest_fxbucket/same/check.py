@@ -36,10 +36,10 @@ class Same:
 
     def verdict(self) -> Verdict:
         """Compare every graph of the step. Raises what capture and passes raise."""
-        world, lines = self.world, dict[str, None]()
+        lines = dict[str, None]()
         found: dict[int, dict[Phase, Found]] = {}
         for ranks in self._sets():
-            found[ranks[0]] = {phase: self._compared(phase, ranks[0]) for phase in world.reference(ranks[0]).graphs}
+            found[ranks[0]] = {phase: self._compared(phase, ranks[0]) for phase in self._before(ranks[0]).graphs}
             lines.update(dict.fromkeys(line for one in found[ranks[0]].values() for line in self._lines(one)))
         lines.update(dict.fromkeys(self._pairings(found)))
         if lines:
@@ -51,7 +51,8 @@ class Same:
         return self._green(found)
 
     def _green(self, found: Mapping[int, Mapping[Phase, Found]]) -> Verdict:
-        world, first = self.world, list(found[0].values())
+        world = self.world
+        first = list({phase: one for graphs in reversed([*found.values()]) for phase, one in graphs.items()}.values())
         outputs, written = sum(one.outputs for one in first), sum(one.written for one in first)
         left = {name: why for one in first for name, why in one.left.items()}
         if not outputs:
@@ -73,6 +74,8 @@ class Same:
             yield f"compared with the step behind {world.rounding[-1]}"
         if crosses(world):
             yield f"left to bitwise: what {world.way(0).after[-1].name} moves to the next iteration"
+        if world.plan.pipeline is not None:
+            yield "left to bitwise: that its pipeline stages are together the whole step"
         if added := [name for one in found for name in one.added]:
             yield f"not compared: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
         yield from dict.fromkeys(world.odd)
@@ -81,11 +84,16 @@ class Same:
         """Ranks that are looked at, by what they run: graphs of one digest differ where groups of one name have other ranks."""
         found: dict[object, list[int]] = {}
         for rank in self.world.ranks():
-            digests = tuple(one.digest for one in (*self.world.passed(rank).values(), *self.world.final(rank).values()))
-            groups = self._members(rank, [g.graph for g in self.world.reference(rank).graphs.values()] + self._graphs(rank))
+            graphs = (*self.world.passed(rank).items(), *self.world.final(rank).items())
+            digests = tuple((phase, one.digest) for phase, one in graphs)
+            groups = self._members(rank, [g.graph for g in self._before(rank).graphs.values()] + self._graphs(rank))
             alike = tuple(sorted((name, min(n for n, r in groups.items() if r == ranks)) for name, ranks in groups.items()))
             found.setdefault((digests, alike, id(self.world.step(rank))), []).append(rank)
         return list(found.values())
+
+    def _before(self, rank: int) -> StepGraph:
+        """What it is compared with: pipeline stages with themselves before the pass."""
+        return self.world.way(rank).step if self.world.plan.pipeline is not None else self.world.reference(rank)
 
     def _graphs(self, rank: int) -> list[fx.Graph]:
         return [side.graph for side in self._finals(rank).values()]
@@ -105,7 +113,7 @@ class Same:
         return {p: _side(one.bucketed.graph, one.bucketed.root, way.step, p) for p, one in way.passed.items()}
 
     def _compared(self, phase: Phase, rank: int) -> Found:
-        step, after = self.world.reference(rank), self._finals(rank)[phase]
+        step, after = self._before(rank), self._finals(rank)[phase]
         module = step.graphs[phase]
         before = _side(module.graph, module, step, phase)
         before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))
@@ -118,8 +126,8 @@ class Same:
 
     def _pairings(self, found: Mapping[int, Mapping[Phase, Found]]) -> Iterator[str]:
         """Where ranks launch what does not belong together, though each of them does all of its own."""
-        for phase in found[0]:
-            before, after = ({rank: one[phase].sent[side] for rank, one in found.items()} for side in (0, 1))
+        for phase in dict.fromkeys(phase for one in found.values() for phase in one):
+            before, after = ({rank: one[phase].sent[side] for rank, one in found.items() if phase in one} for side in (0, 1))
             if crosswise(before) is None and (odd := crosswise(after)) is not None:
                 group, place = odd
                 sent = {

@@ -10,10 +10,18 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-Role = Literal["param", "buffer", "held", "state", "hyper", "batch", "loss", "grad", "carried", "value"]
+    from pytest_fxbucket.step.pipelined import Pipelined
+
+Role = Literal[
+    "param", "buffer", "held", "state", "hyper", "batch", "loss", "grad", "carried", "value", "whole", "unreduced", "crossing"
+]
+WITHIN: tuple[Role, ...] = ("carried", "whole", "unreduced", "crossing")
+"""Roles of what goes from graph to graph of one step."""
 Direction = Literal["forward", "backward", "optimizer"]
-Phase = Literal["joint", "forward", "backward", "setup", "steady", "cleanup"]
-"""The last three are of a step whose work crosses iterations: its first call, each later one, and what finishes the last."""
+Phase = str
+"""Name of a graph of a step: joint; forward and backward; setup, steady and cleanup of a step whose work crosses iterations:
+its first call, each later one, what finishes the last; of pipeline stages as :mod:`pytest_fxbucket.step.pipelined` has them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,8 @@ class Value:
 
     role: Role
     """param, buffer, held (in an attribute or a global variable), state (of an optimizer), hyper (a learning rate), batch,
-    loss, grad, carried (from one call to the next); value if nothing is known of it."""
+    loss, grad, carried (from one call to the next); value if nothing is known of it. Of pipeline stages: whole (a parameter,
+    gathered), unreduced (its gradient before it is reduced), crossing (made in one graph, read in another)."""
     fqn: str
     """FQN of the parameter, buffer or attribute, of its state ``<FQN>.<key>``; path of the leaf in the batch, or a number."""
     shape: tuple[int, ...]
@@ -102,6 +111,8 @@ class StepGraph:
     """First tensors of state that transformations and overrides added, by FQN; not fake."""
     example_inputs: Mapping[Phase, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """Real inputs that came with a graph that somebody else traced."""
+    pipelined: Pipelined | None = None
+    """How the graphs of its pipeline stages are run; None for a step without."""
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -227,7 +227,7 @@ class StepNamer(NodeNamer):
         self._backward = None
         if running is not None:
             accumulated = self._parameters.get(id(getattr(running, "variable", None)))
-            self._backward = self._owner(running) if accumulated is None else accumulated
+            self._backward = self._owner(running)[0] if accumulated is None else accumulated
         super().flush()
 
     def _name(self, node: fx.Node) -> None:

@@ -15,6 +15,7 @@ from pytest_fxbucket.capture.override.anchors import ANCHOR_BACKWARD, ANCHOR_FOR
 from pytest_fxbucket.capture.override.call_text import ModuleCall, call_of, written
 from pytest_fxbucket.capture.override.calls import CALL_BACKWARD, CALL_FORWARD, empty_digest, fqn_of, gradients
 from pytest_fxbucket.capture.override.overrides import Overridden, Subgraph
+from pytest_fxbucket.capture.stage_marks import STAGE
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.errors import CaptureError
@@ -24,7 +25,7 @@ from pytest_fxbucket.graph.storages import base
 Hold = Callable[[torch.Tensor], str]
 """Keeps a constant beside the graph and gives its name there."""
 _ANCHORS = (ANCHOR_FORWARD, ANCHOR_BACKWARD)
-_NAMES = ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward")
+_NAMES = ("nn_module_stack", "fwd_nn_module_stack", "autograd_backward", STAGE)
 """What a node's meta says of where it comes from."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fxbucket.capture.backward import Edge
+from pytest_fxbucket.capture.backward import Edge, Read
 from pytest_fxbucket.capture.names import NodeNamer
 from pytest_fxbucket.capture.parallel.modes import Mode
 from pytest_fxbucket.compat import pytree
@@ -85,12 +85,12 @@ class _Unshard(torch.autograd.Function):
 
 
 class Reader:
-    """Gives whole parameters to the modules of one microbatch, each gathered at its first read.
+    """Gives whole parameters to the modules of one microbatch, each gathered at its first read, by each stage for itself.
 
     ``hooks`` are the user's, by FQN: each gets the gradient of the microbatch before it is reduced, as under DDP.
 
     ``before`` holds sums of earlier microbatches' gradients, not reduced, which are reduced with this one's. With ``last``
-    False nothing is reduced: gradients are to be asked for what :attr:`whole` holds then.
+    False nothing is reduced: gradients are to be asked for what :attr:`whole` holds then, else for :attr:`parts`.
     """
 
     def __init__(
@@ -98,30 +98,35 @@ class Reader:
         parts: Mapping[str, torch.Tensor],
         travels: Mapping[str, Travel],
         namer: NodeNamer,
-        before: Mapping[str, torch.Tensor],
+        before: Mapping[Read, torch.Tensor],
         last: bool,
         hooks: Mapping[str, Sequence[Hook]],
+        staged: bool = False,
     ) -> None:
+        """``staged``: whether several stages read."""
         self._parts, self._travels, self._namer, self._before, self._last = parts, travels, namer, before, last
-        self._hooks = hooks
-        self.whole: dict[str, torch.Tensor] = {}
-        self._edges: dict[str, torch.Tensor] | None = None
+        self._hooks, self._staged = hooks, staged
+        self.whole: dict[Read, torch.Tensor] = {}
+        self.parts: dict[Read, torch.Tensor] = {}
+        """What was gathered."""
+        self._edges: dict[Read, torch.Tensor] | None = None
 
     def read(self, fqn: str) -> torch.Tensor:
         """The whole parameter ``fqn``."""
-        if fqn not in self.whole:
+        read = Read(fqn, self._namer.stage)
+        if read not in self.whole:
             # Whoever reads it first, a parameter has a gradient where it is read with one.
             with self._namer.inside(fqn.rpartition(".")[0]), torch.inference_mode(False), torch.enable_grad():
-                self.whole[fqn] = self._gathered(fqn)
-                if self.whole[fqn].requires_grad:
+                self.whole[read] = self._gathered(read)
+                if self.whole[read].requires_grad:
                     for hook in self._hooks.get(fqn, ()):
-                        self.whole[fqn].register_hook(hook)  # type: ignore[no-untyped-call]
+                        self.whole[read].register_hook(hook)  # type: ignore[no-untyped-call]
         if self._edges is None:
-            return self.whole[fqn]
-        if fqn not in self._edges:
+            return self.whole[read]
+        if read not in self._edges:
             with torch.inference_mode(False), torch.enable_grad():
-                self._edges[fqn] = Edge.apply(self.whole[fqn])  # type: ignore[no-untyped-call]
-        return self._edges[fqn]
+                self._edges[read] = Edge.apply(self.whole[read])  # type: ignore[no-untyped-call]
+        return self._edges[read]
 
     @contextmanager
     def summed_separately(self) -> Iterator[None]:
@@ -132,10 +137,12 @@ class Reader:
         finally:
             self._edges = before
 
-    def _gathered(self, fqn: str) -> torch.Tensor:
-        part, travel = self._parts[fqn], self._travels[fqn]
+    def _gathered(self, read: Read) -> torch.Tensor:
+        part, travel = self._parts[read.fqn], self._travels[read.fqn]
         if self._last:
-            whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, fqn))  # type: ignore[no-untyped-call]
+            # The gradients of a parameter that several stages read are summed in an order of ours.
+            self.parts[read] = part = part.detach().requires_grad_(part.requires_grad) if self._staged else part
+            whole: torch.Tensor = _Unshard.apply(part, travel, partial(self._before.get, read))  # type: ignore[no-untyped-call]
             return whole
         with torch.no_grad():
             whole = travel.gather(part.detach())

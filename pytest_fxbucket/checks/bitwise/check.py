@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.checks.bitwise import judge
-from pytest_fxbucket.checks.bitwise.crossing import crosses, crossing_graphs, run_digests, run_names, run_readings
+from pytest_fxbucket.checks.bitwise.crossing import (
+    crosses,
+    crossing_graphs,
+    run_digests,
+    run_names,
+    run_readings,
+    stage_graphs,
+)
 from pytest_fxbucket.checks.bitwise.job import FEWEST_STEPS, BitwiseOutcome, BitwiseTask
 from pytest_fxbucket.checks.on_ranks import OnRanks, added_state, final_values, refuse_too_large, removed_state
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
@@ -40,6 +47,7 @@ class Bitwise(OnRanks):
                 outcomes = self._outcomes(phase)
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += judge.wrong_graphs(outcomes, self._digests(phase))
+                lines += self._nowhere(phase)
                 lines += judge.unusable_data(outcomes, stated)
                 lines += judge.differing_copies(outcomes, self._copies())
                 lines += judge.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
@@ -47,7 +55,8 @@ class Bitwise(OnRanks):
                 step = judge.first_step(outcomes)
                 if step is not None:
                     lines += judge.difference_lines(outcomes, world.entry_of)
-                    lines += judge.first_node_lines(self._outcomes(phase, step))
+                    if world.plan.pipeline is None:  # of stages no node stands where one of the whole step does
+                        lines += judge.first_node_lines(self._outcomes(phase, step))
         except RankFailure as failure:
             readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
             failure.buckets = judge.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))
@@ -73,6 +82,15 @@ class Bitwise(OnRanks):
         if settings:
             self.folder.write("settings.txt", "\n".join(settings))
         return outcomes
+
+    def _nowhere(self, phase: Phase) -> list[str]:
+        """What the whole step gives, and no rank's pipeline stages."""
+        world = self.world
+        if world.plan.pipeline is None:
+            return []
+        given = {value for rank in range(world.size) for value in final_values(world, rank, phase)[1]}
+        lost = [value for value in world.reference(0).outputs[phase] if value not in given]
+        return [f"no rank's stages give the {judge.WORDS.get(one.role, one.role)} {one.fqn}".rstrip() for one in lost]
 
     def _copies(self) -> dict[str, list[list[int]]]:
         """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""
@@ -103,12 +121,14 @@ class Bitwise(OnRanks):
 
 def task_of(world: PlanOnMesh, phase: Phase, rank: int, backend: str, localise: int | None = None) -> BitwiseTask:
     """What ``rank`` is to run of the graph ``phase``; ``localise``: the step to compare node by node."""
-    crossing, (inputs, outputs) = crossing_graphs(world, rank), final_values(world, rank, phase)
+    crossing, pipelined = crossing_graphs(world, rank), stage_graphs(world, rank)
+    inputs, outputs = final_values(world, rank, phase)
     step_fields = fields_of(world.plan, world.mesh, world.reference(rank), phase)
     return BitwiseTask(
         unbucketed=world.unbucketed(rank, phase),
-        bucketed=None if crossing else world.final(rank)[phase].portable,
+        bucketed=None if crossing or pipelined else world.final(rank)[phase].portable,
         crossing=crossing,
+        pipelined=pipelined,
         steps=steps_of(world),
         backend=backend,
         localise_step=localise,

@@ -1,4 +1,4 @@
-"""A plan whose work crosses iterations, for its checks: what moves, its graphs for the ranks, its audit."""
+"""A plan whose work crosses iterations, or is in pipeline stages, for its checks: its graphs for the ranks, its audit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.judge import RUNS
 from pytest_fxbucket.checks.promises.iterations import Phased, hidden_by_nothing, iteration_problems
+from pytest_fxbucket.pipeline.running import PipelinedTask
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.selectors import entry_by_parameter, resolve
 from pytest_fxbucket.step.iterations import CROSSING
@@ -76,8 +77,19 @@ def crossing_graphs(world: PlanOnMesh, rank: int) -> tuple[PhaseGraph, ...]:
     )
 
 
+def stage_graphs(world: PlanOnMesh, rank: int) -> PipelinedTask | None:
+    """The graphs of rank ``rank``'s pipeline stages; None for a plan without."""
+    step, final = world.final_step(rank), world.final(rank)
+    if step.pipelined is None:
+        return None
+    graphs = (PhaseGraph(phase, one.portable, step.inputs[phase], step.outputs[phase]) for phase, one in final.items())
+    return PipelinedTask(step.pipelined, tuple(graphs))
+
+
 def run_names(world: PlanOnMesh) -> Sequence[str]:
     """The first words of ranks' marks, in the order of :func:`run_readings`."""
+    if world.plan.pipeline is not None:
+        return (RUNS[0], *world.final(0))
     return (RUNS[0], *CROSSING) if crosses(world) else RUNS
 
 
@@ -94,6 +106,8 @@ def run_digests(world: PlanOnMesh, phase: Phase, rank: int) -> list[str]:
 def _checked(world: PlanOnMesh, phase: Phase, rank: int) -> list[Passed]:
     """What rank ``rank`` runs beside what it compares with."""
     final = world.final(rank)
+    if world.plan.pipeline is not None:
+        return list(final.values())
     return [final[one] for one in (CROSSING if crosses(world) else (phase,))]
 
 

@@ -14,6 +14,7 @@ from torch import fx
 from pytest_fxbucket.checks.bitwise.localise import bits, bits_digest, first_difference, ulps_apart
 from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
+from pytest_fxbucket.pipeline.running import PipelinedRun, PipelinedTask
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.ranks import device
 from pytest_fxbucket.ranks.process_groups.nccl import record
@@ -42,10 +43,12 @@ class BitwiseTask(StepTask):
 
     unbucketed: PortableGraph
     bucketed: PortableGraph | None
-    """None for a step whose work crosses iterations."""
+    """None for a step of several graphs."""
     steps: int
     crossing: tuple[PhaseGraph, ...] = ()
-    """Of such a step its set-up, steady and clean-up graphs."""
+    """Of a step whose work crosses iterations its set-up, steady and clean-up graphs."""
+    pipelined: PipelinedTask | None = None
+    """Of a step in pipeline stages the rank's."""
     final_inputs: tuple[Value, ...] = ()
     """Of the step that is compared, but for what is carried, where transformations added or removed state; else as before."""
     final_outputs: tuple[Value, ...] = ()
@@ -172,7 +175,7 @@ def graphs_of(
 ) -> tuple[dict[str, fx.GraphModule], tuple[str, ...]]:
     """The graphs that ``rank`` runs, ``others`` first, where they run and with their groups; and a digest of each."""
     sent = {**others, **({"bucketed": task.bucketed} if task.bucketed is not None else {})}
-    sent |= {one.phase: one.graph for one in task.crossing}
+    sent |= {one.phase: one.graph for one in (task.pipelined.graphs if task.pipelined else task.crossing)}
     with collector.paused():
         graphs = {name: decode(one) for name, one in sent.items()}
         digests = tuple(digest(encode_module(graph)) for graph in graphs.values())
@@ -188,6 +191,8 @@ def final_run(graphs: Mapping[str, fx.GraphModule], start: Sequence[torch.Tensor
     state, final = _copies(_final_start(task, start)), _final(task)
     if "bucketed" in graphs:
         return OneGraph(graphs["bucketed"], state, final, "bucketed")
+    if task.pipelined is not None:
+        return PipelinedRun(graphs, task.pipelined, state, final)
     return ThreeGraphs({one.phase: graphs[one.phase] for one in task.crossing}, task.crossing, state, final)
 
 

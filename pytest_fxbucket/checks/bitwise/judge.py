@@ -20,6 +20,8 @@ class Compared(Protocol):
 
 
 _SHOWN = 12
+WORDS = {"grad": "gradient of", "param": "new value of parameter", "state": "state"}
+"""What people call outputs by their roles."""
 RUNS = ("unbucketed", "bucketed")
 """The first word of what a rank's mark says in a step."""
 

@@ -61,7 +61,7 @@ def next_iteration(step: StepGraph, state: dict[str, torch.Tensor], *, entries: 
     inputs, outputs = step.inputs["joint"], tuple(value for _, value in block.results)
     return replace(
         step,
-        graphs={phase: fx.GraphModule(graph_module, made) for phase, made in graphs.items()},  # type: ignore[misc]  # phases
+        graphs={phase: fx.GraphModule(graph_module, made) for phase, made in graphs.items()},
         inputs={
             "setup": inputs,
             "steady": (*inputs, *cut.carried),

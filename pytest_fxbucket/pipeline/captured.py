@@ -1,0 +1,211 @@
+"""From a plan to its stages, traced: for each rank the graphs that its place along ``pp`` has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.backward import Read
+from pytest_fxbucket.capture.clip import AcrossStages, Clip
+from pytest_fxbucket.capture.from_plan import ModelTraced, model_traced
+from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
+from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.c10d import collective
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
+from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
+from pytest_fxbucket.plan.schedules import rank_of_stage
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.step.mesh import Mesh, fake_mesh
+from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of
+from pytest_fxbucket.step.roles import Parameter, StepGraph, Value
+
+Described = tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]
+"""A graph with its inputs and outputs."""
+_IN_TWO_PARTS = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules that run what the stage before waits for apart from gradients of weights."""
+
+
+@dataclass(frozen=True)
+class StagedStep:
+    """The stages of one step, the same on every rank."""
+
+    plan: Plan
+    model: ModelTraced
+    microbatch: Microbatch
+    parted: Parted
+    once: tuple[dict[Work, Described], ...]
+    """For each stage what runs once a step, gathers and reductions; nothing where there is nothing to do."""
+    pipelined: Pipelined
+    whole: StepGraph
+    """The step that is not in stages."""
+
+    def of_rank(self, mesh: Mesh, rank: int) -> StepGraph:
+        """The step as ``rank`` of ``mesh`` has it; its process groups, real or fake, must be there."""
+        place = mesh.at(rank, "pp")
+        graphs: dict[str, Described] = {}
+        for stage in self._stages_at(place):
+            once = self.once[stage]
+            graphs |= {phase_of(stage, "unshard"): once["unshard"]} if "unshard" in once else {}
+            for work in self._works:
+                part = self.parted.part(stage, work)
+                if part.outputs:
+                    graphs[phase_of(stage, work)] = part.graph_module, part.inputs, part.outputs
+            graphs |= {phase_of(stage, "reduce"): once["reduce"]} if "reduce" in once else {}
+        if ties := self._ties(place, mesh):
+            graphs[TIES] = ties
+        if self.optimizing is not None:
+            own = self._gradients_at(place)
+            update = self.model.update(self.optimizing, self.microbatch.parameters, own, self._clip(mesh))
+            graphs[UPDATE] = update.graph_module, update.inputs, update.outputs
+        return replace(
+            self.whole,
+            graphs={phase: graph for phase, (graph, _, _) in graphs.items()},
+            inputs={phase: inputs for phase, (_, inputs, _) in graphs.items()},
+            outputs={phase: outputs for phase, (_, _, outputs) in graphs.items()},
+            rank=rank,
+            pipelined=self.pipelined,
+        )
+
+    @cached_property
+    def optimizing(self) -> Optimizing | None:
+        """What makes the optimizers."""
+        return self.model.optimizing(self.microbatch.parameters) if self.plan.optimizer else None
+
+    @property
+    def _works(self) -> tuple[Work, ...]:
+        return ("forward", "input", "weight") if self.pipelined.schedule in _IN_TWO_PARTS else ("forward", "backward")
+
+    def _stages_at(self, place: int) -> list[int]:
+        return [stage for stage, at in enumerate(self.pipelined.places) if at == place]
+
+    def _gradients_at(self, place: int) -> list[str]:
+        """FQNs of the parameters whose gradients the rank at ``place`` has, in registration order."""
+        stages = set(self._stages_at(place))
+        found = {read.fqn for read in self.microbatch.reads if read.stage in stages}
+        return [parameter.fqn for parameter in self.microbatch.parameters if parameter.fqn in found]
+
+    def _tied(self) -> dict[str, list[int]]:
+        """Stages of each parameter whose gradient several have, ascending."""
+        stages: dict[str, list[int]] = {}
+        for read in sorted(self.microbatch.reads):
+            stages.setdefault(read.fqn, []).append(read.stage)
+        return {one.fqn: stages[one.fqn] for one in self.microbatch.parameters if len(stages.get(one.fqn, ())) > 1}
+
+    def _ties(self, place: int, mesh: Mesh) -> Described | None:
+        """Sums the gradients of what several stages read, from the last stage to the first."""
+        tied, places, group = self._tied(), self.pipelined.places, mesh.group("pp")
+        by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
+        inputs: list[Value] = []
+        for fqn, stages in tied.items():
+            inputs += [_gradient(by_fqn[fqn]) for stage in stages if places[stage] == place]
+        outputs = list(dict.fromkeys(inputs))
+        apart = {fqn for fqn, stages in tied.items() if len({places[stage] for stage in stages}) > 1}
+        if not inputs and not apart:
+            return None
+
+        def summed(*gradients: torch.Tensor) -> list[torch.Tensor]:
+            found, own = [], iter(gradients)
+            for fqn, stages in tied.items():
+                here = {stage: next(own) for stage in stages if places[stage] == place}
+                if not here and fqn not in apart:
+                    continue
+                total: torch.Tensor | None = None
+                for stage in reversed(stages):
+                    one = here.get(stage, torch.zeros(by_fqn[fqn].shard_shape, dtype=by_fqn[fqn].dtype))
+                    if fqn in apart:
+                        gathered = collective("all_gather_into_tensor", one.unsqueeze(0), group.size, group.name)
+                        one = gathered.select(0, places[stage])
+                    total = one if total is None else total + one
+                if here:
+                    assert total is not None
+                    found.append(total)
+            return found
+
+        with FakeTensorMode():
+            tensors = [torch.empty(value.shape, dtype=value.dtype) for value in inputs]
+            return tracing.trace(summed, tensors), tuple(inputs), tuple(outputs)
+
+    def _clip(self, mesh: Mesh) -> Clip | None:
+        clip = self.model.clip(self.microbatch.parameters)
+        if clip is None or mesh.degree("pp") == 1:
+            return clip
+        everywhere = {read.fqn for read in self.microbatch.reads}
+        names = [self._stacked(self._gradients_at(place)) for place in range(mesh.degree("pp"))]
+        for place, own in enumerate(names):
+            if not own:
+                stages = self._stages_at(place)
+                raise CaptureError(
+                    f"{self.plan.path}: [step] clip_norm is of all stages, and stage {stages[0]} has no trainable parameter; "
+                    "put the cuts of [pipeline] elsewhere, or leave clip_norm out"
+                )
+        order = self._stacked([one.fqn for one in self.microbatch.parameters if one.fqn in everywhere])
+        dtype = reduce(torch.promote_types, {one.dtype for one in self.microbatch.parameters if one.fqn in everywhere})
+        return replace(clip, across=AcrossStages(mesh.group("pp").name, tuple(map(tuple, names)), tuple(order), dtype))
+
+    def _stacked(self, fqns: Sequence[str]) -> list[str]:
+        """``fqns`` in the order in which norms of their gradients are stacked: those of one dtype side by side."""
+        by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
+        with FakeTensorMode():
+            fakes = {fqn: torch.empty(by_fqn[fqn].shard_shape, dtype=by_fqn[fqn].dtype) for fqn in fqns}
+        names = {id(fake): fqn for fqn, fake in fakes.items()}
+        return [names[id(fake)] for group in grouped(list(fakes.values())) for fake in group]
+
+
+def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
+    """The stages of ``plan``, whose step not in stages is ``whole``, as the ranks of ``mesh`` have them.
+
+    Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for what stages cannot have. The
+    plan's folders must be on ``sys.path``.
+    """
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:
+        microbatch = trace_microbatch(model)
+        stages = len(model.cuts) + 1
+        _refuse_cuts(microbatch, model.cuts)
+        parted = part_microbatch(microbatch, stages)
+        once = tuple(_once(microbatch, stage) for stage in range(stages))
+        places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
+        group = mesh.group("pp").name
+        how = Pipelined(pipeline.schedule, plan.step.microbatches, places, parted.forward, parted.backward, group)
+        return StagedStep(plan, model, microbatch, parted, once, how, whole)
+
+
+def _refuse_cuts(microbatch: Microbatch, cuts: Sequence[str]) -> None:
+    nodes = list(microbatch.graph_module.graph.nodes)
+    calls, work = microbatch.marks.calls, []
+    for place, node in enumerate(nodes):
+        if node.op not in ("placeholder", "get_attr", "output") and not node.meta.get("autograd_backward"):
+            work.append(place)
+    cut_places(list(cuts), calls, microbatch.modules, work)
+
+
+def _once(microbatch: Microbatch, stage: int) -> dict[Work, Described]:
+    gathered = [read for read in microbatch.gathered if read.stage == stage]
+    reduced = [read for read in microbatch.reads if read.stage == stage]
+    found: dict[Work, Described] = {}
+    if gathered:
+        found["unshard"] = trace_unshard(microbatch, gathered)
+    if reduced:
+        found["reduce"] = trace_reduce(microbatch, _as_made(microbatch, reduced))
+    return found
+
+
+def _as_made(microbatch: Microbatch, reads: Sequence[Read]) -> list[Read]:
+    """``reads`` in the order in which backward makes their gradients."""
+    returned: Any = microbatch.graph_module.graph.output_node().args[0]
+    index = {node: number for number, node in enumerate(microbatch.graph_module.graph.nodes)}
+    made = {read: index[node] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
+    return sorted(reads, key=lambda read: (made[read], read))
+
+
+def _gradient(parameter: Parameter) -> Value:
+    return Value("grad", parameter.fqn, parameter.shard_shape, parameter.dtype)

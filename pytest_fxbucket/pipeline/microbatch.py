@@ -1,0 +1,202 @@
+"""One microbatch on whole parameters as one graph, of which each node knows its stage; and what gathers and reduces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.backward import Read, backward_in_forward
+from pytest_fxbucket.capture.batch import microbatches
+from pytest_fxbucket.capture.draws import draws_on_tape
+from pytest_fxbucket.capture.from_plan import ModelTraced
+from pytest_fxbucket.capture.joint import JointStep, traced_joint
+from pytest_fxbucket.capture.names import NodeNamer
+from pytest_fxbucket.capture.parallel.unshard import Reader, Travel
+from pytest_fxbucket.capture.stage_marks import StageMarks, first_names
+from pytest_fxbucket.capture.unregistered import keep_buffers
+from pytest_fxbucket.compat import tracing
+from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.roles import Parameter, Value
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Forward and backward of one microbatch."""
+
+    graph_module: fx.GraphModule
+    """Takes whole parameters, buffers, what the model holds elsewhere, and the rows of the batch; gives the loss, as a share of
+    the step's, and the gradients of :attr:`reads`, not reduced."""
+    inputs: tuple[Value, ...]
+    reads: tuple[Read, ...]
+    gathered: tuple[Read, ...]
+    """Every parameter that a stage reads, in order of first reads."""
+    parameters: tuple[Parameter, ...]
+    travels: Mapping[str, Travel]
+    marks: StageMarks
+    count: int
+    """How many microbatches a step has."""
+    modules: Mapping[str, str]
+    """Every FQN of a module, to the one that ``marks`` have it by."""
+    model: Any
+
+
+def trace_microbatch(model: ModelTraced) -> Microbatch:
+    """Trace the first microbatch of ``model``; the others are alike.
+
+    Raises :class:`CaptureError` for what stages cannot have.
+    """
+    step, graph_module = traced_joint(model.built, lambda: model.step(_MicrobatchStep))
+    return Microbatch(
+        graph_module,
+        tuple(step.input_values),
+        tuple(step.reduced),
+        tuple(step.gathered),
+        tuple(step.parameters),
+        step.travels,
+        step.marks,
+        step.count,
+        first_names(model.built),
+        model.built,
+    )
+
+
+class _MicrobatchStep(JointStep):
+    """The step's first microbatch as a function of flat tensors, with whole parameters in place of their parts."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self.anchors.states:
+            raise CaptureError(
+                f"{next(iter(self.anchors.states))} is state of an overridden module, which microbatches in pipeline stages "
+                "would change out of turn; leave it out of [[override]], or [pipeline] out"
+            )
+        self.reduced: list[Read] = []
+        self.gathered: list[Read] = []
+        before_batch = len(self.inputs) - len(self.tensors)
+        with self.fake_mode:
+            whole = [self._whole(parameter) for parameter in self.parameters]
+            rows = self.inputs[before_batch:]
+            rows = list(next(microbatches(rows, self.count)))
+            rows = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in rows]
+        self.inputs = [*whole, *self.inputs[len(whole) : before_batch], *rows]
+        names = [(value.role, value.fqn) for value in self.input_values]
+        self.input_values = [
+            Value("whole" if role == "param" else role, fqn, tuple(tensor.shape), tensor.dtype)
+            for (role, fqn), tensor in zip(names, self.inputs, strict=True)
+        ]
+
+    def _whole(self, parameter: Parameter) -> torch.Tensor:
+        floating = parameter.dtype.is_floating_point
+        dtype = self.param_dtype if self.param_dtype is not None and floating else parameter.dtype
+        return torch.empty(parameter.local_shape, dtype=dtype, requires_grad=parameter.trainable)
+
+    def first_rows(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """They have no others."""
+        return leaves
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The microbatch's share of the loss, and the gradients of :attr:`reduced`."""
+        whole = dict(zip((p.fqn for p in self.parameters), inputs, strict=False))
+        leaves = self.leaves_with(inputs[len(inputs) - len(self.tensors) :])
+        reader = _WholeReader(whole, self.travels, self.namer, {}, False, self.hooks, True)
+        with draws_on_tape(), self.running(reader):
+            with backward_in_forward(reader.whole, _refuse_early):
+                loss = self.forward(leaves)
+            self.namer.start_backward(loss)
+            read = {read: tensor for read, tensor in reader.whole.items() if tensor.requires_grad}
+            found = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
+            self.namer.end_backward()
+            keep_buffers(self.model, self.buffers, self.namer)
+        self.gathered = list(reader.whole)
+        self.reduced = [one for one, gradient in zip(read, found, strict=True) if gradient is not None]
+        return [loss, *(gradient for gradient in found if gradient is not None)]
+
+
+class _WholeReader(Reader):
+    """Each stage has a leaf of its own of what is whole already."""
+
+    def _gathered(self, read: Read) -> torch.Tensor:
+        whole = self._parts[read.fqn]
+        return whole.detach().requires_grad_(whole.requires_grad)
+
+
+def _refuse_early(read: Read, gradient: torch.Tensor) -> None:
+    raise CaptureError(
+        f"forward calls backward() itself, which gives {read.fqn} a gradient before the schedule's own backward; pipeline "
+        "stages run backward where their schedule says, so give the loss of the whole microbatch"
+    )
+
+
+# Graphs that run once a step: what gathers the parameters of a stage, and what reduces their gradients.
+
+
+def trace_unshard(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
+    """Parts of the parameters of ``reads`` to whole ones, in order."""
+    by_fqn = {parameter.fqn: parameter for parameter in microbatch.parameters}
+    parameters = [by_fqn[read.fqn] for read in reads]
+
+    def gather(fqn: str, part: torch.Tensor) -> torch.Tensor:
+        return microbatch.travels[fqn].gather(part)
+
+    inputs = [Value("param", one.fqn, one.shard_shape, one.dtype) for one in parameters]
+    with FakeTensorMode():
+        parts = [torch.empty(one.shard_shape, dtype=one.dtype) for one in parameters]
+    graph_module = _each(microbatch, inputs, parts, gather, backward=False)
+    return graph_module, tuple(inputs), _outputs("whole", graph_module, parameters)
+
+
+def trace_reduce(microbatch: Microbatch, reads: Sequence[Read]) -> tuple[fx.GraphModule, tuple[Value, ...], tuple[Value, ...]]:
+    """Sums of the gradients of ``reads`` to the parts of their averages over ranks, in order."""
+    by_fqn = {parameter.fqn: parameter for parameter in microbatch.parameters}
+    parameters = [by_fqn[read.fqn] for read in reads]
+
+    def reduce(fqn: str, gradient: torch.Tensor) -> torch.Tensor:
+        parameter = by_fqn[fqn]
+        return microbatch.travels[fqn].reduce(gradient, torch.Size(parameter.shard_shape)).to(parameter.dtype)
+
+    returned: Any = microbatch.graph_module.graph.output_node().args[0]
+    made = {read: node.meta["val"] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
+    sums = []
+    for read in reads:
+        travel, gradient = microbatch.travels[read.fqn], made[read]
+        with gradient.fake_mode:
+            total = travel.unreduced(gradient)
+            sums.append(travel.unreduced(gradient, total) if microbatch.count > 1 else total)
+    inputs = [Value("unreduced", one.fqn, tuple(x.shape), x.dtype) for one, x in zip(parameters, sums, strict=True)]
+    graph_module = _each(microbatch, inputs, sums, reduce, backward=True)
+    return graph_module, tuple(inputs), _outputs("grad", graph_module, parameters)
+
+
+def _each(
+    microbatch: Microbatch,
+    inputs: Sequence[Value],
+    tensors: Sequence[Any],
+    function: Callable[[str, torch.Tensor], torch.Tensor],
+    *,
+    backward: bool,
+) -> fx.GraphModule:
+    """What ``function`` gives for each of ``inputs``, which are like the fake ``tensors``, named after its module."""
+    namer = NodeNamer(microbatch.model)
+
+    def all_of_them(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        if backward:
+            namer.start_backward(tensors[0])
+        given = []
+        for value, tensor in zip(inputs, tensors, strict=True):
+            with namer.inside(value.fqn.rpartition(".")[0]), torch.no_grad():
+                given.append(function(value.fqn, tensor))
+        return given
+
+    with tensors[0].fake_mode:
+        return tracing.trace(all_of_them, tensors)
+
+
+def _outputs(role: Any, graph_module: fx.GraphModule, parameters: Sequence[Parameter]) -> tuple[Value, ...]:
+    returned: Any = graph_module.graph.output_node().args[0]
+    values = [node.meta["val"] for node in returned]
+    return tuple(Value(role, p.fqn, tuple(v.shape), v.dtype) for p, v in zip(parameters, values, strict=True))

@@ -1,0 +1,279 @@
+"""A microbatch's graph, parted into forward and backward of each stage, and what goes from part to part.
+
+Time runs through the stages forward, and back from the last to the first. A node is of the part that it is marked with, or of a
+later one if it needs something from there. Values go the way of time, from stage to stage: forward to the last stage that reads
+them in either direction, backward from the stage that made them to the first that reads them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from pytest_fxbucket.capture.backward import Read
+from pytest_fxbucket.capture.functionalize import make_functional
+from pytest_fxbucket.capture.stage_marks import STAGE
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.graph.effects import effects_of, written_arguments
+from pytest_fxbucket.graph.modules import module_of
+from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.pipeline.microbatch import Microbatch
+from pytest_fxbucket.step.pipelined import Crossing, Work
+from pytest_fxbucket.step.roles import Value
+
+
+@dataclass(frozen=True)
+class Part:
+    """Work of one stage on one microbatch as a graph."""
+
+    stage: int
+    work: Work
+    graph_module: fx.GraphModule
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Parted:
+    """All parts of a microbatch."""
+
+    parts: tuple[Part, ...]
+    """For each stage forward and backward; of backward input and weight besides."""
+    forward: tuple[tuple[Crossing, ...], ...]
+    backward: tuple[tuple[Crossing, ...], ...]
+    """What crosses each cut; as :class:`~pytest_fxbucket.step.pipelined.Pipelined` has them."""
+
+    def part(self, stage: int, work: Work) -> Part:
+        """The one of ``stage`` that does ``work``."""
+        return next(part for part in self.parts if (part.stage, part.work) == (stage, work))
+
+
+def part_microbatch(microbatch: Microbatch, stages: int) -> Parted:
+    """Part ``microbatch``, whose graph may be rewritten, into ``stages``.
+
+    Raises :class:`CaptureError` for what would be otherwise than in the whole step.
+    """
+    timed = _Timed(microbatch, stages)
+    forward, backward = timed.flows()
+    parts = []
+    for stage in range(stages):
+        behind, before = timed.nodes_at(stage), timed.nodes_at(2 * stages - 1 - stage)
+        first = timed.made_of(backward[stage - 1] if stage else (), before)
+        rest = [node for node in before if node not in first]
+        parts += [
+            timed.part(stage, "forward", behind),
+            timed.part(stage, "backward", before),
+            timed.part(stage, "input", [node for node in before if node in first]),
+            timed.part(stage, "weight", rest, first),
+        ]
+    described = {node: timed.described(node) for flow in (*forward, *backward) for node in flow}
+    flows = [tuple(tuple(map(described.__getitem__, flow)) for flow in flows) for flows in (forward, backward)]
+    return Parted(tuple(parts), *flows)
+
+
+class _Timed:
+    """A graph whose nodes have times: ``stage`` forward, ``2 * stages - 1 - stage`` backward."""
+
+    def __init__(self, microbatch: Microbatch, stages: int) -> None:
+        self.microbatch, self.stages, self.graph = microbatch, stages, microbatch.graph_module.graph
+        self._refuse_draws()
+        placeholders = self.graph.find_nodes(op="placeholder")
+        self.given: dict[fx.Node, Value] = dict(zip(placeholders, microbatch.inputs, strict=True))
+        self.everywhere = {node for node, value in self.given.items() if value.role != "batch"}
+        self.order = order_of(self.graph)
+        self.times = self._times()
+        if across := self._written_across():
+            make_functional(self.graph, across)
+            self.order = order_of(self.graph)
+            self.times = self._times()
+        returned: Any = self.graph.output_node().args[0]
+        self.loss: fx.Node = returned[0]
+        self.gradients: dict[Read, fx.Node] = dict(zip(microbatch.reads, returned[1:], strict=True))
+        self._gradient_of: dict[fx.Node, list[int]] = {}
+        for read, node in self.gradients.items():
+            self._gradient_of.setdefault(node, []).append(read.stage)
+        self._refuse_late_gradients()
+
+    def _times(self) -> dict[fx.Node, int]:
+        times: dict[fx.Node, int] = {}
+        for index, node in enumerate(self.order.nodes):
+            stage = node.meta.get(STAGE)
+            if node.op in ("placeholder", "get_attr") or stage is None:
+                own = 0
+            else:
+                own = self.backward_of(stage) if node.meta.get("autograd_backward") else stage
+            times[node] = max((own, *(times[self.order.nodes[before]] for before in self.order.before[index])))
+        del times[self.order.nodes[-1]]
+        return times
+
+    def backward_of(self, stage: int) -> int:
+        """The time at which ``stage`` goes backward."""
+        return 2 * self.stages - 1 - stage
+
+    def stage_at(self, time: int) -> int:
+        """The stage that works at ``time``."""
+        return min(time, 2 * self.stages - 1 - time)
+
+    def nodes_at(self, time: int) -> list[fx.Node]:
+        """Nodes that compute at ``time``, in order."""
+        return [n for n, at in self.times.items() if at == time and n.op not in ("placeholder", "get_attr")]
+
+    def flows(self) -> tuple[list[list[fx.Node]], list[list[fx.Node]]]:
+        """For each cut what crosses it forward, and what backward, in the order of the graph."""
+        forward: list[list[fx.Node]] = [[] for _ in range(self.stages - 1)]
+        backward: list[list[fx.Node]] = [[] for _ in range(self.stages - 1)]
+        uses = self._uses()
+        for node, made in self.times.items():
+            if node in self.everywhere or node.op == "get_attr":
+                continue
+            read = [(time, self.stage_at(time)) for time in uses.get(node, ())]
+            for cut in range(made, max((stage for _, stage in read), default=0)):
+                forward[cut].append(node)
+            first = min((stage for time, stage in read if time >= self.stages), default=self.stages)
+            for cut in range(first, self.stage_at(made)):
+                backward[cut].append(node)
+        return forward, backward
+
+    def _uses(self) -> dict[fx.Node, set[int]]:
+        """Times at which each node is read."""
+        uses: dict[fx.Node, set[int]] = {self.loss: {self.stages - 1}}
+        for node, time in self.times.items():
+            for source in node.all_input_nodes:
+                uses.setdefault(source, set()).add(time)
+        for read, node in self.gradients.items():
+            uses.setdefault(node, set()).add(self.backward_of(read.stage))
+        return uses
+
+    def made_of(self, wanted: Iterable[fx.Node], among: Sequence[fx.Node]) -> set[fx.Node]:
+        """Those ``among`` a stage's backward that ``wanted``, by the stage before, are made of."""
+        needed = {self.order.index[node] for node in wanted}
+        for index in sorted((self.order.index[node] for node in among), reverse=True):
+            if index in needed:
+                needed.update(self.order.before[index])
+        return {node for node in among if self.order.index[node] in needed}
+
+    def described(self, node: fx.Node) -> Crossing:
+        """``node`` as what crosses."""
+        value, stage = node.meta["val"], self.stage_at(self.times[node])
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"{node.name}, a value of type {type(value).__name__}, is made in stage {stage} and read in another, but only "
+                "tensors can cross; put the cut elsewhere"
+            )
+        return Crossing(
+            name=self.given[node].fqn if node in self.given else node.name,
+            module=module_of(node),
+            stage=stage,
+            shape=tuple(value.shape),
+            strides=tuple(value.stride()),
+            dtype=value.dtype,
+            bytes=value.numel() * value.element_size(),
+        )
+
+    def part(self, stage: int, work: Work, nodes: Sequence[fx.Node], done: Collection[fx.Node] = ()) -> Part:
+        """A graph of ``nodes``: parameters and buffers are its first inputs, loss and gradients its first outputs.
+
+        ``done`` are nodes of the stage's other part of backward, which has given their gradients.
+        """
+        own, graph, copies, constants = set(nodes), fx.Graph(), dict[fx.Node, fx.Node](), dict[str, Any]()
+        results = self._results(stage, work, own, done)
+        read = {source for node in nodes for source in node.all_input_nodes} | {node for _, node in results}
+        taken = sorted(
+            (node for node in read - own if node.op != "get_attr"),
+            key=lambda node: (node not in self.everywhere, self.order.index[node]),
+        )
+        for node in taken:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
+
+        def copy_of(node: fx.Node) -> fx.Node:
+            if node not in copies:  # an attribute: all others are there already
+                copies[node] = graph.node_copy(node)
+                constants[str(node.target)] = held_by(self.microbatch.graph_module, str(node.target))
+            return copies[node]
+
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copy_of)
+        results += [(self._value(node), node) for node in nodes if self._is_read_elsewhere(node, own, stage)]
+        graph.output([copy_of(node) for _, node in results])
+        graph.lint()
+        inputs = tuple(map(self._value, taken))
+        return Part(stage, work, fx.GraphModule(constants, graph), inputs, tuple(value for value, _ in results))
+
+    def _results(
+        self, stage: int, work: Work, own: Collection[fx.Node], done: Collection[fx.Node]
+    ) -> list[tuple[Value, fx.Node]]:
+        """What a part gives to no other one."""
+        if work == "forward":
+            value = Value("loss", "", (), self.loss.meta["val"].dtype)
+            return [(value, self.loss)] if stage == self.stages - 1 else []
+        found = []
+        for read, node in self.gradients.items():
+            if read.stage == stage and node not in done and (work != "input" or node in own):
+                value = node.meta["val"]
+                found.append((Value("unreduced", read.fqn, tuple(value.shape), value.dtype), node))
+        return found
+
+    def _is_read_elsewhere(self, node: fx.Node, own: Collection[fx.Node], stage: int) -> bool:
+        """Whether another part takes ``node``: one that reads it, or gives it as a gradient."""
+        if any(user not in own and user.op != "output" for user in node.users):
+            return True
+        return any(other != stage for other in self._gradient_of.get(node, ()))
+
+    def _value(self, node: fx.Node) -> Value:
+        """``node`` as what a part takes, or gives to another one."""
+        if node in self.given:
+            return self.given[node]
+        value = node.meta["val"]
+        return Value("crossing", node.name, tuple(getattr(value, "shape", ())), getattr(value, "dtype", None))
+
+    # What would be other than in the whole step.
+
+    def _refuse_draws(self) -> None:
+        for node in self.graph.nodes:
+            if effects_of(node).random:
+                raise CaptureError(
+                    f"{module_of(node) or 'the model'} draws random numbers ({node.target}), in an order that the schedule "
+                    "would change; set its dropout to 0, or draw in the batch"
+                )
+
+    def _refuse_late_gradients(self) -> None:
+        for read, node in self.gradients.items():
+            if self.times[node] > self.backward_of(read.stage):
+                raise CaptureError(
+                    f"the gradient of {read.fqn}, which stage {read.stage} reads, is made in stage "
+                    f"{self.stage_at(self.times[node])} ({node.name}), whose backward comes later; put the cut elsewhere"
+                )
+
+    def _written_across(self) -> list[fx.Node]:
+        """Nodes that write what another part made."""
+        order = self.order
+        kept = {storage: node for node in self.everywhere for storage in order.storages(node)}
+        made: dict[int, int] = {}
+        for node, time in self.times.items():
+            for storage in order.storages(node):
+                made.setdefault(storage, time)
+        across = []
+        for node, time in self.times.items():
+            storages = {storage for argument in written_arguments(node) for storage in order.storages(argument)}
+            for storage in sorted(storages & kept.keys()):
+                readers = (order.nodes[index] for index in order.readers(storage))
+                self._refuse_seen_elsewhere(kept[storage], node, {self.times[one] for one in readers if one in self.times})
+            if any(made[storage] != time for storage in storages - kept.keys()):
+                across.append(node)
+        return across
+
+    def _refuse_seen_elsewhere(self, buffer: fx.Node, writer: fx.Node, times: Collection[int]) -> None:
+        time = self.times[writer]
+        if others := sorted(other for other in times if other != time):
+            where = "backward of stage" if others[0] >= self.stages else "stage"
+            raise CaptureError(
+                f"{self.given[buffer].fqn} is written in place in stage {self.stage_at(time)} ({writer.target}) and read in "
+                f"{where} {self.stage_at(others[0])}, too, which may run before or behind it; put the cut where one stage has "
+                "it alone"
+            )

@@ -1,0 +1,190 @@
+"""One stage on its rank: what it received, keeps and sends of each microbatch, and the gradients that it sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fxbucket.compat.pipelining import RankStage
+from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work
+from pytest_fxbucket.step.roles import Value
+
+Run = Callable[[int, Work, int | None, Callable[[Value], Any]], list[tuple[Value, Any]]]
+"""Runs the graph of a stage for some work on a microbatch, or once a step, on what the callable gives for each input."""
+Kept = Mapping[tuple[str, str], Any]
+"""Parameters, buffers and the like, by role and name."""
+
+
+class Stage(RankStage):
+    """A stage that torch's schedule asks; ``run`` runs its graphs."""
+
+    def __init__(self, index: int, how: Pipelined, device: str, run: Run, sums: Mapping[str, Value]) -> None:
+        """``sums`` are the gradients that are reduced, by FQN, as they are summed."""
+        super().__init__(index, how.stages, device, how.group, dict(enumerate(how.places)))
+        self._run, self._sums = run, sums
+        self._receives, self._sends = _around(how.forward, index)
+        self._gives, self._gets = _around(how.backward, index)
+        self._kept: Kept = {}
+        self._rows: Sequence[Mapping[str, torch.Tensor]] = ()
+        self._whole: dict[str, torch.Tensor] | None = None
+        self._values: dict[int, dict[str, Any]] = {}
+        self._made: dict[int, dict[str, torch.Tensor]] = {}
+        self._summed = 0
+        self.losses: dict[int, torch.Tensor] = {}
+        self.totals: dict[str, torch.Tensor] = {}
+        """Sums of gradients, not reduced, by FQN."""
+        self.gradients: dict[str, torch.Tensor] = {}
+        """Reduced ones."""
+
+    def begin(self, kept: Kept, rows: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Forget the step before; ``rows`` are the tensors of the batch for each microbatch, by name."""
+        self._kept, self._rows, self._whole, self._summed = kept, rows, None, 0
+        self._values, self._made = {number: {} for number in range(len(rows))}, {number: {} for number in range(len(rows))}
+        self.losses, self.totals, self.gradients = {}, {}, {}
+
+    def unshard(self) -> None:
+        """Gather the stage's parameters, once a step."""
+        if self._whole is None:
+            made = self._run(self.stage_index, "unshard", None, lambda value: self._kept[value.role, value.fqn])
+            self._whole = {value.fqn: tensor for value, tensor in made}
+
+    # What torch's schedules ask for.
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *_: Any, **__: Any) -> Any:
+        """The loss, of the last stage; else what it sends."""
+        self.unshard()
+        self._compute("forward", fwd_chunk_id)
+        return self.losses[fwd_chunk_id] if self.is_last else self._named(fwd_chunk_id, self._sends)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *_: Any, full_backward: bool = True, **__: Any) -> None:
+        """Backward, or what the stage before waits for."""
+        self._compute("backward", bwd_chunk_id)
+        self._compute("input", bwd_chunk_id)
+        if full_backward:
+            self.backward_weight_one_chunk(bwd_chunk_id)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *_: Any, **__: Any) -> None:
+        """The rest of backward. Gradients are added up in the order of microbatches, whatever the schedule's is."""
+        self._compute("weight", bwd_chunk_id)
+        done = self._made[bwd_chunk_id]
+        done[""] = torch.empty(0)  # nothing is missing
+        while self._summed in self._made and "" in self._made[self._summed]:
+            for fqn, gradient in self._made.pop(self._summed).items():
+                if fqn:
+                    before = self.totals.get(fqn)
+                    self.totals[fqn] = (gradient if before is None else before + gradient).to(self._sums[fqn].dtype)
+            self._summed += 1
+
+    def perform_reduce_grad(self, *_: Any, **__: Any) -> None:
+        """Reduce the sums."""
+        made = self._run(self.stage_index, "reduce", None, lambda value: self.totals[value.fqn])
+        self.gradients = {value.fqn: tensor for value, tensor in made}
+
+    def clear_runtime_states(self) -> None:
+        """:meth:`begin` has."""
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """Of what the stage before sends."""
+        return [] if self.is_first else self._receiving(fwd_chunk_id, self._receives, self.stage_index - 1)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """To the next stage."""
+        return [] if self.is_last else self._sending(fwd_chunk_id, self._sends, self.stage_index + 1)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Of what the next stage sends back."""
+        return [] if self.is_last else self._receiving(bwd_chunk_id, self._gets, self.stage_index + 1)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Back to the stage before."""
+        return [] if self.is_first else self._sending(bwd_chunk_id, self._gives, self.stage_index - 1)
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """The stage before is on this rank, too."""
+        self._values[mb_index] |= _own(self._receives, prev_stage_outputs)
+
+    def get_local_bwd_output(self, mb_index: int) -> tuple[Any, ...]:
+        """The stage before is on this rank, too."""
+        return self._named(mb_index, self._gives)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Any, ...], mb_index: int) -> None:
+        """The next stage is on this rank, too."""
+        self._values[mb_index] |= _own(self._gets, next_stage_bwd_outputs)
+
+    def _compute(self, work: Work, microbatch: int) -> None:
+        for value, tensor in self._run(self.stage_index, work, microbatch, lambda value: self._taken(value, microbatch)):
+            if value.role == "loss":
+                self.losses[microbatch] = tensor
+            elif value.role == "unreduced":
+                self._made[microbatch][value.fqn] = tensor
+            else:
+                self._values[microbatch][value.fqn] = tensor
+
+    def _taken(self, value: Value, microbatch: int) -> Any:
+        if value.role == "whole":
+            assert self._whole is not None
+            return self._whole[value.fqn]
+        if value.role in ("crossing", "batch"):
+            return self._value(value.fqn, microbatch)
+        return self._kept[value.role, value.fqn]
+
+    def _value(self, name: str, microbatch: int) -> Any:
+        if name in self._values[microbatch]:
+            return self._values[microbatch][name]
+        if self.is_first and name in self._rows[microbatch]:
+            return self._rows[microbatch][name]
+        raise CaptureError(f"stage {self.stage_index} reads {name} of microbatch {microbatch}, which it has not received")
+
+    def _named(self, microbatch: int, flow: Sequence[Crossing]) -> tuple[Any, ...]:
+        return tuple(self._value(one.name, microbatch) for one in flow)
+
+    def _sending(self, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
+        tensors = self._named(microbatch, flow)
+        return [self.sent(wire(tensor, one), stage) for tensor, one in zip(tensors, flow, strict=True) if one.bytes]
+
+    def _receiving(self, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
+        launches = []
+        for one in flow:
+            memory = torch.empty(_span(one), dtype=one.dtype, device=self.device)
+            self._values[microbatch][one.name] = memory.as_strided(one.shape, one.strides)
+            if one.bytes:
+                launches.append(self.received(memory.view(torch.uint8), stage))
+        return launches
+
+
+def _around(flows: Sequence[tuple[Crossing, ...]], index: int) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
+    """What crosses the cuts before and behind the stage ``index``."""
+    return flows[index - 1] if index else (), flows[index] if index < len(flows) else ()
+
+
+def _own(flow: Sequence[Crossing], values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``values`` with memory of their own, as if they had been received."""
+    found = {}
+    for one, value in zip(flow, values, strict=True):
+        memory = wire(value, one).clone().view(one.dtype) if one.bytes else torch.empty(0, dtype=one.dtype, device=value.device)
+        found[one.name] = memory.as_strided(one.shape, one.strides)
+    return found
+
+
+# On the wire is the memory of a tensor as it lies: a copy in another layout would change the order in which kernels sum.
+
+
+def wire(tensor: torch.Tensor, said: Crossing) -> torch.Tensor:
+    """The bytes of ``tensor`` from its first to its last element: a contiguous view. Raises CaptureError for another layout."""
+    pairs = zip(tensor.shape, tensor.stride(), said.strides, strict=False)
+    other = any(size > 1 and stride != traced for size, stride, traced in pairs)
+    if said.bytes and (other or (tuple(tensor.shape), tensor.dtype) != (said.shape, said.dtype)):
+        raise CaptureError(
+            f"{said.name}, which stage {said.stage} makes, was traced as {list(said.shape)} with strides {list(said.strides)} "
+            f"in {said.dtype}, but when it is sent it is {list(tensor.shape)} with strides {list(tensor.stride())} in "
+            f"{tensor.dtype}"
+        )
+    return tensor.detach().as_strided((_span(said),), (1,)).view(torch.uint8)
+
+
+def _span(one: Crossing) -> int:
+    """Elements from the first to the last, in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True)) if one.bytes else 0

@@ -1,0 +1,104 @@
+"""Runs a step in pipeline stages on this rank: torch's schedule says what comes next, the stages' graphs compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fxbucket.capture.batch import microbatches
+from pytest_fxbucket.compat.pipelining import run_schedule, schedule_on_ranks
+from pytest_fxbucket.pipeline.rank_stage import Stage
+from pytest_fxbucket.ranks import device, mark
+from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
+from pytest_fxbucket.step_runner import KEPT, Key, PhaseGraph, StepRun, StepTask, Took, update
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.step.roles import Value
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinedTask:
+    """What a rank needs to run its stages; plain data."""
+
+    how: Pipelined
+    graphs: tuple[PhaseGraph, ...]
+
+
+class PipelinedRun(StepRun):
+    """Takes steps of ``task``, whose inputs and outputs are what this rank has of the step."""
+
+    def __init__(
+        self, graphs: Mapping[str, fx.GraphModule], pipelined: PipelinedTask, state: list[torch.Tensor], task: StepTask
+    ) -> None:
+        super().__init__(state, task)
+        self._graphs, self._described = graphs, {one.phase: one for one in pipelined.graphs}
+        self._how, self._step = pipelined.how, ""
+        here = sorted({stage for one in pipelined.graphs if (stage := stage_of(one.phase)) is not None})
+        self._stages = [Stage(index, self._how, device(), self._run_of_stage, self._sums(index)) for index in here]
+        by_index = {stage.stage_index: stage for stage in self._stages}
+        self._schedule = schedule_on_ranks(
+            self._how.schedule, self._stages, self._how.microbatches, lambda index: by_index[index].unshard()
+        )
+
+    def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
+        """Take step ``number`` of ``count``, from 1."""
+        self._step = f"step {number} of {count}"
+        kept, others = iter(self.state), iter(batch)
+        given = [next(kept) if value.role in KEPT else next(others) for value in self.task.inputs]
+        values = {_key(value): tensor for value, tensor in zip(self.task.inputs, given, strict=True)}
+        names = [value.fqn for value in self.task.inputs if value.role == "batch"]
+        rows = [dict(zip(names, rows, strict=True)) for rows in microbatches(list(batch), self._how.microbatches)]
+        for stage in self._stages:
+            stage.begin(values, rows)
+        run_schedule(self._schedule, self._how.microbatches)
+        results = self._results()
+        if UPDATE in self._described:
+            given_to = lambda value: results[_key(value)] if value.role == "grad" else values[_key(value)]  # noqa: E731
+            results |= _by_key(self._run(UPDATE, given_to))
+        took = Took(given, [results[_key(value)] for value in self.task.outputs], {})
+        update(self.state, took.results, self.task)
+        return took
+
+    def _results(self) -> dict[Key, Any]:
+        """The loss, where it is, and the gradients, summed over what several stages read."""
+        results: dict[Key, Any] = {}
+        each: dict[str, list[torch.Tensor]] = {}
+        for stage in self._stages:
+            if losses := [loss for _, loss in sorted(stage.losses.items())]:
+                results["loss", ""] = sum(losses[1:], losses[0])
+            for fqn, gradient in stage.gradients.items():
+                each.setdefault(fqn, []).append(gradient)
+        results |= {("grad", fqn): gradients[0] for fqn, gradients in each.items()}
+        if TIES in self._described:
+            results |= _by_key(self._run(TIES, lambda value: each[value.fqn].pop(0)))
+        return results
+
+    def _run_of_stage(
+        self, stage: int, work: Work, microbatch: int | None, of: Callable[[Value], Any]
+    ) -> list[tuple[Value, Any]]:
+        phase = phase_of(stage, work)
+        return self._run(phase, of, microbatch) if phase in self._described else []
+
+    def _run(self, phase: str, of: Callable[[Value], Any], microbatch: int | None = None) -> list[tuple[Value, Any]]:
+        mark(f"{phase}{'' if microbatch is None else f' of microbatch {microbatch}'} {self._step}")
+        one = self._described[phase]
+        made = self.call(phase, self._graphs[phase], *map(of, one.inputs))
+        return list(zip(one.outputs, made, strict=True))
+
+    def _sums(self, stage: int) -> dict[str, Value]:
+        """The gradients that ``stage`` sums, as they are reduced, by FQN."""
+        phase = phase_of(stage, "reduce")
+        return {value.fqn: value for value in self._described[phase].inputs} if phase in self._described else {}
+
+
+def _by_key(made: Sequence[tuple[Value, Any]]) -> dict[Key, Any]:
+    return {_key(value): result for value, result in made}
+
+
+def _key(value: Value) -> Key:
+    return value.role, value.fqn
