@@ -34,12 +34,24 @@ class PlanSource:
         return self.factory.partition(":")[0] + ":batch"
 
 
-def plan_text(source: PlanSource, bucket: Draft) -> str:
+@dataclass(frozen=True, slots=True)
+class StagesDraft:
+    """``[pipeline]`` of a first plan: ``count`` stages, one on each rank of ``pp``."""
+
+    count: int
+    cuts: tuple[str, ...] = ()
+    """Empty: to be proposed."""
+    schedule: str = "1F1B"
+    microbatches: int = 0
+    """0: as many as there are stages."""
+
+
+def plan_text(source: PlanSource, bucket: Draft, stages: StagesDraft | None = None) -> str:
     """The plan file."""
-    return "\n".join(_lines(source, bucket)) + "\n"
+    return "\n".join(_lines(source, bucket, stages)) + "\n"
 
 
-def _lines(source: PlanSource, bucket: Draft) -> Iterator[str]:
+def _lines(source: PlanSource, bucket: Draft, stages: StagesDraft | None) -> Iterator[str]:
     yield "[model]"
     yield f"factory = {to_toml(source.factory)}"
     if source.args:
@@ -57,7 +69,14 @@ def _lines(source: PlanSource, bucket: Draft) -> Iterator[str]:
     if source.overridden:
         yield from ("", "[override]  # cannot be traced, since it looks at values: called as it is when the step runs")
         yield f"module = {to_toml(list(source.overridden))}"
-    yield from ("", "[parallel]", f"dp_shard = {RANKS}  # ranks of the real job", "", "[bucket]")
+    yield from ("", "[parallel]", f"dp_shard = {RANKS}  # ranks of the real job")
+    if stages is not None:
+        yield f"pp = {stages.count}  # times as many, for the stages of [pipeline]"
+        yield from ("", "[pipeline]")
+        yield f"cuts = {to_toml(list(stages.cuts))}" if stages.cuts else f"stages = {stages.count}"
+        yield f"schedule = {to_toml(stages.schedule)}"
+        yield from ("", "[step]", f"microbatches = {stages.microbatches or stages.count}")
+    yield from ("", "[bucket]")
     if bucket.entries:
         yield "plan = ["
         yield from (f"  {to_toml(entry)}," for entry in bucket.entries)

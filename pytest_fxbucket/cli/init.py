@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.cli.blocks import BlockNames, Draft, draft
 from pytest_fxbucket.cli.first_plan import PlanSource, Tried, from_toml, plan_text, tried
+from pytest_fxbucket.cli.first_stages import said_of, stages_draft
 from pytest_fxbucket.errors import FxbucketError, PlanError, UsageError
 from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.plan.factories import import_callable
@@ -29,6 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``fxbucket init``."""
     parser.add_argument("factory", metavar="module:factory", help="callable that gives the torch.nn.Module")
     parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="keyword argument of the factory")
+    parser.add_argument("--stages", type=int, metavar="N", help="cut the model into N pipeline stages, one on each rank of pp")
     parser.add_argument("--out", type=Path, metavar="FILE", help="plan file to write (default: the module's name)")
 
 
@@ -38,6 +40,8 @@ def run(options: Namespace) -> int:
     Raises FxbucketError for a model that cannot be built and a file that cannot be written; nothing is written then.
     """
     rule_of("model", "factory").read(options.factory, "the factory")
+    if options.stages is not None:
+        rule_of("pipeline", "stages").read(options.stages, "--stages")
     module = options.factory.partition(":")[0]
     out: Path = options.out or Path(module.rpartition(".")[2] + ".toml")
     if out.exists():
@@ -56,12 +60,16 @@ def run(options: Namespace) -> int:
     lines = [*module_tree(model), "", *_ties(model)]
     missing = [] if source.batch else list(_batch_to_write(source, model, out))
     del model, factory
-    result, progress = Tried(source), on_stderr()
+    result, progress, stages = Tried(source), on_stderr(), None
     if not missing:
         with redirect_stdout(sys.stderr), progress.watching(str(out)):
             result = tried(source, bucket, out, modules, progress.say)
-    _write(out, plan_text(result.source, bucket))
-    for line in [*lines, *_summary(out, result, bucket), *missing, f"Next: pytest --fxbucket-plans={out}"]:
+    if options.stages is not None:
+        with redirect_stdout(sys.stderr), progress.watching(str(out)):
+            stages = stages_draft(result.source, bucket, out, options.stages, progress.say)
+    _write(out, plan_text(result.source, bucket, stages))
+    staged = said_of(stages) if stages is not None else ()
+    for line in [*lines, *_summary(out, result, bucket), *staged, *missing, f"Next: pytest --fxbucket-plans={out}"]:
         print(line)
     return 1 if missing or result.problem else 0
 

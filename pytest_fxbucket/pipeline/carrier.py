@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.pipeline.stages import Crossing
+from pytest_fxbucket.step.pipelined import Crossing
 
 _ABSENT, _PLAIN, _WITH_GRAD = range(3)
 _ALIGNED = 8

@@ -110,6 +110,14 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
     )
 
 
+def batch_rows(plan: Plan) -> list[int]:
+    """Dimension 0 of each tensor of the plan's first batch; 1 of one without dimensions. Its folders must be on the path."""
+    assert plan.model is not None
+    _, batch, _ = import_model(plan.model, str(plan.path))
+    data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
+    return [one.shape[0] if one.dim() else 1 for one in pytree.tree_leaves(data) if isinstance(one, torch.Tensor)]
+
+
 def by_the_book(schedule: str, pp: int, microbatches: int) -> float | None:
     """What GPipe and 1F1B idle; None of the others, which idle less."""
     return fill_drain_bubble(pp, microbatches) if schedule in ("GPipe", "1F1B") else None

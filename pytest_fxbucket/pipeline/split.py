@@ -17,7 +17,7 @@ from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by, overload
 from pytest_fxbucket.pipeline.cut import cut_places
-from pytest_fxbucket.pipeline.hooks import hooks_of
+from pytest_fxbucket.pipeline.hooks import Hooks, hooks_of
 from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
 from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary
 from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Forward, take_graph, trace_forward
@@ -34,17 +34,19 @@ def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs:
 
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
     """
-    return split_forward(forward_of(model_or_graph, example_inputs), cuts)
+    forward, (args, kwargs) = forward_of(model_or_graph, example_inputs), called_with(example_inputs)
+    return split_forward(forward, cuts, hooks_of(forward.root, forward.signature, forward.leaves, args, kwargs))
 
 
-def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
-    """The stages of a forward that is traced already, which they take over. Raises :class:`StageError`."""
+def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = None) -> Stages:
+    """The stages of a forward that is traced already, which they take over; ``hooks`` run around them.
+
+    Raises :class:`StageError`.
+    """
     places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
     write_in_one_stage(forward, places)
     stages = stage_of_each(forward.graph_module.graph, places)
     everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
-    args, kwargs = called_with(example_inputs)
-    hooks = hooks_of(forward.root, forward.signature, forward.leaves, args, kwargs)
     seen = [*forward.batch] if hooks is not None and forward_hooks(forward.root) else []  # at the end: hooks get the arguments
     flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1, seen), []]
     described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}

@@ -281,3 +281,50 @@ def test_an_argument_is_the_same_after_it_was_written_to_the_plan(value: object)
 def test_a_word_without_quotes_is_a_string() -> None:
     assert from_toml("llama-3") == "llama-3"
     assert from_toml("1\nb = 2") == "1\nb = 2"
+
+
+def test_stages_are_written_with_their_cuts_and_ranks(net: str, capsys: Capsys) -> None:
+    assert main(["init", f"{net}:build", "--stages", "2", "--out", "p.toml"]) == 0
+    said, plan = capsys.readouterr().out, load("p.toml")
+    assert plan.pipeline is not None
+    assert (plan.pipeline.cuts, plan.pipeline.stages, plan.pipeline.schedule) == (("layers.1.heads.1",), None, "1F1B")
+    assert (plan.parallel.pp, plan.step.microbatches, plan.stages) == (2, 2, 2)
+    assert "It is cut into 2 stages of about equally many parameters, behind layers.1.heads.1." in said
+    assert resolved(plan).entries
+    assert main(["stages", "p.toml"]) == 0
+    assert capsys.readouterr().out.startswith("p.toml: 2 stages on 2 ranks of pp by 1F1B, 2 microbatches\n")
+
+
+def test_microbatches_of_stages_divide_the_batch_and_the_schedule_takes_them(net: str, capsys: Capsys) -> None:
+    """The batch has 4 rows: of 3 stages it is cut into 4, and 5 stages are more than 1F1B could have."""
+    assert main(["init", f"{net}:build", "--stages", "3", "--out", "three.toml"]) == 0
+    assert (load("three.toml").step.microbatches, load("three.toml").stages) == (4, 3)
+    assert main(["init", f"{net}:build", "--arg", "layers=5", "--stages", "5", "--out", "five.toml"]) == 0
+    five = load("five.toml")
+    assert five.pipeline is not None
+    assert (five.step.microbatches, five.pipeline.schedule, five.parallel.pp) == (4, "GPipe", 5)
+    assert 'Its schedule is GPipe, since 4 microbatches are all that a batch can be cut into: "1F1B" needs 5.' in (
+        capsys.readouterr().out
+    )
+
+
+def test_stages_without_a_batch_are_left_to_be_proposed(net: str, capsys: Capsys) -> None:
+    Path(f"{net}_alone.py").write_text(f"from {net} import build\n")
+    assert main(["init", f"{net}_alone:build", "--stages", "2", "--out", "p.toml"]) == 1
+    plan = load("p.toml")
+    assert plan.pipeline is not None
+    assert (plan.pipeline.cuts, plan.pipeline.stages, plan.step.microbatches) == ((), 2, 2)
+    assert "It asks for 2 stages, whose cuts are proposed when there is a batch." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        ("1", "--stages must be a whole number of at least 2, not 1"),
+        ("50", "modules to cut behind, too few for 50 stages"),
+    ],
+)
+def test_stages_that_cannot_be_are_told_and_nothing_is_written(net: str, capsys: Capsys, stages: str, says: str) -> None:
+    assert main(["init", f"{net}:build", "--stages", stages, "--out", "p.toml"]) == 1
+    assert says in capsys.readouterr().err
+    assert not Path("p.toml").exists()
