@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.plan.schema import Bucket, Checks, Eager, Overlap, Plan, Run
+from pytest_fxbucket.plan.schema import Bucket, Checks, Eager, Overlap, Pipeline, Plan, Run
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.mesh import Mesh
@@ -46,9 +46,11 @@ def as_traced(plan: Plan) -> Plan:
     bucket, overlap = plan.bucket, plan.overlap
     if not plan.optimizer:
         bucket, overlap = Bucket(plan=bucket.plan), Overlap()
+    pipeline = replace(plan.pipeline, schedule=Pipeline().schedule) if plan.pipeline else None
     return replace(
         plan,
         matrix_id=None,
+        pipeline=pipeline,
         bucket=bucket,
         overlap=overlap,
         transform=(),
