@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,13 @@ def warm_runs() -> Iterator[WarmRuns]:
 def warm(warm_runs: WarmRuns, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """``pytester.runpytest_subprocess`` starts such runs."""
     monkeypatch.setattr(pytester, "popen", of_pytester(warm_runs, pytester))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _bytecode_of_ours_alone() -> None:
+    """What was collected is compiled for all processes that tests start; what tests write may change within a second."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True, scope="module")

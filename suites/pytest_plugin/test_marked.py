@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from suites.pytest_plugin.marked_project import MARK, run
+from suites.warm.runs import WarmRuns
 
 PASSED = [
     "test_sum[one]",
@@ -67,8 +68,8 @@ SAID = {
 """Outcome, and what is said of it."""
 
 
-def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path) -> None:
-    told, printed = run(tmp_path)
+def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    told, printed = run(warm_runs, tmp_path)
     assert set(told) == {*PASSED, *FAILED, *SAID}
     assert {name: told[name] for name in PASSED if told[name][0] != "passed"} == {}
     for name, patterns in FAILED.items():
