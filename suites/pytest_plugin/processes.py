@@ -50,13 +50,14 @@ def started_with(setting: str) -> list[int]:
 
 
 def below(pid: int) -> list[int]:
-    """The children of a process, theirs, and so on."""
+    """The children of a process that live, theirs, and so on."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(entry.name))
     found = [pid]
     for one in found:
         found += children.get(one, [])
