@@ -20,6 +20,11 @@ def pytest_configure() -> None:
     os.environ.pop("CI", None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The dearest tests first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("zoo", "soak"))
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
     """One set of warm pools for all tests of a process; each rank would import FSDP2 anew, in a second."""
