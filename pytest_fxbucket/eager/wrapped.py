@@ -50,7 +50,9 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
     Raises what torch raises.
     """
     forwards = forwards_of(model, plan)
-    sizes = {dim.name: dim.size for dim in mesh.dims if dim.size > 1} or {_alone(plan): 1}
+    sizes = {dim.name: dim.size for dim in mesh.dims if dim.size > 1}
+    if not sizes.keys() - {"pp"}:
+        sizes[_alone(plan)] = 1
     devices = init_device_mesh(torch.device(device()).type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if forwards.parted:
         parallelize_module(model, devices["tp"], {fqn: _STYLES[style]() for fqn, style in forwards.parted.items()})
@@ -66,7 +68,7 @@ def wrap(model: nn.Module, plan: Plan, mesh: Mesh, *, reused: Collection[str], w
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     if plan.parallel.mode == "replicate":
         return _replicated(model, devices, plan, without_gradient)
-    _shard(model, devices[tuple(name for name in sizes if name != "tp")], plan, reused)
+    _shard(model, devices[tuple(name for name in sizes if name not in ("pp", "tp"))], plan, reused)
     return Wrapped(model, partial(_sharded_call, model))
 
 
