@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     ours = final_run(graphs, start, graph)
     reporter = StepReporter(task.pipe, rank)
     try:
-        theirs = _Reference.make(rank, task, found)
+        theirs = _Reference.make(rank, task, found, {(value.role, value.fqn) for value in ours.task.inputs})
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
             if step == task.localise_step:
@@ -144,8 +144,11 @@ class _Reference:
     spec: Any
 
     @classmethod
-    def make(cls, rank: int, task: EagerTask, found: Seen) -> _Reference:
-        """Build it, and note in ``found`` the reasons for which it may round otherwise."""
+    def make(cls, rank: int, task: EagerTask, found: Seen, held: Collection[tuple[str, str]]) -> _Reference:
+        """Build it, and note in ``found`` the reasons for which it may round otherwise.
+
+        A trainer has all parameters and buffers of the plan's model; of pipeline stages those that this rank's graphs take, ``held``.
+        """
         plan, graph = task.plan, task.graph
         assert plan.model is not None
         _, batch, _ = import_model(plan.model, graph.where)
@@ -154,7 +157,7 @@ class _Reference:
             trainer = _given(task) if plan.eager.factory else _torchs(task, data, found)
             step = EagerStep(trainer, updates=bool(plan.optimizer))
             if plan.eager.factory:
-                step.begin(_whole(_built(task)))
+                step.begin({key: one for key, one in _whole(_built(task)).items() if plan.pipeline is None or key in held})
         return cls(step, graph, *pytree.tree_flatten(data))
 
     def take(self, batch: Sequence[Tensor], step: int) -> Left:

@@ -53,9 +53,19 @@ class ManualPass:
 
     @classmethod
     def of(cls, **options: Any) -> ManualPass:
-        """By keys of both tables, whose names differ."""
-        of_bucket = {key: options.pop(key) for key in list(options) if key in Bucket.__dataclass_fields__}
-        return cls(Bucket(**of_bucket), Overlap(**options))
+        """By keys of both tables, whose names differ.
+
+        Raises :class:`PlanError` for a key that neither has, and for a value that a plan may not have there.
+        """
+        tables: dict[Any, dict[str, Any]] = {Bucket: {}, Overlap: {}}
+        fields = {key: (table, one) for table in tables for key, one in table.__dataclass_fields__.items()}
+        for key, value in options.items():
+            if key not in fields:
+                raise PlanError(f'ManualPass takes no option "{key}"{nearest(key, sorted(fields))}')
+            table, one = fields[key]
+            given = list(value) if isinstance(value, tuple) else value
+            tables[table][key] = one.metadata["rule"].read(given, f"ManualPass: {key}")
+        return cls(*(table(**given) for table, given in tables.items()))
 
     def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""

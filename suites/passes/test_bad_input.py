@@ -11,6 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.errors import PassError, PlanError
 from pytest_fxbucket.passes import manual_overlap_bucketing
+from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.merge import build
 from pytest_fxbucket.passes.targets import by_module
 from suites.passes.programs import Program, aten, chain
@@ -163,3 +164,26 @@ def test_a_bucket_that_cannot_be_built_leaves_the_graph_as_it_was(monkeypatch: p
     gm = layers()
     assert_refused(gm, lambda: manual_overlap_bucketing(gm, ["embed", "layers.0"]), "the second bucket")
     assert built
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prefetch": "2"}, 'ManualPass: prefetch must be a whole number of at least 0, not "2"'),
+        ({"prefetch": -1}, "ManualPass: prefetch must be a whole number of at least 0, not -1"),
+        ({"defer_reduce": 1}, "ManualPass: defer_reduce must be true or false, not 1"),
+        ({"layout": "executoin"}, 'did you mean "execution"?'),
+        ({"launch_at": {"forward": ["a"]}}, "ManualPass: launch_at.forward must be "),
+        ({"prefech": 2}, 'ManualPass takes no option "prefech"; did you mean "prefetch"?'),
+    ],
+    ids=str,
+)
+def test_options_of_our_pass_take_what_a_plan_may_have_there(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        ManualPass.of(**options)
+    assert says in str(caught.value)
+
+
+def test_options_of_our_pass_are_those_of_both_tables() -> None:
+    made = ManualPass.of(cap_mb=(1, 0), prefetch=2, launch_at={"forward": {"b": "a"}})
+    assert (made.bucket.cap_mb, made.overlap.prefetch, made.overlap.launch_at) == ((1, 0), 2, {"forward": {"b": "a"}})
