@@ -34,7 +34,7 @@ class Composed:
     whole: fx.GraphModule | None = None
     """The microbatch's graph, with the same outputs."""
     outputs: tuple[Value, ...] = ()
-    """The loss, the gradients, each by the FQN of its parameter and its stage, and what each stage receives."""
+    """What each stage receives, the loss, and the gradients, each by the FQN of its parameter and its stage."""
     problems: list[str] = field(default_factory=list)
     """What does not fit together, a sentence each."""
 
@@ -89,7 +89,7 @@ class _Composing:
         self.read: list[set[str]] = [set() for _ in how.places]
         self.received: list[dict[str, Crossing]] = [{} for _ in how.places]
         self.results: dict[Key, fx.Node] = {}
-        self.crossed: dict[Key, str] = {}
+        self.crossed: dict[str, str] = {}
         """What stages receive, among the results, to its name in the microbatch's graph."""
         self.problems: list[str] = []
 
@@ -113,7 +113,7 @@ class _Composing:
                 self.problems.append(f"no stage gives the {'loss' if value.role == 'loss' else f'gradient of {value.fqn}'}")
         if self.problems:
             return Composed(None, problems=self.problems)
-        wanted += [Value(role, name, (), None) for role, name in self.crossed]
+        wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
         self.graph.output([self.results[value.role, value.fqn] for value in wanted])
         self.graph.lint()
         return Composed(fx.GraphModule(self.constants, self.graph), self._whole(), tuple(wanted))
@@ -126,7 +126,7 @@ class _Composing:
         given = {value.fqn: copies[node] for node, value in zip(placeholders, microbatch.inputs, strict=True)}
         crossed = [given[name] if name in given else named[name] for name in self.crossed.values()]
         assert isinstance(returned, (list, tuple))
-        graph.output([*returned, *crossed])
+        graph.output([*crossed, *returned])
         return fx.GraphModule(microbatch.graph_module, graph)
 
     def _cross(self, sender: int, receiver: int, flow: Sequence[Crossing], way: str) -> None:
@@ -137,8 +137,8 @@ class _Composing:
             made = self.have[sender][one.name]
             if other := _other_layout(made, one):
                 self.problems.append(f"stage {sender} is to send {one.name} {way} as {other}")
-            key = "crossing", f"{one.name} as stage {receiver} receives it"
-            self.results[key], self.crossed[key] = made, one.name
+            name = f"{one.name} of stage {one.stage} as stage {receiver} receives it"
+            self.results["crossing", name], self.crossed[name] = made, one.name
             self.have[receiver][one.name] = made
             self.received[receiver][one.name] = one
             self.read[sender].add(one.name)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fixtures.models.llama import VOCAB, Llama, LlamaShape, RMSNorm
 
-CUTS = ("layers.0.attention", "layers.0")
 MICROBATCHES = 4
 
 
@@ -28,8 +27,8 @@ def build() -> Llama:
     """Two layers of width 16, embeddings tied; three norms, one in each stage, have one weight."""
     model = Llama(LlamaShape(layers=2, dim=16, heads=2, kv_heads=1, tied=True))
     first, second = model.layers
-    first.ffn_norm = Counting(16)
-    first.ffn_norm.weight = second.ffn_norm.weight = first.attention_norm.weight
+    second.attention_norm = Counting(16)
+    second.attention_norm.weight = second.ffn_norm.weight = first.attention_norm.weight
     return model
 
 

@@ -158,7 +158,7 @@ def first_step(outcomes: Sequence[Compared]) -> int | None:
 def difference_lines(
     outcomes: Sequence[Compared], bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}
 ) -> list[str]:
-    """The first step's differences, a line each: what, where, how much; ``stages_of``: pipeline stages by FQN, '' for the loss."""
+    """The first step's differences, a line each: what, where, how much; ``stages_of``: stages by FQN, of the loss by ''."""
     step = first_step(outcomes)
     found = [d for outcome in outcomes for d in outcome.differences if d.step == step]
     found.sort(key=lambda d: (("loss", "gradient", "parameter").index(d.what) if d.what in _ORDER else 3, d.rank))
