@@ -31,14 +31,17 @@ class Captured:
     pools: Pools
     right: PlanOnMesh
 
-    def check(self, name: str, wrong: Callable[[StagedStep], StagedStep] = lambda staged: staged) -> Verdict:
+    def check(self, name: str, wrong: Callable[[StagedStep], StagedStep] | None = None) -> Verdict:
         folder = self.plan.path.parent
         run = PlanRun(self.plan, RunSettings(folder, folder / "golden", folder / "artifacts"), self.pools)
-        world = PlanOnMesh(self.plan, self.right.mesh, "manual", print, _steps=self.right._steps, _sent=self.right._sent)
-        assert self.right.staged is not None
-        world.__dict__["staged"] = wrong(self.right.staged)
-        run.__dict__["_mesh_world"] = world
+        run.__dict__["_mesh_world"] = self.right if wrong is None else self._wrong(wrong)
         return run.check(name)
+
+    def _wrong(self, wrong: Callable[[StagedStep], StagedStep]) -> PlanOnMesh:
+        assert self.right.staged is not None
+        world = PlanOnMesh(self.plan, self.right.mesh, "manual", print, _steps=self.right._steps, _sent=self.right._sent)
+        world.__dict__["staged"] = wrong(self.right.staged)
+        return world
 
 
 PLAN = """
