@@ -148,6 +148,8 @@ class StagedStep:
         by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
         with FakeTensorMode():
             fakes = {fqn: torch.empty(by_fqn[fqn].shard_shape, dtype=by_fqn[fqn].dtype) for fqn in fqns}
+        if not fakes:
+            return []  # which torch does not group
         names = {id(fake): fqn for fqn, fake in fakes.items()}
         return [names[id(fake)] for group in grouped(list(fakes.values())) for fake in group]
 
@@ -164,6 +166,7 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
         microbatch = trace_microbatch(model)
         stages = len(model.cuts) + 1
         _refuse_cuts(microbatch, model.cuts)
+        _refuse_within_checkpoints(plan, microbatch, model)
         parted = part_microbatch(microbatch, stages)
         once = tuple(_once(microbatch, stage) for stage in range(stages))
         places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
@@ -181,6 +184,19 @@ def _refuse_cuts(microbatch: Microbatch, cuts: Sequence[str]) -> None:
         if node.op not in ("placeholder", "get_attr", "output") and not node.meta.get("autograd_backward"):
             work.append(place)
     cut_places(list(cuts), calls, microbatch.modules, work)
+
+
+def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelTraced) -> None:
+    calls, modules = microbatch.marks.calls, microbatch.modules
+    for fqn in model.forwards.recomputed:
+        for cut in model.cuts:
+            ((begin, end),) = calls[modules[cut]]
+            within = any(first <= begin and end <= last for first, last in calls.get(modules[fqn], ()))
+            if within and modules[cut] != modules[fqn]:
+                raise CaptureError(
+                    f'{plan.path}: [pipeline] cut "{cut}" is inside of {fqn}, which [step] checkpoint computes again in '
+                    f'backward, as a whole and in one stage; cut behind "{fqn}", or checkpoint what is within one stage'
+                )
 
 
 def _once(microbatch: Microbatch, stage: int) -> dict[Work, Described]:

@@ -9,14 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from pytest_fxbucket.graph.ops import held_by
 from pytest_fxbucket.pipeline.captured import StagedStep
-from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work, phase_of
+from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
 from pytest_fxbucket.step.roles import StepGraph, Value
+from pytest_fxbucket.words import times
 
 BACKWARD: tuple[Work, ...] = ("backward", "input", "weight")
+PART = "fxbucket_part"
+"""Key of what a node of a composed graph is of: the phase of its stage."""
+WORKS: tuple[Work, ...] = ("forward", *BACKWARD)
 Key = tuple[str, str]
 
 
@@ -26,8 +31,10 @@ class Composed:
 
     graph_module: fx.GraphModule | None
     """Takes what the microbatch's graph takes; None where ``problems`` leave none."""
+    whole: fx.GraphModule | None = None
+    """The microbatch's graph, with the same outputs."""
     outputs: tuple[Value, ...] = ()
-    """The loss, and the gradients, each by the FQN of its parameter and its stage."""
+    """What each stage receives, the loss, and the gradients, each by the FQN of its parameter and its stage."""
     problems: list[str] = field(default_factory=list)
     """What does not fit together, a sentence each."""
 
@@ -82,6 +89,8 @@ class _Composing:
         self.read: list[set[str]] = [set() for _ in how.places]
         self.received: list[dict[str, Crossing]] = [{} for _ in how.places]
         self.results: dict[Key, fx.Node] = {}
+        self.crossed: dict[str, str] = {}
+        """What stages receive, among the results, to its name in the microbatch's graph."""
         self.problems: list[str] = []
 
     def run(self) -> Composed:
@@ -104,16 +113,33 @@ class _Composing:
                 self.problems.append(f"no stage gives the {'loss' if value.role == 'loss' else f'gradient of {value.fqn}'}")
         if self.problems:
             return Composed(None, problems=self.problems)
+        wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
         self.graph.output([self.results[value.role, value.fqn] for value in wanted])
         self.graph.lint()
-        return Composed(fx.GraphModule(self.constants, self.graph), tuple(wanted))
+        return Composed(fx.GraphModule(self.constants, self.graph), self._whole(), tuple(wanted))
+
+    def _whole(self) -> fx.GraphModule:
+        microbatch, graph, copies = self.staged.microbatch, fx.Graph(), dict[fx.Node, fx.Node]()
+        returned = graph.graph_copy(microbatch.graph_module.graph, copies)
+        named = {node.name: copy for node, copy in copies.items()}
+        placeholders = microbatch.graph_module.graph.find_nodes(op="placeholder")
+        given = {value.fqn: copies[node] for node, value in zip(placeholders, microbatch.inputs, strict=True)}
+        crossed = [given[name] if name in given else named[name] for name in self.crossed.values()]
+        assert isinstance(returned, (list, tuple))
+        graph.output([*crossed, *returned])
+        return fx.GraphModule(microbatch.graph_module, graph)
 
     def _cross(self, sender: int, receiver: int, flow: Sequence[Crossing], way: str) -> None:
         for one in flow:
             if one.name not in self.have[sender]:
                 self.problems.append(f"stage {sender} is to send {one.name} {way}, but neither makes nor receives it")
                 continue
-            self.have[receiver][one.name] = self.have[sender][one.name]
+            made = self.have[sender][one.name]
+            if other := _other_layout(made, one):
+                self.problems.append(f"stage {sender} is to send {one.name} {way} as {other}")
+            name = f"{one.name} of stage {one.stage} as stage {receiver} receives it"
+            self.results["crossing", name], self.crossed[name] = made, one.name
+            self.have[receiver][one.name] = made
             self.received[receiver][one.name] = one
             self.read[sender].add(one.name)
 
@@ -133,6 +159,7 @@ class _Composing:
         for node in module.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 copies[node] = self._copied(node, module, copies, phase)
+                copies[node].meta[PART] = phase
         returned: Any = module.graph.output_node().args[0]
         for value, node in zip(step.outputs[phase], returned, strict=True):
             if value.role == "crossing":
@@ -165,6 +192,18 @@ class _Composing:
                     self.problems.append(f"stage {stage} receives {name}, which it neither reads nor sends on")
 
 
+def _other_layout(made: fx.Node, said: Crossing) -> str | None:
+    """What is said of a crossing value, and what it is, if that is another; kernels are given it as it is said."""
+    value = made.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    own = tuple(value.shape), tuple(value.stride()), value.dtype
+    if own == (said.shape, said.strides, said.dtype):
+        return None
+    theirs, ours = (f"{list(a)} with strides {list(b)} in {c}" for a, b, c in ((said.shape, said.strides, said.dtype), own))
+    return f"{theirs}, but it is {ours}"
+
+
 def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[str]:
     """What of parameters is not in one stage, or summed over those that share it: a sentence each."""
     how, problems = staged.pipelined, list[str]()
@@ -180,15 +219,52 @@ def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[
     for fqn, readers in tied.items():
         if missing := [stage for stage in readers if stage not in reduced.get(fqn, ())]:
             problems.append(f"stage {missing[0]} gives no gradient of {fqn}, which it is tied by")
+    return (
+        problems
+        + _lost(staged, places, reduced)
+        + [line for n, one in enumerate(places) for line in _rank_lost(staged, n, one)]
+    )
+
+
+def _lost(staged: StagedStep, places: Sequence[StepGraph], reduced: Mapping[str, Sequence[int]]) -> list[str]:
+    """What a stage reads and does not gather, or makes a gradient of and does not reduce."""
+    how, problems = staged.pipelined, list[str]()
+    for stage, place in enumerate(how.places):
+        step = places[place]
+        gathered = {value.fqn for value in step.outputs.get(phase_of(stage, "unshard"), ())}
+        for work in WORKS:
+            for value in step.inputs.get(phase_of(stage, work), ()):
+                if value.role == "whole" and value.fqn not in gathered:
+                    problems.append(f"stage {stage} reads {value.fqn} in {work}, which it does not gather")
+    for read in staged.microbatch.reads:
+        if (given := reduced.get(read.fqn, ()).count(read.stage)) != 1:
+            problems.append(f"stage {read.stage} reduces the gradient of {read.fqn} {times(given)}, expected once")
     return problems
+
+
+def _rank_lost(staged: StagedStep, place: int, step: StepGraph) -> list[str]:
+    """What the rank at ``place`` updates and has no gradient of, or the other way round."""
+    how = staged.pipelined
+    own = {read.fqn: read.stage for read in sorted(staged.microbatch.reads, reverse=True) if how.places[read.stage] == place}
+    wanted = [value.fqn for values in staged.whole.outputs.values() for value in values if value.role == "param"]
+    updated = [value.fqn for value in step.outputs.get(UPDATE, ()) if value.role == "param"]
+    stages = ", ".join(str(stage) for stage, at in enumerate(how.places) if at == place)
+    return [
+        *(f"rank {place} of pp updates {fqn}, which its stages, {stages}, do not read" for fqn in updated if fqn not in own),
+        *(
+            f"rank {place} of pp does not update {fqn}, which its stage {own[fqn]} reads"
+            for fqn in wanted
+            if fqn in own and fqn not in updated
+        ),
+    ]
 
 
 def _sum_problems(fqn: str, stages: Sequence[int], how: Pipelined, places: Sequence[StepGraph]) -> list[str]:
     problems = []
     for place in dict.fromkeys(how.places[stage] for stage in stages):
         own = [stage for stage in stages if how.places[stage] == place]
-        taken = [value for value in places[place].inputs.get("ties", ()) if value.fqn == fqn]
-        given = [value for value in places[place].outputs.get("ties", ()) if value.fqn == fqn]
+        taken = [value for value in places[place].inputs.get(TIES, ()) if value.fqn == fqn]
+        given = [value for value in places[place].outputs.get(TIES, ()) if value.fqn == fqn]
         if len(taken) != len(own) or len(given) != 1:
             problems.append(
                 f"rank {place} of pp has the tied parameter {fqn} in stages {', '.join(map(str, own))}, but sums "

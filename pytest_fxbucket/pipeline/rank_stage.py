@@ -33,6 +33,7 @@ class Stage(RankStage):
         self._values: dict[int, dict[str, Any]] = {}
         self._made: dict[int, dict[str, torch.Tensor]] = {}
         self._summed = 0
+        self._done: set[tuple[Work, int]] = set()
         self.losses: dict[int, torch.Tensor] = {}
         self.totals: dict[str, torch.Tensor] = {}
         """Sums of gradients, not reduced, by FQN."""
@@ -43,7 +44,7 @@ class Stage(RankStage):
         """Forget the step before; ``rows`` are the tensors of the batch for each microbatch, by name."""
         self._kept, self._rows, self._whole, self._summed = kept, rows, None, 0
         self._values, self._made = {number: {} for number in range(len(rows))}, {number: {} for number in range(len(rows))}
-        self.losses, self.totals, self.gradients = {}, {}, {}
+        self._done, self.losses, self.totals, self.gradients = set(), {}, {}, {}
 
     def unshard(self) -> None:
         """Gather the stage's parameters, once a step."""
@@ -79,7 +80,11 @@ class Stage(RankStage):
             self._summed += 1
 
     def perform_reduce_grad(self, *_: Any, **__: Any) -> None:
-        """Reduce the sums."""
+        """Reduce the sums. Raises CaptureError while gradients are missing."""
+        if self._summed < len(self._rows):
+            raise CaptureError(
+                f"stage {self.stage_index} is to reduce gradients before those of microbatch {self._summed} are there"
+            )
         made = self._run(self.stage_index, "reduce", None, lambda value: self.totals[value.fqn])
         self.gradients = {value.fqn: tensor for value, tensor in made}
 
@@ -115,6 +120,9 @@ class Stage(RankStage):
         self._values[mb_index] |= _own(self._gets, next_stage_bwd_outputs)
 
     def _compute(self, work: Work, microbatch: int) -> None:
+        if (work, microbatch) in self._done:
+            raise CaptureError(f"stage {self.stage_index} is to run {work} of microbatch {microbatch} twice")
+        self._done.add((work, microbatch))
         for value, tensor in self._run(self.stage_index, work, microbatch, lambda value: self._taken(value, microbatch)):
             if value.role == "loss":
                 self.losses[microbatch] = tensor

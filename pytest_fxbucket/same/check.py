@@ -12,11 +12,10 @@ from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.keep_order import without_kept_order
-from pytest_fxbucket.pipeline.composed import gradient_of
+from pytest_fxbucket.pipeline.composed import PART
 from pytest_fxbucket.same.step import Found, Side, Walked, compared, crosswise
 from pytest_fxbucket.same.table import LIST, Const, Key, Table, Where
 from pytest_fxbucket.step.mesh import fake_mesh
-from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
@@ -136,9 +135,9 @@ class Same:
             return None
         if world.together.graph_module is None:
             raise PassError(f"the stages do not fit together: {world.together.problems[0]}")
-        microbatch = world.staged.microbatch
-        outputs = (Value("loss", "", (), None), *(gradient_of(*read) for read in microbatch.reads))
-        whole, parted = microbatch.graph_module, world.together.graph_module
+        microbatch, outputs = world.staged.microbatch, world.together.outputs
+        whole, parted = world.together.whole, world.together.graph_module
+        assert whole is not None
         self.world.say(f"comparing expressions of {len(parted.graph.nodes)} nodes in {world.staged.pipelined.stages} stages")
         before, after = (Side(module.graph, module, microbatch.inputs, outputs, {}) for module in (whole, parted))
         before, after = (replace(side, members=self._members(0, [side.graph])) for side in (before, after))
@@ -244,7 +243,8 @@ def node_text(node: fx.Node | None) -> str:
     if node is None:
         return "an output"
     module = module_of(node)
-    return f"{node.name} ({node.target})" + (f" in {module}" if module else "")
+    part = f", {node.meta[PART]}" if PART in node.meta else ""
+    return f"{node.name} ({node.target})" + (f" in {module}" if module else "") + part
 
 
 def difference_text(table: Table, one: Difference) -> str:

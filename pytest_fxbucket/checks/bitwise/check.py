@@ -54,7 +54,7 @@ class Bitwise(OnRanks):
                 lines += judge.never_clipped(outcomes, plan.step.clip_norm, self._copies())
                 step = judge.first_step(outcomes)
                 if step is not None:
-                    lines += judge.difference_lines(outcomes, world.entry_of)
+                    lines += judge.difference_lines(outcomes, world.entry_of, self._stages())
                     if world.plan.pipeline is None:  # of stages no node stands where one of the whole step does
                         lines += judge.first_node_lines(self._outcomes(phase, step))
         except RankFailure as failure:
@@ -91,6 +91,16 @@ class Bitwise(OnRanks):
         given = {value for rank in range(world.size) for value in final_values(world, rank, phase)[1]}
         lost = [value for value in world.reference(0).outputs[phase] if value not in given]
         return [f"no rank's stages give the {judge.WORDS.get(one.role, one.role)} {one.fqn}".rstrip() for one in lost]
+
+    def _stages(self) -> dict[str, str]:
+        """The pipeline stages that have a parameter, and the loss, in words; none of a plan without."""
+        staged, found = self.world.staged, dict[str, list[int]]()
+        if staged is None:
+            return {}
+        for read in sorted(staged.microbatch.reads):
+            found.setdefault(read.fqn, []).append(read.stage)
+        found[""] = [staged.pipelined.stages - 1]
+        return {fqn: f"stage{'s'[: len(on) - 1]} {', '.join(map(str, on))}" for fqn, on in found.items()}
 
     def _copies(self) -> dict[str, list[list[int]]]:
         """Of each parameter the sets of ranks that hold the same of it, as far as its mode says."""

@@ -155,12 +155,14 @@ def first_step(outcomes: Sequence[Compared]) -> int | None:
     return min((d.step for outcome in outcomes for d in outcome.differences), default=None)
 
 
-def difference_lines(outcomes: Sequence[Compared], bucket_of: Mapping[str, str]) -> list[str]:
-    """The first step's differences, a line each: what, where, how much."""
+def difference_lines(
+    outcomes: Sequence[Compared], bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}
+) -> list[str]:
+    """The first step's differences, a line each: what, where, how much; ``stages_of``: stages by FQN, of the loss by ''."""
     step = first_step(outcomes)
     found = [d for outcome in outcomes for d in outcome.differences if d.step == step]
     found.sort(key=lambda d: (("loss", "gradient", "parameter").index(d.what) if d.what in _ORDER else 3, d.rank))
-    lines = [difference_line(difference, bucket_of) for difference in found[:_SHOWN]]
+    lines = [difference_line(difference, bucket_of, stages_of) for difference in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"... and {len(found) - _SHOWN} more tensors in step {step}")
     return lines
@@ -181,11 +183,13 @@ def first_node_lines(outcomes: Sequence[BitwiseOutcome]) -> list[str]:
     return [f"first node whose bits differ: {name} ({target}), node {position} of {of}, on rank {ranks}"]
 
 
-def difference_line(difference: Difference, bucket_of: Mapping[str, str]) -> str:
+def difference_line(difference: Difference, bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}) -> str:
     """What differs where, and by how much."""
     bucket = f" (bucket {bucket_of[difference.fqn]})" if difference.fqn in bucket_of else ""
     ulps = f", up to {difference.ulps} ULP" if difference.ulps >= 0 else ""
     name = f" {difference.fqn}" if difference.fqn else ""
+    if difference.what in _ORDER and difference.fqn in stages_of:
+        name += f" of {stages_of[difference.fqn]}"
     return (
         f"step {difference.step}, rank {difference.rank}: {difference.what}{name}{bucket}: "
         f"{difference.elements} of {difference.numel} elements differ{ulps}"

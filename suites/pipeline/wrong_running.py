@@ -1,0 +1,86 @@
+"""The job of bitwise with one fault each in how ranks run their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, BitwiseTask, run
+from pytest_fxbucket.pipeline.rank_stage import Stage
+from pytest_fxbucket.pipeline.running import PipelinedRun
+
+Job = Callable[[int, int, BitwiseTask], BitwiseOutcome]
+
+
+def instead_of(cls: type[Any], name: str) -> Callable[[Callable[..., Any]], Job]:
+    """The job with a method replaced by one that is given the real one first."""
+
+    def made(wrong: Callable[..., Any]) -> Job:
+        def job(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
+            real = getattr(cls, name)
+            with patch.object(cls, name, lambda self, *args, **kwargs: wrong(real, self, *args, **kwargs)):
+                return run(rank, world, task)
+
+        return job
+
+    return made
+
+
+@instead_of(PipelinedRun, "_results")
+def loss_of_one_microbatch_lost(real: Any, self: PipelinedRun) -> Any:
+    for stage in self._stages:
+        stage.losses.pop(1, None)
+    return real(self)
+
+
+@instead_of(PipelinedRun, "_results")
+def loss_of_one_microbatch_twice(real: Any, self: PipelinedRun) -> Any:
+    for stage in self._stages:
+        stage.losses |= {number + 100: loss for number, loss in stage.losses.items() if number == 1}
+    return real(self)
+
+
+@instead_of(Stage, "forward_one_chunk")
+def microbatch_run_twice(real: Any, self: Stage, number: int, *args: Any, **kwargs: Any) -> Any:
+    if (self.stage_index, number) == (1, 1):
+        real(self, number, *args, **kwargs)
+    return real(self, number, *args, **kwargs)
+
+
+@instead_of(Stage, "backward_weight_one_chunk")
+def gradients_added_last_first(_: Any, self: Stage, number: int, *args: Any, **kwargs: Any) -> None:
+    self._compute("weight", number)
+    self._summed += 1
+    if self._summed == len(self._rows):
+        for made in reversed(self._made.values()):
+            for fqn, gradient in made.items():
+                self.totals[fqn] = self.totals[fqn] + gradient if fqn in self.totals else gradient
+
+
+@instead_of(Stage, "backward_one_chunk")
+def reduced_behind_the_first_microbatch(real: Any, self: Stage, number: int, *args: Any, **kwargs: Any) -> None:
+    real(self, number, *args, **kwargs)
+    if (self.stage_index, number) == (2, 0):
+        self.perform_reduce_grad()
+
+
+@instead_of(Stage, "_value")
+def labels_of_another_microbatch(real: Any, self: Stage, name: str, number: int) -> Any:
+    return real(self, name, 0 if self.is_last and name == "[0]" else number)
+
+
+@instead_of(Stage, "_named")
+def sent_in_another_layout(real: Any, self: Stage, *args: Any) -> Any:
+    found = real(self, *args)
+    if self.is_first:
+        return tuple(one.transpose(0, 1).contiguous().transpose(0, 1) if one.dim() > 2 else one for one in found)
+    return found
+
+
+@instead_of(Stage, "_named")
+def swapped_when_sent(real: Any, self: Stage, number: int, flow: Any) -> Any:
+    """Both have one shape."""
+    found = real(self, number, flow)
+    swaps = self.is_first and len(found) == 4
+    return (found[0], found[2], found[1], found[3]) if swaps else found
