@@ -34,7 +34,7 @@ def pipelines(count: int, seed: int, say: Callable[[str], None]) -> Iterator[str
                 yield f"model {number} ({how}): {'; '.join(lines)}"
             elif plan.pipeline:
                 equal[plan.pipeline.schedule] += 1
-            if done % 25 == 0:
+            if done % 10 == 0:
                 say(f"pipelines: {done} of {count}")
     finally:
         pools.close()

@@ -245,6 +245,6 @@ timeout_s = 120
 
 
 OPTIMIZERS = (
-    '\n[optimizer]\nfactory = "torch.optim:AdamW"\nargs = { lr = 0.01 }\n',
-    '\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1, momentum = 0.9 }\n',
+    '\n[optimizer]\nfactory = "torch.optim:AdamW"\nargs = { lr = 0.1 }\n',
+    '\n[optimizer]\nfactory = "torch.optim:Adagrad"\nargs = { lr = 0.1 }\n',
 )
