@@ -44,9 +44,7 @@ def pipelines(count: int, seed: int, say: Callable[[str], None]) -> Iterator[str
 
 def _problems(number: int, pools: Pools) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        run = PlanRun(
-            plan_of(number), RunSettings(rootdir=ROOT, golden_dir=ROOT / "golden", artifacts=Path(folder)), pools
-        )
+        run = PlanRun(plan_of(number), RunSettings(rootdir=ROOT, golden_dir=ROOT / "golden", artifacts=Path(folder)), pools)
         for name in CHECKS:
             verdict = run.check(name)
             if verdict.outcome != "passed":

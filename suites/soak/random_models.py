@@ -169,7 +169,13 @@ class Model(nn.Module):
             more: dict[str, Any] = {name: given[name] for name in shape.reads if name != "mask"}
             more |= {} if shape.skip is None else {"skip": found[shape.skip]}
             out = block(scale=shape.scale, flip=shape.flip, mask=mask if "mask" in shape.reads else None, x=x, **more)
-            x = out[0] + out[1] / 4 if isinstance(out, tuple) else out["y"] + out.get("other", 0.0) if type(out) is dict else out
+            x = (
+                out[0] + out[1] / 4
+                if isinstance(out, tuple)
+                else out["y"] + out.get("other", 0.0)
+                if type(out) is dict
+                else out
+            )
             found.append(x)
         loss = nn.functional.cross_entropy(self.head(x).float(), ids)
         return loss + found[0].square().mean() + (self.gain * scales[0].float()).sum() / 8 + mask.float().mean()
