@@ -1,6 +1,6 @@
 """Prints what pipeline stages cost at size: 126 Llama layers in 64 stages, and 64 layers in 64 stages on 4,096 ranks.
 
-Small layers, since size is of the graph: fake tensors weigh nothing. Seconds of this process on a core; memory is the peak of the
+Small layers, since size is of the graph. Seconds of this process on a core; memory is the peak of the
 process. ``make bench``.
 """
 
