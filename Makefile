@@ -26,8 +26,9 @@ lint: $(READY)
 docs: $(READY)  ## the pages of docs/, where a warning is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env --builder html docs $(DOCS)
 
+# Tests start many processes: each would compile the package anew where a setting of the machine forbids bytecode.
 suites: $(READY) $(ZOO)
-	$(BIN)/pytest suites -n 2 -q
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest suites -n 2 -q
 
 reference: $(READY)  ## the table of docs/reference/plan.md, from the schema
 	$(BIN)/python -m suites.plans.plan_reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,11 @@ pytest_plugins = ["pytester"]
 def pytest_configure() -> None:
     """Where CI is set, accepting goldens asks for more, and pytest shows more; before fixtures of any scope."""
     os.environ.pop("CI", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The dearest tests first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("zoo", "soak"))
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +45,13 @@ def warm_runs() -> Iterator[WarmRuns]:
 def warm(warm_runs: WarmRuns, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """``pytester.runpytest_subprocess`` starts such runs."""
     monkeypatch.setattr(pytester, "popen", of_pytester(warm_runs, pytester))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _bytecode_of_ours_alone() -> None:
+    """What was collected is compiled for all processes that tests start; what tests write may change within a second."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import pytest
 
+from suites.pytest_plugin.processes import below, ends
 from suites.warm.server import MESSAGE_BYTES, Start
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,10 @@ class WarmRuns:
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess([*words], status, out.read(), err.read())
+
+    def left(self) -> list[int]:
+        """Processes that runs started and left behind; what was told to end may take a moment."""
+        return [] if self._process is None else [pid for pid in below(self._process.pid) if not ends(pid)]
 
     def close(self) -> None:
         """End it; idempotent."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -28,6 +29,7 @@ from suites.warm.spare import Spare
 
 MESSAGE_BYTES = 1 << 20
 """An environment and a command line have room in it."""
+_PR_SET_CHILD_SUBREAPER = 36
 MODULES = (
     "pytest",
     "torch._dynamo",
@@ -52,6 +54,8 @@ def main(fd: int, parent: int) -> None:
     """Fork one run after another for the process at the other end, until that hangs up."""
     ignore_interrupts()
     die_with(parent)
+    # What a run leaves behind becomes a child of this process, which others can see.
+    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     for name in (*MODULES, *_ours()):
         importlib.import_module(name)
     # pytest says of whole distributions that they are not rewritten, unless they say so themselves.
