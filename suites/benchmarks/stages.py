@@ -16,6 +16,7 @@ from unittest import mock
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.pipeline import captured
+from pytest_fxbucket.pipeline.microbatch import trace_microbatch
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import mesh_of
@@ -65,7 +66,7 @@ def cutting(layers: int, stages: int) -> None:
     plan = plan_of(layers, stages, 1)
     mesh = mesh_of(plan)
     whole = clock("the step, not in stages", lambda: capture_plan(plan, mesh, 0))
-    trace = captured.trace_microbatch
+    trace = trace_microbatch
     with mock.patch.object(captured, "trace_microbatch", lambda model: clock("trace of a microbatch", lambda: trace(model))):
         begin = time.process_time()
         staged = captured.capture_stages(plan, mesh, whole)
