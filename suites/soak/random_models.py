@@ -83,8 +83,8 @@ class Wide(nn.Linear):
 class Half(nn.Linear):
     """Computes in half precision, and gives single."""
 
-    def __init__(self, *sizes: Any) -> None:
-        super().__init__(*sizes, dtype=torch.bfloat16)
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias, dtype=torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.bfloat16()).float()
@@ -98,7 +98,7 @@ class Both(nn.Module):
         self.left, self.right = nn.Linear(DIM, DIM, bias), nn.Sequential(nn.Linear(DIM, DIM, bias), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
-        left = self.left(x)
+        left: Tensor = self.left(x)
         return left * torch.sigmoid(self.right(x))
 
 
@@ -114,6 +114,8 @@ def core_of(shape: Shape) -> nn.Module:
 
 class Block(nn.Module):
     """Takes tensors, None, bools and numbers, and gives a tensor, a tuple or a dict."""
+
+    count: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -148,6 +150,8 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Blocks one after the other, each of which may read what any before gave; the loss is its output."""
 
+    offset: Tensor
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         shapes = shapes_of(seed)
@@ -155,7 +159,7 @@ class Model(nn.Module):
         self.head = nn.Linear(DIM, CLASSES)
         for block, shape in zip(self.blocks, shapes, strict=True):
             if shape.tied is not None:
-                block.core.weight = self.blocks[shape.tied].core.weight  # type: ignore[union-attr]
+                block.core.weight = self.blocks[shape.tied].core.weight  # type: ignore[union-attr]  # a linear one, which has a weight
             if shape.is_frozen:
                 block.requires_grad_(False)
         self.register_buffer("offset", torch.rand(DIM))
@@ -164,7 +168,7 @@ class Model(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, ids: Tensor, scales: Tensor) -> Tensor:
         given, found = {"mask": mask, "ids": ids, "scales": scales}, list[Tensor]()
         for block in self.blocks:
-            shape: Shape = block.shape  # type: ignore[assignment]
+            shape: Shape = block.shape  # type: ignore[assignment]  # of each block
             x = x * self.gain + self.offset if shape.reads_shared else x
             more: dict[str, Any] = {name: given[name] for name in shape.reads if name != "mask"}
             more |= {} if shape.skip is None else {"skip": found[shape.skip]}
