@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -41,18 +41,17 @@ class StagedStep:
     model: ModelTraced
     microbatch: Microbatch
     parted: Parted
-    once: tuple[dict[Work, Described], ...]
-    """For each stage what runs once a step, gathers and reductions; nothing where there is nothing to do."""
     pipelined: Pipelined
     whole: StepGraph
     """The step that is not in stages."""
+    _of_stages: dict[int, dict[Work, Described]] = field(default_factory=dict)
 
     def of_rank(self, mesh: Mesh, rank: int) -> StepGraph:
         """The step as ``rank`` of ``mesh`` has it; its process groups, real or fake, must be there."""
         place = mesh.at(rank, "pp")
         graphs: dict[str, Described] = {}
         for stage in self._stages_at(place):
-            once = self.once[stage]
+            once = self._once(stage)
             graphs |= {phase_of(stage, "unshard"): once["unshard"]} if "unshard" in once else {}
             for work in self._works:
                 part = self.parted.part(stage, work)
@@ -79,9 +78,25 @@ class StagedStep:
         """What makes the optimizers."""
         return self.model.optimizing(self.microbatch.parameters) if self.plan.optimizer else None
 
+    @cached_property
+    def _reads(self) -> list[list[Read]]:
+        """Of each stage."""
+        return _by_stage(self.microbatch.gathered, self.pipelined.stages)
+
+    @cached_property
+    def _made(self) -> list[list[Read]]:
+        """Gradients of each stage."""
+        return _by_stage(_as_made(self.microbatch), self.pipelined.stages)
+
     @property
     def _works(self) -> tuple[Work, ...]:
         return ("forward", "input", "weight") if self.pipelined.schedule in _IN_TWO_PARTS else ("forward", "backward")
+
+    def _once(self, stage: int) -> dict[Work, Described]:
+        """What ``stage`` runs once a step, gathers and reductions; nothing where there is nothing to do."""
+        if stage not in self._of_stages:
+            self._of_stages[stage] = _once(self.microbatch, self._reads[stage], self._made[stage])
+        return self._of_stages[stage]
 
     def _stages_at(self, place: int) -> list[int]:
         return [stage for stage, at in enumerate(self.pipelined.places) if at == place]
@@ -168,13 +183,12 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
         _refuse_cuts(microbatch, model.cuts)
         _refuse_within_checkpoints(plan, microbatch, model)
         parted = part_microbatch(microbatch, stages)
-        once = tuple(_once(microbatch, stage) for stage in range(stages))
         places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
         group = mesh.group("pp").name
         how = Pipelined(
             pipeline.schedule, plan.step.microbatches, places, parted.forward, parted.backward, _tied(microbatch), group
         )
-        return StagedStep(plan, model, microbatch, parted, once, how, whole)
+        return StagedStep(plan, model, microbatch, parted, how, whole)
 
 
 def _refuse_cuts(microbatch: Microbatch, cuts: Sequence[str]) -> None:
@@ -199,23 +213,28 @@ def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelT
                 )
 
 
-def _once(microbatch: Microbatch, stage: int) -> dict[Work, Described]:
-    gathered = [read for read in microbatch.gathered if read.stage == stage]
-    reduced = [read for read in microbatch.reads if read.stage == stage]
+def _once(microbatch: Microbatch, gathered: Sequence[Read], reduced: Sequence[Read]) -> dict[Work, Described]:
     found: dict[Work, Described] = {}
     if gathered:
         found["unshard"] = trace_unshard(microbatch, gathered)
     if reduced:
-        found["reduce"] = trace_reduce(microbatch, _as_made(microbatch, reduced))
+        found["reduce"] = trace_reduce(microbatch, reduced)
     return found
 
 
-def _as_made(microbatch: Microbatch, reads: Sequence[Read]) -> list[Read]:
-    """``reads`` in the order in which backward makes their gradients."""
+def _as_made(microbatch: Microbatch) -> list[Read]:
+    """Reads in the order in which backward makes their gradients."""
     returned: Any = microbatch.graph_module.graph.output_node().args[0]
     index = {node: number for number, node in enumerate(microbatch.graph_module.graph.nodes)}
     made = {read: index[node] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
-    return sorted(reads, key=lambda read: (made[read], read))
+    return sorted(microbatch.reads, key=lambda read: (made[read], read))
+
+
+def _by_stage(reads: Sequence[Read], stages: int) -> list[list[Read]]:
+    found: list[list[Read]] = [[] for _ in range(stages)]
+    for read in reads:
+        found[read.stage].append(read)
+    return found
 
 
 def _tied(microbatch: Microbatch) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,19 +40,37 @@ class Part:
     outputs: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
 class Parted:
-    """All parts of a microbatch."""
+    """All parts of a microbatch: for each stage forward and backward, and of backward input and weight. Each is made when asked
+    for, since a rank has few of them."""
 
-    parts: tuple[Part, ...]
-    """For each stage forward and backward; of backward input and weight besides."""
-    forward: tuple[tuple[Crossing, ...], ...]
-    backward: tuple[tuple[Crossing, ...], ...]
-    """What crosses each cut; as :class:`~pytest_fxbucket.step.pipelined.Pipelined` has them."""
+    def __init__(self, timed: _Timed) -> None:
+        self._timed, self._stages = timed, timed.stages
+        self._parts: dict[tuple[int, Work], Part] = {}
+        forward, self._gives = timed.flows()
+        described = {node: timed.described(node) for flow in (*forward, *self._gives) for node in flow}
+        self.forward, self.backward = (
+            tuple(tuple(map(described.__getitem__, flow)) for flow in flows) for flows in (forward, self._gives)
+        )
+        """What crosses each cut; as :class:`~pytest_fxbucket.step.pipelined.Pipelined` has them."""
 
     def part(self, stage: int, work: Work) -> Part:
         """The one of ``stage`` that does ``work``."""
-        return next(part for part in self.parts if (part.stage, part.work) == (stage, work))
+        if (stage, work) not in self._parts:
+            self._parts[stage, work] = self._made(stage, work)
+        return self._parts[stage, work]
+
+    def _made(self, stage: int, work: Work) -> Part:
+        timed = self._timed
+        if work == "forward":
+            return timed.part(stage, work, timed.nodes_at(stage))
+        behind = timed.nodes_at(timed.backward_of(stage))
+        if work == "backward":
+            return timed.part(stage, work, behind)
+        first = timed.made_of(self._gives[stage - 1] if stage else (), behind)
+        if work == "input":
+            return timed.part(stage, work, [node for node in behind if node in first])
+        return timed.part(stage, work, [node for node in behind if node not in first], first)
 
 
 def part_microbatch(microbatch: Microbatch, stages: int) -> Parted:
@@ -59,22 +78,7 @@ def part_microbatch(microbatch: Microbatch, stages: int) -> Parted:
 
     Raises :class:`CaptureError` for what would be otherwise than in the whole step.
     """
-    timed = _Timed(microbatch, stages)
-    forward, backward = timed.flows()
-    parts = []
-    for stage in range(stages):
-        behind, before = timed.nodes_at(stage), timed.nodes_at(2 * stages - 1 - stage)
-        first = timed.made_of(backward[stage - 1] if stage else (), before)
-        rest = [node for node in before if node not in first]
-        parts += [
-            timed.part(stage, "forward", behind),
-            timed.part(stage, "backward", before),
-            timed.part(stage, "input", [node for node in before if node in first]),
-            timed.part(stage, "weight", rest, first),
-        ]
-    described = {node: timed.described(node) for flow in (*forward, *backward) for node in flow}
-    flows = [tuple(tuple(map(described.__getitem__, flow)) for flow in flows) for flows in (forward, backward)]
-    return Parted(tuple(parts), *flows)
+    return Parted(_Timed(microbatch, stages))
 
 
 class _Timed:
@@ -122,7 +126,15 @@ class _Timed:
 
     def nodes_at(self, time: int) -> list[fx.Node]:
         """Nodes that compute at ``time``, in order."""
-        return [n for n, at in self.times.items() if at == time and n.op not in ("placeholder", "get_attr")]
+        return self._nodes_at.get(time, [])
+
+    @cached_property
+    def _nodes_at(self) -> dict[int, list[fx.Node]]:
+        found: dict[int, list[fx.Node]] = {}
+        for node, time in self.times.items():
+            if node.op not in ("placeholder", "get_attr"):
+                found.setdefault(time, []).append(node)
+        return found
 
     def flows(self) -> tuple[list[list[fx.Node]], list[list[fx.Node]]]:
         """For each cut what crosses it forward, and what backward, in the order of the graph."""
@@ -255,14 +267,18 @@ class _Timed:
     def _written_across(self) -> list[fx.Node]:
         """Nodes that write what another part made."""
         order = self.order
+        writing = {node: written for node in self.times if (written := written_arguments(node))}
+        if not writing:
+            return []
         kept = {storage: node for node in self.everywhere for storage in order.storages(node)}
         made: dict[int, int] = {}
         for node, time in self.times.items():
             for storage in order.storages(node):
                 made.setdefault(storage, time)
         across = []
-        for node, time in self.times.items():
-            storages = {storage for argument in written_arguments(node) for storage in order.storages(argument)}
+        for node, written in writing.items():
+            time = self.times[node]
+            storages = {storage for argument in written for storage in order.storages(argument)}
             for storage in sorted(storages & kept.keys()):
                 readers = (order.nodes[index] for index in order.readers(storage))
                 self._refuse_seen_elsewhere(kept[storage], node, {self.times[one] for one in readers if one in self.times})

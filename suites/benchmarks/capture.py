@@ -114,7 +114,7 @@ def plain(plan: Plan, model: torch.nn.Module, mode: FakeTensorMode) -> Any:
     """make_fx of the same function, and nothing else."""
     parts, forwards = Parts.of(plan.parallel, mesh_of(plan)), forwards_of(model, plan)
     with mock.patch.object(joint, "NodeNamer", _Nobody):
-        step = joint._JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1, NONE, ())
+        step = joint.JointStep(model, batch(0, 0), loss, parts, forwards, mode, 1, NONE, ())
     with mode:
         return tracing.trace(step, step.inputs)
 

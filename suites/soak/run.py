@@ -1,4 +1,4 @@
-"""Runs ranks for long and kills them often, kills runs that accept, feeds garbage, compares step times; ``make soak``.
+"""Runs ranks for long and kills them often, feeds garbage, compares step times, parts models into stages; ``make soak``.
 
 What is well says `N of M`, and the seed that repeats the rest.
 
@@ -18,12 +18,13 @@ from functools import partial
 from suites.soak.garbage import garbage
 from suites.soak.kills import kills
 from suites.soak.parts import faults, graphs, items, verdicts
+from suites.soak.pipelines import pipelines
 from suites.soak.speeds import speeds
 
-ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE = 1000, 200, 20, 2000, 50, 2000
+ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE, PIPELINES = 1000, 200, 20, 2000, 50, 2000, 300
 EQUAL, SLOWED = 50, 20
 """runs of fxbucket compare"""
-PARTS = ("items", "verdicts", "faults", "graphs", "kills", "garbage", "speeds")
+PARTS = ("items", "verdicts", "faults", "graphs", "kills", "garbage", "speeds", "pipelines")
 
 
 def main() -> int:
@@ -57,6 +58,7 @@ def soak(part: float, seed: int, names: Sequence[str]) -> list[str]:
         "kills": partial(kills, round(KILLS * part), seed, say),
         "garbage": partial(garbage, round(GARBAGE * part), seed, say),
         "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),
+        "pipelines": partial(pipelines, round(PIPELINES * part), seed, say),
     }
     return [problem for name in names for problem in parts[name]()]
 

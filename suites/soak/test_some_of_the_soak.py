@@ -1,5 +1,5 @@
 """Some of the soak: 100 items in a row on one pool, 4 runs of a plan, faults amid collectives, 2 kills of runs that accept, 100
-mutants; and what it says of comparisons of step time, which only the whole soak makes."""
+mutants, 3 models in stages; and what it says of comparisons of step time, which only the whole soak makes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from suites.ranks.fault_jobs import FAULTS
 from suites.soak.garbage import garbage
 from suites.soak.kills import kills
 from suites.soak.parts import faults, items, verdicts
+from suites.soak.pipelines import pipelines
 from suites.soak.speeds import speeds
 from suites.soak.speeds_project import Run, SpeedsProject
 
@@ -28,6 +29,11 @@ def test_a_little_of_the_soak_is_well():
     problems = [*verdicts(4, print), *faults(1, 1, print, kinds), *kills(2, 1, print), *garbage(100, 1, print)]
     # How late a failure is told depends on the machine: the whole soak looks at that.
     assert [problem for problem in problems if " s late, " not in problem] == []
+
+
+def test_a_few_random_models_in_pipeline_stages_equal_their_whole_steps() -> None:
+    """Three of the 300; the soak runs all."""
+    assert list(pipelines(3, 4, print)) == []
 
 
 @pytest.mark.parametrize(
