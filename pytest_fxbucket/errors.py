@@ -27,7 +27,7 @@ class CaptureError(FxbucketError):
 
 
 class StageError(FxbucketError):
-    """Cuts that do not part a model into stages, or a call that the stages are not of."""
+    """Cuts that do not part a model into stages, a call that the stages are not of, or ranks that a schedule does not fit."""
 
 
 class PassError(FxbucketError):

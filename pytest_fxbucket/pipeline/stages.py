@@ -125,9 +125,7 @@ class Stage(nn.Module):
             return tuple(self.forward(*received) if self._result is None else self.computed(*received))
         result, tensors = parted(self.forward(*received))
         if result != self._result[0]:
-            raise StageError(
-                f"a forward hook gives {result}, but the model {self._result[0]}, which stages send; keep its form"
-            )
+            raise StageError(f"a forward hook gives {result}, but the model {self._result[0]}; engines want one form of result")
         return tuple(tensors)
 
     def computed(self, *received: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -44,13 +44,11 @@ class PipelineModule(nn.Module):
         each = len(layers) // num_stages
         self.tied_modules = nn.ModuleDict()
         self.forward_funcs: list[Callable[[Any], Any]] = []
-        self.keys: dict[str, str] = {}
         for index, layer in enumerate(layers[self.rank * each : (self.rank + 1) * each]):
             if isinstance(layer, TiedLayerSpec):
-                self.keys[layer.key] = key = layer.key.replace(".", "/")
-                if key not in self.tied_modules:
-                    self.tied_modules[key] = layer.build()
-                self.forward_funcs.append(partial(layer.forward_fn, self.tied_modules[key]))
+                if layer.key not in self.tied_modules:
+                    self.tied_modules[layer.key] = layer.build()
+                self.forward_funcs.append(partial(layer.forward_fn, self.tied_modules[layer.key]))
             elif isinstance(layer, LayerSpec):
                 self.add_module(str(index), layer.build())
                 self.forward_funcs.append(getattr(self, str(index)))
@@ -126,7 +124,7 @@ def deepspeed_train_batch(module: PipelineModule, data: Iterator[Any], microbatc
                 assert value.grad is not None
                 dist.send(value.grad, rank - 1)
     for key, group in module.tied_comms.items():
-        dist.all_reduce(module.tied_modules[module.keys[key]].weight.grad, group=group)
+        dist.all_reduce(module.tied_modules[key].weight.grad, group=group)
     return losses
 
 
@@ -156,6 +154,7 @@ def megatron_forward_backward(
             forward_step_func, data_iterator, model, num_microbatches, given, losses, rank == last
         )
         if rank != last:
+            assert len(output.shape) == 3  # length, batch, width
             assert output.shape == sent
             assert output.dtype == dtype
             assert output._base is None

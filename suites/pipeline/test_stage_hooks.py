@@ -171,3 +171,15 @@ def test_a_partial_backward_hook_is_refused() -> None:
     model.register_backward_hook(lambda *_: None)
     with pytest.raises(StageError, match="use register_full_backward_hook"):
         split_stages(model, CUTS, torch.randn(4, 8))
+
+
+def test_engines_get_a_result_of_one_form() -> None:
+    x, model = torch.randn(4, 8), SPLITS["Skips"].build()
+    handle = model.register_forward_hook(lambda module, args, output: {"x": output})
+    stages = split_stages(model, CUTS, x)
+    assert stages(x).keys() == {"x"}
+    values = stages[1](*stages[0](x))
+    with pytest.raises(StageError, match=r"a forward hook gives .*; engines want one form of result$"):
+        stages[-1].flat(*values)
+    handle.remove()
+    assert stages[-1].restored(stages[-1].flat(*values)).equal(stages[-1](*values))

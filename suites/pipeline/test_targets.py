@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from pytest_fxbucket.errors import PlanError, StageError
-from pytest_fxbucket.pipeline import Stages, Table, table_of
+from pytest_fxbucket.pipeline import Crossing, Stages, Table, table_of
 from pytest_fxbucket.pipeline.table import leaves
 from pytest_fxbucket.pipeline.targets import Setup, target_of
 from pytest_fxbucket.pipeline.targets.setup import loss_of
+from pytest_fxbucket.pipeline.targets.torch_pipelining import _sent, _traced
 from pytest_fxbucket.ranks.pools import Pools
 from suites.pipeline.running import bits, summed
 from suites.pipeline.target_jobs import parts_of
@@ -185,3 +186,15 @@ def test_hooks_of_the_model_run_on_the_first_and_the_last_rank_with_real_values(
     assert first == {"before": inputs, "behind": []}
     assert middle == {"before": [], "behind": []}
     assert last == {"before": [], "behind": list(zip(inputs, outputs, strict=True))}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+def test_a_value_that_is_dense_in_another_order_is_sent_as_its_memory_is(order: tuple[int, ...]) -> None:
+    value = torch.randn(2, 3, 4).permute(*order)
+    said = Crossing("x", "", 0, tuple(value.shape), value.stride(), value.dtype, value.numel() * 4)
+    sent = _sent(value, said)
+    assert sent.is_contiguous()
+    assert sent.data_ptr() == value.data_ptr()
+    back = _traced(sent, said)
+    assert back.equal(value)
+    assert back.stride() == value.stride()

@@ -24,7 +24,7 @@ class DeepSpeedTarget:
     """The engine is the ``PipelineModule`` that ``deepspeed.initialize(model=...)`` takes.
 
     Its data are pairs ``(stages.batch(...), target)``. Each rank has its stage's parameters alone. A tie is a tied
-    layer with its FQN as key, and DeepSpeed sums its gradients. Schedules are DeepSpeed's own.
+    layer with its FQN as key (slashes for dots), and DeepSpeed sums its gradients. Schedules are DeepSpeed's own.
     """
 
     def stage(self, stages: Stages, index: int, setup: Setup) -> nn.Module:
@@ -46,8 +46,9 @@ class DeepSpeedTarget:
             # as many layers for each stage: so a uniform partition parts them at the stages
             layers += [passed_on] * (most - len(fqns))
             for fqn in fqns:
+                key = fqn.replace(".", "/")  # DeepSpeed names a module by it
                 layers.append(
-                    pipe.TiedLayerSpec(fqn, Tied, stages[index], fqn, forward_fn=passed_by, tied_weight_attr=["weight"])
+                    pipe.TiedLayerSpec(key, Tied, stages[index], fqn, forward_fn=passed_by, tied_weight_attr=["weight"])
                 )
             layers.append(pipe.LayerSpec(FlatLayer, stages, index))
 

@@ -30,14 +30,13 @@ class TorchTarget:
 
         It is told what crosses: else torch would run each stage on memory that nobody has written, labels and indices included.
         """
-        received, given = _alone(stages)[index]
-        device, wrapped = torch.device(setup.device), Contiguous(stages[index])
-        return PipelineStage(wrapped, index, len(stages), device, input_args=received, output_args=given, group=setup.group)
+        return _stage(stages, index, setup, _alone(stages))
 
     def engine(self, stages: Stages, setup: Setup) -> Any:
         """An object of torch's class for ``setup.schedule``. Raises :class:`StageError` for numbers that do not fit it."""
         owners = owners_of(setup.schedule, len(stages), setup.pp, setup.microbatches)
-        own = [self.stage(stages, index, setup) for index, rank in enumerate(owners) if rank == setup.rank]
+        sent = _alone(stages)
+        own = [_stage(stages, index, setup, sent) for index, rank in enumerate(owners) if rank == setup.rank]
 
         def loss(outputs: Any, target: Any) -> torch.Tensor:
             flat = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -47,7 +46,16 @@ class TorchTarget:
         return schedule_class(setup.schedule)(given, setup.microbatches, loss_fn=loss, scale_grads=False)
 
 
-def _alone(stages: Stages) -> list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+Sent = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+
+
+def _stage(stages: Stages, index: int, setup: Setup, sent: Sequence[Sent]) -> PipelineStage:
+    received, given = sent[index]
+    device, wrapped = torch.device(setup.device), Contiguous(stages[index])
+    return PipelineStage(wrapped, index, len(stages), device, input_args=received, output_args=given, group=setup.group)
+
+
+def _alone(stages: Stages) -> list[Sent]:
     """What each stage takes and gives as it is sent: tensors without data that require grad where those of a run do."""
     found = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
