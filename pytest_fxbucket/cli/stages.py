@@ -14,8 +14,8 @@ from pytest_fxbucket.words import counted, human_bytes, show
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.of_plan import PlannedStage, PlannedStages
-    from pytest_fxbucket.pipeline.stages import Crossing
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.pipelined import Crossing
 
 _WAYS = ("receives", "makes", "passes_on", "bypasses")
 _LABEL = len("passes on") + 2

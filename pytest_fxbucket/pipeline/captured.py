@@ -20,6 +20,7 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.cut import cut_places
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
+from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
 from pytest_fxbucket.plan.schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Plan
@@ -165,6 +166,7 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for what stages cannot have. The
     plan's folders must be on ``sys.path``.
     """
+    plan = with_cuts(plan)
     pipeline = plan.pipeline
     assert pipeline is not None
     with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:

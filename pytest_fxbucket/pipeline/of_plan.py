@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,13 @@ from pytest_fxbucket.pipeline.propose import cuts_of_forward
 from pytest_fxbucket.pipeline.schedules import bubble, fill_drain_bubble, table_of
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
 from pytest_fxbucket.pipeline.split import split_forward
-from pytest_fxbucket.pipeline.stages import Crossing, Stages, Summary
+from pytest_fxbucket.pipeline.stages import Stages, Summary
 from pytest_fxbucket.pipeline.trace import trace_forward
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Pipeline, Plan
 from pytest_fxbucket.step.mesh import mesh_with
+from pytest_fxbucket.step.pipelined import Crossing
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,8 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
     pipeline, where = plan.pipeline, f"{plan.path}: [pipeline]"
     if pipeline is None or plan.model is None:
         raise PlanError(f"{plan.path} has no [pipeline]; add one, as in stages = 4, with pp = 4 in [parallel]")
-    factory, batch, _ = import_model(plan.model, str(plan.path))
-    torch.manual_seed(plan.run.seed)
     say("building the model")
-    model = build(factory, plan.model.args, plan.model.factory)
-    data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
+    model, data = _built(plan)
     sizes = {fqn: (one.numel(), one.numel() * one.element_size()) for fqn, one in model.named_parameters()}
     args, kwargs = _arguments(model, data, plan)
     cast = _in_param_dtype(model, plan)
@@ -107,6 +105,39 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
         bubble=bubble(table_of(pipeline.schedule, plan.stages, plan.parallel.pp, plan.step.microbatches)),
         by_the_book=by_the_book(pipeline.schedule, plan.parallel.pp, plan.step.microbatches),
     )
+
+
+def with_cuts(plan: Plan) -> Plan:
+    """``plan`` with cuts written where it has them proposed; the plan's folders must be on ``sys.path``.
+
+    Raises :class:`StageError` where none can be proposed, or others each time, and what capture raises of a model.
+    """
+    pipeline, where = plan.pipeline, f"{plan.path}: [pipeline]"
+    if pipeline is None or pipeline.cuts:
+        return plan
+    if pipeline.balance == "seconds":
+        raise StageError(
+            f'{where} balance = "seconds" may propose other cuts each time, and what is checked is to stay; write cuts, as '
+            "fxbucket stages says them, or balance by parameters or flops"
+        )
+    model, data = _built(plan)
+    args, kwargs = _arguments(model, data, plan)
+    cast = _in_param_dtype(model, plan)
+    forward = trace_forward(model, each_tensor(cast, args), each_tensor(cast, kwargs))
+    try:
+        cuts = cuts_of_forward(forward, plan.stages, pipeline.balance, lambda _: ())
+    except StageError as error:
+        raise StageError(f"{where}: {error}") from error
+    return replace(plan, pipeline=Pipeline(tuple(cuts), schedule=pipeline.schedule))
+
+
+def _built(plan: Plan) -> tuple[nn.Module, Any]:
+    """The plan's model, and its first batch."""
+    assert plan.model is not None
+    factory, batch, _ = import_model(plan.model, str(plan.path))
+    torch.manual_seed(plan.run.seed)
+    model = build(factory, plan.model.args, plan.model.factory)
+    return model, first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
 
 
 def batch_rows(plan: Plan) -> list[int]:

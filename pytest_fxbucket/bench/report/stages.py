@@ -13,8 +13,8 @@ from pytest_fxbucket.words import counted, human_bytes, some
 
 if TYPE_CHECKING:
     from pytest_fxbucket.pipeline.of_plan import PlannedStage, PlannedStages
-    from pytest_fxbucket.pipeline.stages import Crossing
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.step.pipelined import Crossing
 
 BOX, GAP = (170, 74), (120, 40)
 """Width and height of a box, and between two, in pixels."""
