@@ -13,7 +13,9 @@ plans: $(READY)  ## check every plan in fixtures/plans
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans -n 2
 	$(BIN)/pytest --fxbucket-plans=fixtures/plans/timed.toml  # step time, which workers beside it would change
 
-test: lint docs suites  ## lint, types, docs and all suites
+test: $(READY)  ## lint, types, docs and all suites
+	$(MAKE) --jobs 2 --output-sync lint docs $(ZOO)  # mypy keeps one core busy, and has nothing for a second
+	$(MAKE) suites
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -24,8 +26,9 @@ lint: $(READY)
 docs: $(READY)  ## the pages of docs/, where a warning is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env --builder html docs $(DOCS)
 
+# Tests start many processes: each would compile the package anew where a setting of the machine forbids bytecode.
 suites: $(READY) $(ZOO)
-	$(BIN)/pytest suites -n 2 -q
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest suites -n 2 -q
 
 reference: $(READY)  ## the table of docs/reference/plan.md, from the schema
 	$(BIN)/python -m suites.plans.plan_reference
@@ -54,13 +57,14 @@ zoo: $(READY) $(ZOO)  ## other people's models and odd modules, each with the ou
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs,models,xdist]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,docs,models,xdist]'
+	-$(BIN)/python -m compileall -qq -j 0 -x '/transformers/models/|/tests?/' .venv/lib  # as pip, but on all cores and without what few import
 	touch $@
 
 # Beside the environment, not in it: torchvision comes for CUDA alone, and where transformers finds that it fails to import.
 $(ZOO): suites/zoo/requirements.txt | $(READY)
 	rm -rf .venv/zoo
-	$(BIN)/pip install --quiet --no-deps --target .venv/zoo --requirement suites/zoo/requirements.txt
+	$(BIN)/pip install --quiet --no-deps --no-compile --target .venv/zoo --requirement suites/zoo/requirements.txt
 	touch $@
 
 clean:

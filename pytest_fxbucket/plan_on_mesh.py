@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
+from pytest_fxbucket.capture.last_step import LastStep
 from pytest_fxbucket.compat.c10d import untwinned
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode
 from pytest_fxbucket.compat.fx import why_not_its_graph
@@ -25,6 +27,8 @@ from pytest_fxbucket.graph.reading import read_given, read_graph
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
 from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
+from pytest_fxbucket.pipeline.composed import Composed, composed
+from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.text import stage_lines
 from pytest_fxbucket.plan.consistency import entries_of
 from pytest_fxbucket.plan.selectors import Resolution, entry_by_parameter
@@ -37,8 +41,6 @@ from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, ru
 from pytest_fxbucket.transforms.traits import traits_of
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
@@ -103,9 +105,12 @@ class PlanOnMesh:
     """Why captures of the plan failed, as far as it was said."""
     odd: list[str] = field(default_factory=list)
     """What of the modules that came in or out runs otherwise than their graphs say, a clause each: it is never run here."""
+    last: LastStep = field(default_factory=LastStep)
+    """Of the plans before, one of which may trace the same."""
     _failed: FxbucketError | None = None
     _ways: dict[int, RankPipeline] = field(default_factory=dict)
-    _known: dict[tuple[bool, Phase, str, tuple[tuple[str, tuple[int, ...]], ...]], Passed] = field(default_factory=dict)
+    _known: dict[Hashable, Passed] = field(default_factory=dict)
+    """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
@@ -122,19 +127,27 @@ class PlanOnMesh:
             self._steps[traced] = self._captured(traced)
         return self._steps[traced]
 
+    @cached_property
+    def _cut_plan(self) -> Plan:
+        """The plan, with cuts where it asks for a number of pipeline stages."""
+        return with_cuts(self.plan)
+
     def _captured(self, rank: int) -> StepGraph:
         """A capture that failed is not tried again, and its sentence, which may be long, is said once."""
         if self._failed is None:
-            self.say(f"tracing the step as rank {rank} of {self.size}")
             try:
-                with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
-                    return self._own(capture_plan(self.plan, self.mesh, rank))
+                return self.last.get(self._cut_plan, self.mesh, rank, lambda plan: self._traced(plan, rank))
             except FxbucketError as error:
                 self._failed = error
         if str(self._failed) in self.said:
             raise CaptureError("there is no step to check; why is said where it was asked for first in this run")
         self.said.add(str(self._failed))
         raise self._failed
+
+    def _traced(self, plan: Plan, rank: int) -> StepGraph:
+        self.say(f"tracing the step as rank {rank} of {self.size}")
+        with collector.paused(), fresh_state(), self.seconds.of("capture", rank):
+            return self._own(capture_plan(plan, self.mesh, rank))
 
     def _own(self, step: StepGraph) -> StepGraph:
         """``step``; of graphs that came from outside copies, since whoever made them, a pass too, may still have them."""
@@ -201,7 +214,7 @@ class PlanOnMesh:
     def way(self, rank: int) -> RankPipeline:
         """Rank ``rank``'s step through all transformations and the pass, with its process groups in place."""
         if rank not in self._ways:
-            self.step(rank), self.resolution, self.stages, self._staged_step  # traced with process groups of their own
+            self.step(rank), self.resolution, self.stages, self.staged  # traced with process groups of their own
             with collector.paused(), fresh_state(), fake_mesh(self.mesh, rank):
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
@@ -211,21 +224,36 @@ class PlanOnMesh:
         return rank in self._ways
 
     @cached_property
-    def _staged_step(self) -> StagedStep | None:
+    def staged(self) -> StagedStep | None:
         """The step in pipeline stages; None if the plan has none."""
         if self.plan.pipeline is None:
             return None
         self.say(f"tracing its {self.plan.stages} pipeline stages")
         with collector.paused(), fresh_state():
-            return capture_stages(self.plan, self.mesh, self.step(0))
+            return capture_stages(self._cut_plan, self.mesh, self.step(0))
+
+    @cached_property
+    def together(self) -> Composed | None:
+        """The final forward and backward of all stages as one graph again; None if the plan has none."""
+        if self.staged is None:
+            return None
+        ranks = self.mesh.ranks(0, "pp")
+        graphs = [
+            {
+                p: fx.GraphModule(one.bucketed.root, without_kept_order(one.bucketed.graph))
+                for p, one in self.final(rank).items()
+            }
+            for rank in ranks
+        ]
+        return composed(self.staged, [self.final_step(rank) for rank in ranks], graphs)
 
     def _gone(self, rank: int) -> RankPipeline:
         captured, stages = self.step(rank), self.stages
         state = _state_of(captured)
         before = self._staged(stages.before, captured, state, rank)
         step = before[-1].step if before else captured
-        if self._staged_step is not None:
-            step = self._staged_step.of_rank(self.mesh, rank)
+        if self.staged is not None:
+            step = self.staged.of_rank(self.mesh, rank)
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
         step = _with_first_state(step, captured, state)
         passed = self._through_pass(step, rank)
@@ -333,7 +361,7 @@ class PlanOnMesh:
         """Read ``bucketed``, unless a rank before had the same graph; ``before`` is what it was made of, read."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
         name, groups = digest(portable), members_of_groups(bucketed.graph)
-        key = (final, phase, name, tuple(sorted(groups.items())))
+        key = (final, phase, name, tuple(sorted(groups.items())), step.inputs[phase], step.outputs[phase])
         if key not in self._known:
             graph = without_kept_order(bucketed.graph)
             reading = read_graph(graph, step.inputs[phase], step.outputs[phase], before)

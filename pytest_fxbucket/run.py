@@ -20,6 +20,7 @@ from pytest_fxbucket.user_code import user_code
 if TYPE_CHECKING:
     from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.bench.step_time import StepTime, Timing
+    from pytest_fxbucket.capture.last_step import LastStep
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.registry import Bucketed
     from pytest_fxbucket.plan.schema import Plan
@@ -62,8 +63,9 @@ class PlanRun:
         on_progress: Callable[[str], None] = lambda _: None,
         accept_golden: Callable[[Path, str], None] | None = None,
         on_compare: Callable[[Path], None] = lambda _: None,
+        last_step: LastStep | None = None,
     ) -> None:
-        self.plan, self._on_compare = plan, on_compare
+        self.plan, self._on_compare, self._last = plan, on_compare, last_step
         self._settings, self._pools, self._say, self._accept = settings, pools, on_progress, accept_golden
         self._said: set[str] = set()
         """Why the step could not be captured."""
@@ -144,17 +146,20 @@ class PlanRun:
 
     @cached_property
     def _mesh_world(self) -> PlanOnMesh:
-        from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-
-        return PlanOnMesh(self.plan, mesh_of(self.plan), self._settings.pass_name, self._say, said=self._said)
+        return self._on(run=False)
 
     @cached_property
     def _run_world(self) -> PlanOnMesh:
+        return self._mesh_world if self.plan.run_degrees == self.plan.degrees else self._on(run=True)
+
+    def _on(self, *, run: bool) -> PlanOnMesh:
+        from pytest_fxbucket.capture.last_step import LastStep
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 
-        if self.plan.run_degrees == self.plan.degrees:
-            return self._mesh_world
-        return PlanOnMesh(self.plan, mesh_of(self.plan, run=True), self._settings.pass_name, self._say, said=self._said)
+        # The mesh that is really run is no other row's: it would take the real mesh's place.
+        last = LastStep() if run or self._last is None else self._last
+        mesh, name = mesh_of(self.plan, run=run), self._settings.pass_name
+        return PlanOnMesh(self.plan, mesh, name, self._say, said=self._said, last=last)
 
     def _its_code(self) -> AbstractContextManager[None]:
         return user_code([self.plan.path.parent, self._settings.rootdir])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from pytest_fxbucket.ranks.pools import Pools
+from suites.warm.runs import WarmRuns, of_pytester
 
 pytest_plugins = ["pytester"]
 
@@ -18,12 +20,38 @@ def pytest_configure() -> None:
     os.environ.pop("CI", None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The dearest tests first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("zoo", "soak"))
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
     """One set of warm pools for all tests of a process; each rank would import FSDP2 anew, in a second."""
     pools = Pools(warm=("fixtures.reference.by_torch",))
     yield pools
     pools.close()
+
+
+@pytest.fixture(scope="session")
+def warm_runs() -> Iterator[WarmRuns]:
+    """Runs of Python that need not import torch."""
+    runs = WarmRuns()
+    yield runs
+    runs.close()
+
+
+@pytest.fixture
+def warm(warm_runs: WarmRuns, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pytester.runpytest_subprocess`` starts such runs."""
+    monkeypatch.setattr(pytester, "popen", of_pytester(warm_runs, pytester))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _bytecode_of_ours_alone() -> None:
+    """What was collected is compiled for all processes that tests start; what tests write may change within a second."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True, scope="module")

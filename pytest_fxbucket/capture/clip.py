@@ -18,7 +18,7 @@ class NormDim:
 
     name: str
     group: str
-    """Name of its process group."""
+    """Name of its process group; empty for one of this rank alone, over which torch computes the same."""
     size: int
 
 
@@ -90,7 +90,8 @@ def clip_(grads: Mapping[str, torch.Tensor], clip: Clip) -> None:
     if clip.across is not None:
         stacked = clip.across.gathered(stacked)
     for dim in dims:
-        stacked = collective("all_reduce", stacked**2.0, "sum", dim.group) ** (1.0 / 2.0)
+        squared = stacked**2.0
+        stacked = (collective("all_reduce", squared, "sum", dim.group) if dim.group else squared) ** (1.0 / 2.0)
     total = torch.linalg.vector_norm(stacked, 2.0)
     factor = torch.clamp(clip.max_norm / (total + 1e-6), max=1.0)
     for group in groups:

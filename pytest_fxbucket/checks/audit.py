@@ -10,6 +10,7 @@ from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.pipeline.composed import parameter_problems
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def run(context: Context) -> Verdict:
         )
         for ranks, _ in world.distinct()
     )
+    if world.staged is not None and world.together is not None:
+        places = [world.final_step(rank) for rank in world.mesh.ranks(0, "pp")]
+        lines += [*world.together.problems, *parameter_problems(world.staged, places)]
     if lines:
         return failed("audit", f"{counted(len(lines), 'promise')} not kept", capped(lines))
     entries = len(world.resolution.entries)

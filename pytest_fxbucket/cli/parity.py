@@ -62,6 +62,7 @@ def _planned(plan: Plan, options: Namespace) -> Plan:
 
 
 def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
+    from pytest_fxbucket.eager import WARM
     from pytest_fxbucket.eager.step_reports import StepReports
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.run import PlanRun
@@ -70,7 +71,7 @@ def _ran(plan: Plan, options: Namespace, log: _Log) -> Verdict:
     root = root_of(plan.path)
     settings = RunSettings(root, root / "golden", root / ".fxbucket", options.pass_name, options.backend)
     progress = on_stderr()
-    pools = Pools(warm=["pytest_fxbucket.eager.job"])
+    pools = Pools(warm=WARM)
     try:
         with tempfile.TemporaryDirectory() as folder, progress.watching(name_of(plan)):
             pipe = Path(folder) / "steps"

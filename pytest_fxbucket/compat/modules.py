@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -117,3 +118,49 @@ def uncompiled() -> Iterator[None]:
         return
     with torch._dynamo.config.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
         yield
+
+
+# A module's own hooks (tables that ``torch.nn.Module.__call__`` reads, in torch 2.11 to 2.15).
+
+_HOOK_TABLES = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+@contextmanager
+def hooks_off(module: nn.Module) -> Iterator[None]:
+    """In the block ``module`` has none of its own hooks; its children have theirs."""
+    kept = {name: getattr(module, name) for name in _HOOK_TABLES}
+    for name in _HOOK_TABLES:
+        setattr(module, name, OrderedDict())
+    try:
+        yield
+    finally:
+        for name, table in kept.items():
+            setattr(module, name, table)
+
+
+def has_partial_backward_hooks(module: nn.Module) -> bool:
+    """Say whether it has hooks of ``register_backward_hook``, which do not see the gradients of its inputs."""
+    return module._is_full_backward_hook is False and bool(module._backward_hooks)
+
+
+def forward_pre_hooks(module: nn.Module) -> list[tuple[Any, bool]]:
+    """Its hooks before forward, in order, and whether each takes keyword arguments."""
+    return [(hook, number in module._forward_pre_hooks_with_kwargs) for number, hook in module._forward_pre_hooks.items()]
+
+
+def forward_hooks(module: nn.Module) -> list[tuple[Any, bool]]:
+    """Its hooks behind forward, in order, and whether each takes keyword arguments."""
+    return [(hook, number in module._forward_hooks_with_kwargs) for number, hook in module._forward_hooks.items()]
+
+
+def backward_hooks(module: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Its hooks behind backward, and those before it."""
+    return list(module._backward_hooks.values()), list(module._backward_pre_hooks.values())

@@ -39,6 +39,13 @@ class Eager(OnRanks):
         plan, world = self.world.plan, self.world
         if missing := lacking(plan, world.step(0), world.resolution, world.rounding):
             return skipped("eager", missing)
+        if (how := world.final_step(0).pipelined) and how.ties and not plan.eager.factory:
+            (fqn, stages), *_ = how.ties
+            return skipped(
+                "eager",
+                f"stages {stages[0]} and {stages[1]} each reduce their gradient of {fqn}, which {self._torchs} adds first; "
+                "an [eager] factory of yours may do as they do",
+            )
         if plan.run.reduce == "ring" and BACKENDS[self.backend].has_own_sums:
             return skipped("eager", 'NCCL adds round rings of its own; [run] reduce = "ring" is for gloo and local')
         refuse_too_large(world.step(0).parameters, 2 * world.size, self.name, "eager")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_fxbucket.golden.read_back import Paired, ReadBucket, carried, known
-from pytest_fxbucket.golden.schedule import NAMELESS, PADDING
+from pytest_fxbucket.golden.read_back import Paired, carried, known
+from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, NamedBucket
 from pytest_fxbucket.words import plural
 
 _FEW = 4
 """Members of which each has a sentence of its own."""
 
-Holders = Mapping[tuple[str, str, str], ReadBucket]
+Holders = Mapping[tuple[str, str, str], NamedBucket]
 """Bucket by direction, kind and a member's FQN."""
 
 
@@ -34,11 +34,11 @@ def bucket_sentences(paired: Paired) -> Iterator[str]:
     yield from dict.fromkeys(changed)
 
 
-def _holders(buckets: Sequence[ReadBucket]) -> dict[tuple[str, str, str], ReadBucket]:
+def _holders(buckets: Sequence[NamedBucket]) -> dict[tuple[str, str, str], NamedBucket]:
     return {(bucket.direction, bucket.kind, fqn): bucket for bucket in buckets for fqn in known(bucket)}
 
 
-def _lost(old: ReadBucket, now: Holders, settled: set[str]) -> str:
+def _lost(old: NamedBucket, now: Holders, settled: set[str]) -> str:
     """What became of a bucket that is gone; its name goes into ``settled`` if that says where its members are."""
     into = {now[key].name for fqn in carried(old) if (key := (old.direction, old.kind, fqn)) in now}
     if len(into) == 1 and all((old.direction, old.kind, fqn) in now for fqn in carried(old)):
@@ -47,13 +47,13 @@ def _lost(old: ReadBucket, now: Holders, settled: set[str]) -> str:
     return f"bucket lost: {old.name} ({_count(old)})"
 
 
-def _new(new: ReadBucket, before: Holders) -> str:
+def _new(new: NamedBucket, before: Holders) -> str:
     sources = {before[key].name for fqn in carried(new) if (key := (new.direction, new.kind, fqn)) in before}
     said = f", with members of {' and '.join(sorted(sources))}" if 0 < len(sources) < 4 else ""
     return f"bucket new: {new.name} ({_count(new)}{said})"
 
 
-def _renumbered(old: ReadBucket, new: ReadBucket, counted: Collection[tuple[str, str, str]]) -> Iterator[str]:
+def _renumbered(old: NamedBucket, new: NamedBucket, counted: Collection[tuple[str, str, str]]) -> Iterator[str]:
     """That a bucket has another number, where none of those that are counted with it is gone or new."""
     is_counted_anew = (new.direction, new.kind, new.entry) in counted or (old.direction, old.kind, old.entry) in counted
     if old.entry == new.entry and old.label != new.label and not is_counted_anew:
@@ -61,7 +61,7 @@ def _renumbered(old: ReadBucket, new: ReadBucket, counted: Collection[tuple[str,
 
 
 def _changes(
-    old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders, before: Holders, settled: set[str]
+    old: NamedBucket, new: NamedBucket, others: Sequence[NamedBucket], now: Holders, before: Holders, settled: set[str]
 ) -> Iterator[str]:
     """Sentences on one bucket; of buckets in ``settled`` enough is said, and new ones that these speak of go into it."""
     alone = _launched_alone(old, new, others, now)
@@ -91,7 +91,7 @@ def _changes(
     yield from _layout(old, new)
 
 
-def _renamed(old: ReadBucket, new: ReadBucket, now: Holders, before: Holders) -> Iterator[tuple[str, str]]:
+def _renamed(old: NamedBucket, new: NamedBucket, now: Holders, before: Holders) -> Iterator[tuple[str, str]]:
     """(old FQN, new FQN) of members that stand where one of the same size stood, if nothing carries the one now."""
     members, brought = list(carried(old).items()), list(carried(new).items())
     if len(members) != len(brought):
@@ -111,7 +111,7 @@ def _each(fqns: Collection[str], sentences: Sequence[str], behind: str) -> Itera
         yield f"{_several(list(fqns))} {behind}"
 
 
-def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucket], now: Holders) -> dict[str, ReadBucket]:
+def _launched_alone(old: NamedBucket, new: NamedBucket, others: Sequence[NamedBucket], now: Holders) -> dict[str, NamedBucket]:
     """Members of ``old`` that launches of their own bring now."""
     fresh = {id(bucket) for bucket in others}
     found = {}
@@ -123,7 +123,7 @@ def _launched_alone(old: ReadBucket, new: ReadBucket, others: Sequence[ReadBucke
     return found
 
 
-def _moved(what: str, way: str, fqns: Sequence[str], old: ReadBucket, holders: Holders, settled: set[str]) -> Iterator[str]:
+def _moved(what: str, way: str, fqns: Sequence[str], old: NamedBucket, holders: Holders, settled: set[str]) -> Iterator[str]:
     """One sentence for all members that came from, or went to, one bucket; one for those of which there is no other."""
     by_holder: dict[str, list[str]] = {}
     for fqn in fqns:
@@ -141,7 +141,7 @@ def _several(fqns: Sequence[str]) -> str:
     return f"{len(fqns)} members, {fqns[0]} ... {fqns[-1]},"
 
 
-def _facts(old: ReadBucket, new: ReadBucket, *, has_other_members: bool) -> Iterator[str]:
+def _facts(old: NamedBucket, new: NamedBucket, *, has_other_members: bool) -> Iterator[str]:
     size = f" ({old.bytes} -> {new.bytes} bytes)" if old.bytes != new.bytes else ""
     if old.dtype != new.dtype:
         yield f"dtype of {new.name} changed: {old.dtype} -> {new.dtype}{size}"
@@ -154,7 +154,7 @@ def _facts(old: ReadBucket, new: ReadBucket, *, has_other_members: bool) -> Iter
         yield f"bytes of {new.name} changed{why}: {old.bytes} -> {new.bytes}"
 
 
-def _layout(old: ReadBucket, new: ReadBucket) -> Iterator[str]:
+def _layout(old: NamedBucket, new: NamedBucket) -> Iterator[str]:
     before, after = list(carried(old)), list(carried(new))
     kept_before, kept_after = [f for f in before if f in after], [f for f in after if f in before]
     at = next((i for i, (x, y) in enumerate(zip(kept_before, kept_after, strict=True)) if x != y), None)
@@ -164,7 +164,7 @@ def _layout(old: ReadBucket, new: ReadBucket) -> Iterator[str]:
         yield f"byte layout of {new.name} changed: padding of {_padding(old) or 'none'} -> {_padding(new) or 'none'}"
 
 
-def _padding(bucket: ReadBucket) -> str:
+def _padding(bucket: NamedBucket) -> str:
     """Where padding stands and how much of it."""
     places = [
         f"{size} behind {bucket.members[at - 1][0]}" if at else size
@@ -174,6 +174,6 @@ def _padding(bucket: ReadBucket) -> str:
     return ", ".join(places)
 
 
-def _count(bucket: ReadBucket) -> str:
+def _count(bucket: NamedBucket) -> str:
     count = len(carried(bucket))
     return f"{count} {plural('member', count)}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, direction_of
+from pytest_fxbucket.golden.schedule import NAMELESS, PADDING, NamedBucket, direction_of
 from pytest_fxbucket.golden.text import unfold, unfold_alike
 
 _BUCKET = re.compile(
@@ -16,33 +16,13 @@ _BUCKET = re.compile(
 _MEMBER = re.compile(r"^(?P<fqn>.+?) (?P<size>\d+(?: [a-z]\w*)?)$")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBucket:
-    """A bucket as the text has it."""
-
-    direction: str
-    label: str
-    kind: str
-    entry: str
-    dtype: str
-    bytes: int
-    dims: str
-    op: str
-    members: tuple[tuple[str, str], ...]
-
-    @property
-    def name(self) -> str:
-        """``forward all_gather layers.0``."""
-        return f"{self.direction} {self.label}"
-
-
 @dataclass(slots=True)
 class ReadGraph:
     """One graph as the text has it."""
 
     events: dict[str, list[str]] = field(default_factory=dict)
     """By section; ``launch all_gather layers.0``."""
-    buckets: list[ReadBucket] = field(default_factory=list)
+    buckets: list[NamedBucket] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -78,7 +58,7 @@ def read_back(text: str) -> ReadGolden:
     return golden
 
 
-def _buckets(lines: Sequence[str]) -> Iterator[ReadBucket]:
+def _buckets(lines: Sequence[str]) -> Iterator[NamedBucket]:
     block: list[str] = []
     for line in [*(line[2:] for line in lines if line.startswith("  ")), ""]:
         if not line.startswith(" ") and block:
@@ -88,7 +68,7 @@ def _buckets(lines: Sequence[str]) -> Iterator[ReadBucket]:
         block.append(line)
 
 
-def _of_entry(entry: str, lines: Sequence[str]) -> Iterator[ReadBucket]:
+def _of_entry(entry: str, lines: Sequence[str]) -> Iterator[NamedBucket]:
     waiting: list[re.Match[str]] = []
     members: list[tuple[str, str]] = []
     for line in [*lines, "  "]:
@@ -105,11 +85,9 @@ def _of_entry(entry: str, lines: Sequence[str]) -> Iterator[ReadBucket]:
             waiting.append(match)
 
 
-def _bucket(match: re.Match[str], entry: str, members: tuple[tuple[str, str], ...]) -> ReadBucket:
-    number = f" #{match['number']}" if match["number"] else ""
-    label = f"{match['kind']} {entry}{number}"
-    dims, op = match["dims"], match["op"] or ""
-    return ReadBucket(match["direction"], label, match["kind"], entry, match["dtype"], int(match["bytes"]), dims, op, members)
+def _bucket(match: re.Match[str], entry: str, members: tuple[tuple[str, str], ...]) -> NamedBucket:
+    number, size, op = int(match["number"] or 1), int(match["bytes"]), match["op"] or ""
+    return NamedBucket(match["direction"], match["kind"], entry, number, match["dtype"], size, match["dims"], op, members)
 
 
 def pair(member: str) -> tuple[str, str]:
@@ -125,13 +103,13 @@ def pair(member: str) -> tuple[str, str]:
 class Paired:
     """Buckets of two schedules; each is in one of the three."""
 
-    pairs: tuple[tuple[ReadBucket, ReadBucket], ...]
+    pairs: tuple[tuple[NamedBucket, NamedBucket], ...]
     """In the order of the old ones."""
-    lost: tuple[ReadBucket, ...]
-    new: tuple[ReadBucket, ...]
+    lost: tuple[NamedBucket, ...]
+    new: tuple[NamedBucket, ...]
 
 
-def paired(old: Sequence[ReadBucket], new: Sequence[ReadBucket]) -> Paired:
+def paired(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> Paired:
     """Pair buckets of the same direction and kind that share most members; of the rest those that have the same name."""
     taken_old: dict[int, int] = {}
     taken_new: set[int] = set()
@@ -151,7 +129,7 @@ def paired(old: Sequence[ReadBucket], new: Sequence[ReadBucket]) -> Paired:
     )
 
 
-def carried(bucket: ReadBucket) -> dict[str, str]:
+def carried(bucket: NamedBucket) -> dict[str, str]:
     """Size of each member by FQN; the second of a name as ``name (2)``. Padding is none."""
     found: dict[str, str] = {}
     for fqn, size in bucket.members:
@@ -164,12 +142,12 @@ def carried(bucket: ReadBucket) -> dict[str, str]:
     return found
 
 
-def known(bucket: ReadBucket) -> list[str]:
+def known(bucket: NamedBucket) -> list[str]:
     """Members by which a bucket is known again: all that are parameters."""
     return [fqn for fqn in carried(bucket) if not fqn.startswith(NAMELESS)]
 
 
-def _candidates(old: Sequence[ReadBucket], new: Sequence[ReadBucket]) -> list[tuple[int, int]]:
+def _candidates(old: Sequence[NamedBucket], new: Sequence[NamedBucket]) -> list[tuple[int, int]]:
     """Pairs that share a member: those that share most first, of those the ones that leave least out, then of the same name."""
     holders: dict[tuple[str, str, str], list[int]] = {}
     for b, bucket in enumerate(new):

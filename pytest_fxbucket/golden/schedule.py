@@ -43,9 +43,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class NamedBucket:
-    """A launch under the name by which events speak of it."""
+    """A launch under the name by which events speak of it, read off a graph or out of a golden's text."""
 
-    direction: Direction
+    direction: str
+    """forward or backward."""
     kind: str
     entry: str
     number: int
@@ -65,6 +66,11 @@ class NamedBucket:
     def label(self) -> str:
         """``all_gather layers.0``, the second of them ``all_gather layers.0 #2``."""
         return f"{self.kind} {self.entry}" + (f" #{self.number}" if self.number > 1 else "")
+
+    @property
+    def name(self) -> str:
+        """``forward all_gather layers.0``."""
+        return f"{self.direction} {self.label}"
 
 
 @dataclass(frozen=True, slots=True)

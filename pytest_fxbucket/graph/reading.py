@@ -149,6 +149,8 @@ class _Reader:
         dtype = contents.dtype_of(runs[0].form) if source is not None else None
         whole = use.dtype != dtype or contents.whole_elements(runs)
         if source is None or not whole or not contents.ascends(runs, source.numel, source.ranks):
+            if self._note_other(use):
+                return
             names = [self._source_name(n) for n in dict.fromkeys(one.source for one in runs)]
             self.problems.append(
                 f"{use.reader.target} ({use.reader.name}) reads gathered bytes that are no parameter in its order: "
@@ -162,6 +164,16 @@ class _Reader:
             self.seen_as.add((fqn, f"{dtype} as {use.dtype}".replace("torch.", "")))
         if fqn and use.reader is not self.output:
             self.computes.add((where, self._direction(use.reader), fqn))
+
+    def _note_other(self, use: Use) -> bool:
+        """Sort gathered bytes of no parameter, such as norms of gradients, which may be read in any order; False: of one."""
+        sources = {number: self.found.sources[number] for number in {one.source for one in use.content}}
+        if any(source is not None and source.node in self.parameter for source in sources.values()):
+            return False
+        for number, source in sources.items():
+            if source is not None and source.launch is not None:
+                self._note_use(source.launch, number, self.position[use.reader], use.content)
+        return True
 
     def _note_reduced(self, use: Use) -> None:
         for number in {one.source for one in use.content}:

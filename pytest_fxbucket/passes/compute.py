@@ -25,6 +25,9 @@ Computes = Sequence[tuple["fx.Node", "Direction", str]]
 """Compute with its direction and entry."""
 
 
+_OTHER: dict[str, Direction] = {"forward": "backward", "backward": "forward"}
+
+
 class Starts:
     """First compute of each entry, by direction; ``computes`` is in order, empty if nobody knows."""
 
@@ -58,8 +61,17 @@ class Starts:
         several = any(bucket.first.round for bucket in own)  # whose compute cannot be told apart
         return min(self._told_by(own, direction), default=None) if not several else None
 
+    def turn(self, direction: Direction, place: int) -> int:
+        """Index behind the last compute of the other direction before ``place``; of its launches, if nobody knows compute."""
+        other = _OTHER[direction]
+        places = self.places.get(other) or sorted(
+            self.order.index[bucket.launch] for bucket in self.buckets if bucket.first.direction == other
+        )
+        before = bisect_left(places, place)
+        return places[before - 1] + 1 if before else 0
+
     def _known(self, direction: Direction, entry: str, number: int | None) -> list[int]:
-        others = self.places.get("backward" if direction == "forward" else "forward", [])
+        others = self.places.get(_OTHER[direction], [])
         return in_round(self.of_entry.get((direction, entry), []), others, number)
 
     def _told_by(self, own: Sequence[Merged], direction: Direction) -> list[int]:

@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.ops import dtype_name, is_view, operator_name, return
 from pytest_fxbucket.graph.walks import reached
 from pytest_fxbucket.passes.arrange import arranged, drawn, drawn_together, pull_up, relink
 from pytest_fxbucket.passes.new_nodes import Maker, alone, fake_value, has_numbers, shared_meta
-from pytest_fxbucket.passes.packers import PACKERS, Bucket, packer_named
+from pytest_fxbucket.passes.packers import PACKERS, Packing, packer_named
 
 if TYPE_CHECKING:
     from torch import fx
@@ -168,7 +168,7 @@ def build(
     return Merged(launch, (wait,), tuple(results), members, pack, make.taken(), cast.casts if cast else ())
 
 
-def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Bucket:
+def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequence[Part]) -> Packing:
     """What the packer is told. Symbolic sizes are computed before the launch, so that its inputs need not live longer."""
     numels = [make.numel(node) for node in inputs]
     shapes = [[make.size(node, dim) for dim in range(fake_value(node).dim())] for node in inputs]
@@ -177,7 +177,7 @@ def _bucket(make: Maker, first: Target, inputs: tuple[fx.Node, ...], parts: Sequ
     elif first.kind == "reduce_scatter":
         numels = [make.over(numel, first.ranks) for numel in numels]
         shapes = [[make.over(shape[0], first.ranks), *shape[1:]] for shape in shapes]
-    return Bucket(
+    return Packing(
         kind=first.kind,
         ranks=first.ranks,
         inputs=inputs,
@@ -215,7 +215,7 @@ def _pair(packer: str, given: Any) -> tuple[fx.Node, Unpack]:
     raise PassError(f"{packer} gave a {type(given).__name__}, where (packed node, unpack) was expected")
 
 
-def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[Part], bucket: Bucket) -> list[fx.Node]:
+def _checked(packer: str, results: Sequence[fx.Node], parts: Sequence[Part], bucket: Packing) -> list[fx.Node]:
     """``results``, if they are what the waits were; raises :class:`PassError` that names ``packer`` if not."""
     if len(results) != len(parts):
         raise PassError(f"{packer} gave {len(results)} results for {len(parts)} inputs")

@@ -1,7 +1,8 @@
 """Reorders launches and waits so that communication hides behind compute; only what must move moves.
 
 All-gathers, each direction and round (microbatch) on its own: a stage's gathers are launched before the stage ``prefetch``
-ahead of it is waited for; in backward an entry that stayed gathered is a stage, too, which begins where it computes.
+ahead of it is waited for, but not before as many others are, of whatever round, that are used before it; in backward an entry
+that stayed gathered is a stage, too, which begins where it computes.
 Reductions: a stage is waited for behind the launches of the next one. A stage is an entry: its buckets are needed together;
 by size, each bucket is one. What the user placed by hand (``launch_at``, ``wait_before``) stands there instead. Updates of
 parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.passes.ready`).
@@ -9,6 +10,7 @@ parameters follow the waits, where that is asked for (:mod:`pytest_fxbucket.pass
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -88,15 +90,21 @@ class _Moves:
         rounds: dict[int, list[Merged]] = {}
         for bucket in self._gathers(direction) if self.rules.prefetch else []:
             rounds.setdefault(bucket.first.round, []).append(bucket)
-        for buckets in rounds.values():
-            self._prefetch_round(buckets, direction)
+        found = [self._stages(buckets, lambda stage: self._first_wait(stage)) for buckets in rounds.values()]
+        kept = [self._kept_before(stages, direction) for stages in found]
+        uses = sorted({place for stages in found for place in map(self._first_wait, stages)}.union(*kept))
+        for stages, before in zip(found, kept, strict=True):
+            self._prefetch_round(stages, before, uses, direction)
 
-    def _prefetch_round(self, buckets: Sequence[Merged], direction: Direction) -> None:
-        stages = self._stages(buckets, lambda stage: self._first_wait(stage))
-        kept = self._kept_before(stages, direction)
+    def _prefetch_round(self, stages: Sequence[Stage], kept: Sequence[int], uses: Sequence[int], direction: Direction) -> None:
+        """``uses`` are those of all rounds: where an entry is gathered again and again, rounds are used in turn."""
         anchors = [*kept, *map(self._first_wait, stages)]
         for index, stage in enumerate(stages, len(kept)):
-            anchor = anchors[max(0, index - self.rules.prefetch)]
+            ahead, own = max(0, index - self.rules.prefetch), bisect_left(uses, anchors[index])
+            anchor = max(anchors[ahead], uses[max(0, own - self.rules.prefetch)])
+            if ahead >= len(kept):  # not over the other direction's compute, into another microbatch
+                turn = self.starts.turn(direction, anchors[index])
+                anchor = max(anchor, uses[bisect_left(uses, turn)])
             for bucket in sorted(stage, key=lambda bucket: self.order.index[bucket.launch]):
                 if bucket.launch not in self.by_hand and self._hoist(bucket, anchor, direction):
                     self.kept.append((bucket.launch, self.order.nodes[anchor]))

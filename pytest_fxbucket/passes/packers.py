@@ -57,7 +57,7 @@ _BYTE = torch.uint8
 # (``flatten_dense_tensors``, ``_chunk_cat``, ``split_with_sizes_copy``, ``new_zeros``) before it asks anybody's pass.
 
 
-def pack(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+def pack(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Pack ``bucket``, of any kind; see :class:`~pytest_fxbucket.passes.packers.Packer`."""
     if bucket.kind == "reduce_scatter":
         return _side_by_side(make, bucket), lambda arrived: cut_views(make, bucket, arrived)
@@ -69,12 +69,12 @@ def pack(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
     return _behind_each_other(make, bucket), lambda arrived: cut_columns(make, bucket, arrived)
 
 
-def _behind_each_other(make: Maker, bucket: Bucket) -> fx.Node:
+def _behind_each_other(make: Maker, bucket: Packing) -> fx.Node:
     flat = [node if fake_value(node).dim() == 1 else make(aten.reshape.default, node, [-1]) for node in bucket.inputs]
     return make(aten.cat.default, flat)
 
 
-def _side_by_side(make: Maker, bucket: Bucket) -> fx.Node:
+def _side_by_side(make: Maker, bucket: Packing) -> fx.Node:
     """Shape (ranks, elements of a piece)."""
     rows = [
         make(aten.reshape.default, node, [bucket.ranks, numel])
@@ -83,20 +83,20 @@ def _side_by_side(make: Maker, bucket: Bucket) -> fx.Node:
     return make(aten.cat.default, rows, 1)
 
 
-def cut_views(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
+def cut_views(make: Maker, bucket: Packing, arrived: fx.Node) -> list[fx.Node]:
     """Views of ``arrived``."""
     flat = make(aten.view.default, arrived, [-1])
     pieces = make(aten.split_with_sizes.default, flat, list(bucket.numels))
     return [_shaped(make, bucket, _item(make, pieces, i), i) for i in range(len(bucket.inputs))]
 
 
-def cut_columns(make: Maker, bucket: Bucket, arrived: fx.Node) -> list[fx.Node]:
+def cut_columns(make: Maker, bucket: Packing, arrived: fx.Node) -> list[fx.Node]:
     """Copies, each in a storage of its own."""
     pieces = _columns(make, bucket, arrived, bucket.numels, range(len(bucket.inputs)))
     return [_shaped(make, bucket, piece, i) for i, piece in enumerate(pieces)]
 
 
-def _as_bytes(make: Maker, bucket: Bucket) -> tuple[fx.Node, list[int | fx.Node], list[int]]:
+def _as_bytes(make: Maker, bucket: Packing) -> tuple[fx.Node, list[int | fx.Node], list[int]]:
     """(packed, sizes, places): uint8, ``sizes`` of members and of zeros between them, and where the members stand in them."""
     unit = max(dtype.itemsize for dtype in bucket.dtypes)
     parts: list[fx.Node] = []
@@ -123,7 +123,7 @@ def _bytes_of(make: Maker, node: fx.Node) -> fx.Node:
 
 
 def _cut_bytes(
-    make: Maker, bucket: Bucket, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
+    make: Maker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
     pieces = _columns(make, bucket, arrived, sizes, places)
     results = []
@@ -136,7 +136,7 @@ def _cut_bytes(
 
 
 def _columns(
-    make: Maker, bucket: Bucket, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
+    make: Maker, bucket: Packing, arrived: fx.Node, sizes: Sequence[int | fx.Node], places: Sequence[int]
 ) -> list[fx.Node]:
     """Copies of the columns of what arrived, a row for each rank: the members', which are at ``places`` among ``sizes``."""
     rows = make(aten.view.default, arrived, [bucket.ranks, -1])
@@ -152,7 +152,7 @@ def _copied(make: Maker, column: fx.Node, old: FakeTensor) -> fx.Node:
     return make.holding(seen(old, value.shape, value.dtype), clone, column, memory_format=torch.contiguous_format)
 
 
-def _shaped(make: Maker, bucket: Bucket, piece: fx.Node, index: int) -> fx.Node:
+def _shaped(make: Maker, bucket: Packing, piece: fx.Node, index: int) -> fx.Node:
     """``piece`` in the shape of result ``index``, which is the old one where that is a view of what ``piece`` holds."""
     view = aten.view.default
     value, old = fake_value(piece), bucket.replaced[index]
@@ -172,7 +172,7 @@ def _item(make: Maker, several: fx.Node, place: int) -> fx.Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class Packing:
     """What a packer is asked to pack. Sizes are numbers, or nodes that compute symbolic ones."""
 
     kind: Kind
@@ -197,7 +197,7 @@ Unpack = Callable[["fx.Node"], Sequence["fx.Node"]]
 class Packer(Protocol):
     """Packs one bucket; called when its launch is built."""
 
-    def __call__(self, make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+    def __call__(self, make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
         """Make the pack's nodes; give what is sent, and what makes the nodes behind the wait."""
 
 

@@ -20,7 +20,6 @@ from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.cut import cut_places
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
-from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
 from pytest_fxbucket.plan.schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Plan
@@ -93,16 +92,9 @@ class StagedStep:
         found = {read.fqn for read in self.microbatch.reads if read.stage in stages}
         return [parameter.fqn for parameter in self.microbatch.parameters if parameter.fqn in found]
 
-    def _tied(self) -> dict[str, list[int]]:
-        """Stages of each parameter whose gradient several have, ascending."""
-        stages: dict[str, list[int]] = {}
-        for read in sorted(self.microbatch.reads):
-            stages.setdefault(read.fqn, []).append(read.stage)
-        return {one.fqn: stages[one.fqn] for one in self.microbatch.parameters if len(stages.get(one.fqn, ())) > 1}
-
     def _ties(self, place: int, mesh: Mesh) -> Described | None:
         """Sums the gradients of what several stages read, from the last stage to the first."""
-        tied, places, group = self._tied(), self.pipelined.places, mesh.group("pp")
+        tied, places, group = dict(self.pipelined.ties), self.pipelined.places, mesh.group("pp")
         by_fqn = {parameter.fqn: parameter for parameter in self.microbatch.parameters}
         inputs: list[Value] = []
         for fqn, stages in tied.items():
@@ -166,7 +158,6 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for what stages cannot have. The
     plan's folders must be on ``sys.path``.
     """
-    plan = with_cuts(plan)
     pipeline = plan.pipeline
     assert pipeline is not None
     with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:
@@ -177,7 +168,9 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
         once = tuple(_once(microbatch, stage) for stage in range(stages))
         places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
         group = mesh.group("pp").name
-        how = Pipelined(pipeline.schedule, plan.step.microbatches, places, parted.forward, parted.backward, group)
+        how = Pipelined(
+            pipeline.schedule, plan.step.microbatches, places, parted.forward, parted.backward, _tied(microbatch), group
+        )
         return StagedStep(plan, model, microbatch, parted, once, how, whole)
 
 
@@ -207,6 +200,14 @@ def _as_made(microbatch: Microbatch, reads: Sequence[Read]) -> list[Read]:
     index = {node: number for number, node in enumerate(microbatch.graph_module.graph.nodes)}
     made = {read: index[node] for read, node in zip(microbatch.reads, returned[1:], strict=True)}
     return sorted(reads, key=lambda read: (made[read], read))
+
+
+def _tied(microbatch: Microbatch) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    stages: dict[str, list[int]] = {}
+    for read in sorted(microbatch.reads):
+        stages.setdefault(read.fqn, []).append(read.stage)
+    order = [one.fqn for one in microbatch.parameters]
+    return tuple((fqn, tuple(stages[fqn])) for fqn in order if len(stages.get(fqn, ())) > 1)
 
 
 def _gradient(parameter: Parameter) -> Value:

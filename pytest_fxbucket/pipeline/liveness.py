@@ -27,13 +27,16 @@ def stage_of_each(graph: fx.Graph, places: Sequence[int]) -> dict[fx.Node, int]:
     return dict(zip(nodes, accumulate(own, max), strict=True))
 
 
-def crossing(stages: Mapping[fx.Node, int], everywhere: Collection[fx.Node], count: int) -> list[list[fx.Node]]:
+def crossing(
+    stages: Mapping[fx.Node, int], everywhere: Collection[fx.Node], count: int, at_the_end: Collection[fx.Node] = ()
+) -> list[list[fx.Node]]:
     """For each cut between ``count`` stages the nodes whose values cross it, in graph order.
 
     A value crosses all cuts from the stage that makes it to the last that reads it. What is ``everywhere`` crosses none: each
-    stage has the model's parameters and buffers that it reads.
+    stage has the model's parameters and buffers that it reads. What is wanted ``at_the_end`` crosses all.
     """
     last = {node: max((stages[user] for user in node.users), default=0) for node in stages}
+    last |= dict.fromkeys(at_the_end, count - 1)
     moving = [node for node in stages if node not in everywhere and last[node] > stages[node]]
     return [[node for node in moving if stages[node] <= cut < last[node]] for cut in range(count - 1)]
 

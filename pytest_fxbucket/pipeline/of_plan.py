@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,8 +22,8 @@ from pytest_fxbucket.pipeline.propose import cuts_of_forward
 from pytest_fxbucket.pipeline.schedules import bubble, fill_drain_bubble, table_of
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
 from pytest_fxbucket.pipeline.split import split_forward
-from pytest_fxbucket.pipeline.stages import Stages, Summary
-from pytest_fxbucket.pipeline.trace import trace_forward
+from pytest_fxbucket.pipeline.stages import Summary
+from pytest_fxbucket.pipeline.trace import Forward, trace_forward
 from pytest_fxbucket.plan.factories import dtype_named
 from pytest_fxbucket.plan.schedules import rank_of_stage
 from pytest_fxbucket.plan.schema import Pipeline, Plan
@@ -83,19 +84,17 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
     :class:`PlanError` for a plan without ``[pipeline]``, :class:`StageError` for cuts that do not part the model, and what
     capture raises of a model that cannot be built or traced.
     """
-    pipeline, where = plan.pipeline, f"{plan.path}: [pipeline]"
+    pipeline = plan.pipeline
     if pipeline is None or plan.model is None:
         raise PlanError(f"{plan.path} has no [pipeline]; add one, as in stages = 4, with pp = 4 in [parallel]")
-    say("building the model")
-    model, data = _built(plan)
-    sizes = {fqn: (one.numel(), one.numel() * one.element_size()) for fqn, one in model.named_parameters()}
-    args, kwargs = _arguments(model, data, plan)
-    cast = _in_param_dtype(model, plan)
+    traced = _Traced.of(plan, say)
+    sizes = {fqn: (one.numel(), one.numel() * one.element_size()) for fqn, one in traced.model.named_parameters()}
+    traced.compute_in_param_dtype(plan)
     say(f"cutting it into {plan.stages} stages")
-    try:
-        stages, cuts = _cut(model, each_tensor(cast, args), each_tensor(cast, kwargs), pipeline, plan.stages)
-    except StageError as error:
-        raise StageError(f"{where}: {error}") from error
+    with _naming(plan):
+        forward = traced.forward()
+        cuts = pipeline.cuts or traced.proposed(forward, plan.stages, pipeline.balance)
+        stages = split_forward(forward, cuts)
     return PlannedStages(
         cuts=tuple(cuts),
         by="" if pipeline.cuts else pipeline.balance,
@@ -105,39 +104,6 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
         bubble=bubble(table_of(pipeline.schedule, plan.stages, plan.parallel.pp, plan.step.microbatches)),
         by_the_book=by_the_book(pipeline.schedule, plan.parallel.pp, plan.step.microbatches),
     )
-
-
-def with_cuts(plan: Plan) -> Plan:
-    """``plan`` with cuts written where it has them proposed; the plan's folders must be on ``sys.path``.
-
-    Raises :class:`StageError` where none can be proposed, or others each time, and what capture raises of a model.
-    """
-    pipeline, where = plan.pipeline, f"{plan.path}: [pipeline]"
-    if pipeline is None or pipeline.cuts:
-        return plan
-    if pipeline.balance == "seconds":
-        raise StageError(
-            f'{where} balance = "seconds" may propose other cuts each time, and what is checked is to stay; write cuts, as '
-            "fxbucket stages says them, or balance by parameters or flops"
-        )
-    model, data = _built(plan)
-    args, kwargs = _arguments(model, data, plan)
-    cast = _in_param_dtype(model, plan)
-    forward = trace_forward(model, each_tensor(cast, args), each_tensor(cast, kwargs))
-    try:
-        cuts = cuts_of_forward(forward, plan.stages, pipeline.balance, lambda _: ())
-    except StageError as error:
-        raise StageError(f"{where}: {error}") from error
-    return replace(plan, pipeline=Pipeline(tuple(cuts), schedule=pipeline.schedule))
-
-
-def _built(plan: Plan) -> tuple[nn.Module, Any]:
-    """The plan's model, and its first batch."""
-    assert plan.model is not None
-    factory, batch, _ = import_model(plan.model, str(plan.path))
-    torch.manual_seed(plan.run.seed)
-    model = build(factory, plan.model.args, plan.model.factory)
-    return model, first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
 
 
 def batch_rows(plan: Plan) -> list[int]:
@@ -153,43 +119,81 @@ def by_the_book(schedule: str, pp: int, microbatches: int) -> float | None:
     return fill_drain_bubble(pp, microbatches) if schedule in ("GPipe", "1F1B") else None
 
 
-def _arguments(model: nn.Module, data: Any, plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model gets of the first microbatch."""
-    assert plan.model is not None
-    leaves, spec = pytree.tree_flatten(data)
-    part = pytree.tree_unflatten(next(iter(microbatches(leaves, plan.step.microbatches))), spec)
-    given: tuple[tuple[Any, ...], dict[str, Any]] = split_of(model, part, plan.model.inputs).call(
-        lambda *args, **kwargs: (args, kwargs), part
-    )
-    return given
+def with_cuts(plan: Plan) -> Plan:
+    """``plan`` with cuts where it asks for a number of stages; the plan's folders must be on ``sys.path``.
+
+    Raises :class:`PlanError` where they would differ from run to run, and what :func:`planned_stages` raises.
+    """
+    pipeline = plan.pipeline
+    if pipeline is None or pipeline.cuts:
+        return plan
+    if pipeline.balance == "seconds":
+        raise PlanError(
+            f'{plan.path}: [pipeline] balance = "seconds" gives other cuts from run to run, which no check could hold; '
+            "write the cuts that fxbucket stages proposes"
+        )
+    traced = _Traced.of(plan, lambda _: None)
+    traced.compute_in_param_dtype(plan)
+    with _naming(plan):
+        cuts = traced.proposed(traced.forward(), plan.stages, pipeline.balance)
+    return replace(plan, pipeline=replace(pipeline, cuts=tuple(cuts), stages=None))
 
 
-def _cut(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pipeline: Pipeline, count: int
-) -> tuple[Stages, Sequence[str]]:
-    trace = partial(trace_forward, model, args, kwargs)
-    forward = trace()
-    cuts = pipeline.cuts or cuts_of_forward(forward, count, pipeline.balance, partial(seconds_of_parts, trace, args, kwargs))
-    return split_forward(forward, cuts), cuts
+@contextmanager
+def _naming(plan: Plan) -> Iterator[None]:
+    try:
+        yield
+    except StageError as error:
+        raise StageError(f"{plan.path}: [pipeline]: {error}") from error
 
 
-def _in_param_dtype(model: nn.Module, plan: Plan) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Have ``model`` compute in ``param_dtype``, as FSDP2 does; gives the cast of its inputs."""
-    dtype = dtype_named(plan.parallel.param_dtype)
+@dataclass
+class _Traced:
+    """A plan's model, and what its first microbatch gives it."""
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
-    def cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return each_tensor(cast, args), each_tensor(cast, kwargs)
+    @classmethod
+    def of(cls, plan: Plan, say: Callable[[str], None]) -> _Traced:
+        """Build it."""
+        assert plan.model is not None
+        factory, batch, _ = import_model(plan.model, str(plan.path))
+        torch.manual_seed(plan.run.seed)
+        say("building the model")
+        model = build(factory, plan.model.args, plan.model.factory)
+        data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
+        leaves, spec = pytree.tree_flatten(data)
+        part = pytree.tree_unflatten(next(iter(microbatches(leaves, plan.step.microbatches))), spec)
+        args, kwargs = split_of(model, part, plan.model.inputs).call(lambda *args, **kwargs: (args, kwargs), part)
+        return cls(model, args, kwargs)
 
-    if dtype is None:
-        return lambda tensor: tensor
-    for parameter in model.parameters():
-        parameter.data = cast(parameter.data)
-    for fqn in units_of(model, plan.bucket.plan):
-        model.get_submodule(fqn).register_forward_pre_hook(cast_inputs, prepend=True, with_kwargs=True)
-    return cast
+    def forward(self) -> Forward:
+        """Trace it."""
+        return trace_forward(self.model, self.args, self.kwargs)
+
+    def proposed(self, forward: Forward, count: int, balance: str) -> list[str]:
+        """Cuts of ``forward``, which is left as it is."""
+        return cuts_of_forward(forward, count, balance, partial(seconds_of_parts, self.forward, self.args, self.kwargs))
+
+    def compute_in_param_dtype(self, plan: Plan) -> None:
+        """Have the model compute in ``param_dtype``, as FSDP2 does."""
+        dtype = dtype_named(plan.parallel.param_dtype)
+        if dtype is None:
+            return
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        def cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            return each_tensor(cast, args), each_tensor(cast, kwargs)
+
+        for parameter in self.model.parameters():
+            parameter.data = cast(parameter.data)
+        for fqn in units_of(self.model, plan.bucket.plan):
+            self.model.get_submodule(fqn).register_forward_pre_hook(cast_inputs, prepend=True, with_kwargs=True)
+        self.args, self.kwargs = each_tensor(cast, self.args), each_tensor(cast, self.kwargs)
 
 
 def _planned(summary: Summary, plan: Plan, pipeline: Pipeline, sizes: Mapping[str, tuple[int, int]]) -> PlannedStage:

@@ -15,12 +15,13 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.capture.backward import Read
+from pytest_fxbucket.capture.draws import draws
 from pytest_fxbucket.capture.functionalize import make_functional
 from pytest_fxbucket.capture.stage_marks import STAGE
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.graph.effects import effects_of, written_arguments
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.ops import held_by, overload
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.microbatch import Microbatch
 from pytest_fxbucket.step.pipelined import Crossing, Work
@@ -236,7 +237,8 @@ class _Timed:
 
     def _refuse_draws(self) -> None:
         for node in self.graph.nodes:
-            if effects_of(node).random:
+            op = overload(node)
+            if op is not None and effects_of(node).random and draws(op, node.args, node.kwargs):
                 raise CaptureError(
                     f"{module_of(node) or 'the model'} draws random numbers ({node.target}), in an order that the schedule "
                     "would change; set its dropout to 0, or draw in the batch"

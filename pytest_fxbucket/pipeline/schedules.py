@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.errors import text_of as error_text
+from pytest_fxbucket.pipeline.problems import table_problems
 from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, Action, Table, leaves
-from pytest_fxbucket.pipeline.table_problems import table_problems
 from pytest_fxbucket.words import counted, nearest, one_or_other, show
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = [
     "Table",
     "bubble",
     "fill_drain_bubble",
+    "owners_of",
     "refuse_numbers",
     "table_of",
     "table_problems",
@@ -53,6 +54,14 @@ def table_of(schedule: str, stages: int, pp: int, microbatches: int) -> Table:
         ) from error
     ranks = tuple(tuple(_action(rank, step) for step in order) for rank, order in enumerate(orders))
     return Table(schedule, stages, pp, microbatches, tuple(owners[stage] for stage in range(stages)), ranks)
+
+
+def owners_of(schedule: str, stages: int, pp: int, microbatches: int) -> tuple[int, ...]:
+    """The rank of each stage. Raises :class:`StageError` as :func:`table_of`; imports no torch."""
+    refuse_numbers(schedule, stages, pp, microbatches)
+    if schedule in IN_A_V:
+        return (*range(pp), *reversed(range(pp)))
+    return tuple(stage % pp for stage in range(stages))
 
 
 def refuse_numbers(schedule: str, stages: int, pp: int, microbatches: int) -> None:

@@ -12,10 +12,12 @@ from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
 from pytest_fxbucket.capture.stage_marks import Call
+from pytest_fxbucket.compat.modules import forward_hooks
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by, overload
 from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.pipeline.hooks import Hooks, hooks_of
 from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
 from pytest_fxbucket.pipeline.stages import Stage, Stages, Summary
 from pytest_fxbucket.pipeline.trace import PLACE, WITHOUT_GRAD, Forward, take_graph, trace_forward
@@ -32,16 +34,21 @@ def split_stages(model_or_graph: nn.Module, cuts: Sequence[str], example_inputs:
 
     Raises :class:`StageError` for cuts that do not part the model, :class:`CaptureError` for a model that cannot be traced.
     """
-    return split_forward(forward_of(model_or_graph, example_inputs), cuts)
+    forward, (args, kwargs) = forward_of(model_or_graph, example_inputs), called_with(example_inputs)
+    return split_forward(forward, cuts, hooks_of(forward.root, forward.signature, forward.leaves, args, kwargs))
 
 
-def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
-    """The stages of a forward that is traced already, which they take over. Raises :class:`StageError`."""
+def split_forward(forward: Forward, cuts: Sequence[str], hooks: Hooks | None = None) -> Stages:
+    """The stages of a forward that is traced already, which they take over; ``hooks`` run around them.
+
+    Raises :class:`StageError`.
+    """
     places = cut_places(cuts, forward.calls, forward.modules, work_of(forward))
     write_in_one_stage(forward, places)
     stages = stage_of_each(forward.graph_module.graph, places)
     everywhere = {node for node in stages if node in forward.held or node.op == "get_attr"}
-    flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1), []]
+    seen = [*forward.batch] if hooks is not None and forward_hooks(forward.root) else []  # at the end: hooks get the arguments
+    flows = [[*forward.batch], *crossing(stages, everywhere, len(cuts) + 1, seen), []]
     described = {node: _described(node, stages[node], forward) for flow in flows for node in flow}
     made = []
     for index, (receives, sends) in enumerate(pairwise(flows)):
@@ -50,7 +57,7 @@ def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
         ]
         result = (forward.result,) if index == len(cuts) else None
         gives: Any = sends if result is None else forward.graph_module.graph.output_node().args[0]
-        read = {source for node in own for source in node.all_input_nodes}.union(gives if result else ())
+        read = {source for node in own for source in node.all_input_nodes}.union([*gives, *seen] if result else ())
         held = list(dict.fromkeys(fqn for node, fqn in forward.held.items() if node in read))
         summary = Summary(
             index=index,
@@ -62,7 +69,8 @@ def split_forward(forward: Forward, cuts: Sequence[str]) -> Stages:
             read=tuple(described[node] for node in receives if node in read),
             flops=sum(map(flops_of, own)),
         )
-        made.append(Stage(summary, _part(forward, held, receives, own, gives), forward.root, held, result))
+        part = _part(forward, held, receives, own, gives)
+        made.append(Stage(summary, part, forward.root, held, result, hooks if index in (0, len(cuts)) else None))
     read_in_any = {fqn for stage in made for fqn in stage.held}
     unread = [fqn for fqn in (*forward.parameters, *forward.buffers) if fqn not in read_in_any]
     return Stages(made, forward.signature, forward.leaves, unread)

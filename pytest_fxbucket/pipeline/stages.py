@@ -12,7 +12,9 @@ import torch
 from torch import fx, nn
 
 from pytest_fxbucket.compat import pytree
-from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, refuse_other_arguments
+from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.pipeline.hooks import Hooks
+from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, parted, refuse_other_arguments
 from pytest_fxbucket.step.pipelined import Crossing
 from pytest_fxbucket.words import counted, human_bytes
 
@@ -60,11 +62,18 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, summary: Summary, graph_module: fx.GraphModule, root: nn.Module, held: Sequence[str], result: Any = None
+        self,
+        summary: Summary,
+        graph_module: fx.GraphModule,
+        root: nn.Module,
+        held: Sequence[str],
+        result: Any = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """``graph_module`` takes what is ``held``, by first FQNs in ``root``, then what the stage receives."""
         super().__init__()
         self.summary, self.held = summary, tuple(held)
+        self._hooks = (hooks,)
         self._graph, self._result = (graph_module,), result  # in a tuple, so that it is no child of the module
         wanted = {id(tensor_at(root, fqn)) for fqn in held}
         for fqn, module in root.named_modules(remove_duplicate=False):
@@ -82,13 +91,51 @@ class Stage(nn.Module):
         """Its graph: takes its parameters and buffers, then what it receives; gives a flat list."""
         return self._graph[0]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether it gives what the model gives."""
+        return self._result is not None
+
     def train(self, mode: bool = True) -> Stage:
         """Do nothing: a stage runs in the mode in which it was traced."""
         return self
 
     def forward(self, *received: torch.Tensor) -> Any:
-        """Run on what the stage receives."""
-        given = self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received)
+        """Run on what the stage receives; the first stage and the last one run hooks of the model, too."""
+        hooks, names = self._hooks[0], [one.name for one in self.summary.receives]
+        if hooks is None:
+            return self.restored(self.computed(*received))
+        if self.summary.index == 0:
+            received = hooks.entered(received, names)
+            backward: Any = hooks.behind_backward()
+            received = backward.setup_input_hook(received) if backward is not None else received
+        else:
+            backward = hooks.before_backward()
+        given = self.restored(self.computed(*received))
+        if self.is_last:
+            given = hooks.left(given, received, names)
+        return backward.setup_output_hook(given) if backward is not None else given
+
+    def flat(self, *received: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """As :meth:`forward`; of the last stage only the tensors of the result, which :meth:`restored` takes.
+
+        Raises :class:`StageError` where a hook of the model gives another result.
+        """
+        if self._result is None or self._hooks[0] is None:
+            return tuple(self.forward(*received) if self._result is None else self.computed(*received))
+        result, tensors = parted(self.forward(*received))
+        if result != self._result[0]:
+            raise StageError(
+                f"a forward hook gives {result}, but the model {self._result[0]}, which stages send; keep its form"
+            )
+        return tuple(tensors)
+
+    def computed(self, *received: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the graph gives for what the stage receives; no hook runs."""
+        return tuple(self.graph_module(*[tensor_at(self, fqn) for fqn in self.held], *received))
+
+    def restored(self, given: Sequence[torch.Tensor]) -> Any:
+        """What the stage gives, from what :meth:`flat` gave: of the last stage with None, numbers and containers."""
         if self._result is None:
             return tuple(given)
         return exchanged(self._result[0], lambda leaf: given[leaf.number] if isinstance(leaf, Place) else leaf)
@@ -98,9 +145,9 @@ def tensor_at(root: nn.Module, fqn: str) -> torch.Tensor:
     """The parameter or buffer ``fqn``, whatever else ``root`` calls by names on the way."""
     *path, name = fqn.split(".")
     for part in path:
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part]  # type: ignore[assignment]  # no name on the way to a tensor is of None
     found = root._parameters.get(name)
-    return found if found is not None else root._buffers[name]  # type: ignore[return-value]
+    return found if found is not None else root._buffers[name]  # type: ignore[return-value]  # what is held is a tensor
 
 
 def _module_at(root: nn.Module, fqn: str) -> nn.Module:
@@ -108,7 +155,7 @@ def _module_at(root: nn.Module, fqn: str) -> nn.Module:
     for part in fqn.split(".") if fqn else ():
         if part not in root._modules:
             root._modules[part] = nn.Module()
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part]  # type: ignore[assignment]  # a module was made for each, never None
     return root
 
 

@@ -23,6 +23,7 @@ def stage_lines(how: Pipelined) -> list[str]:
             lines += _crossing_lines(f"forward to stage {stage + 1}", how.forward[stage])
         if stage:
             lines += _crossing_lines(f"back to stage {stage - 1}", how.backward[stage - 1])
+    lines += [f"  {fqn} in stages {', '.join(map(str, stages))}" for fqn, stages in how.ties]
     return [*lines, *_table_lines(how)]
 
 

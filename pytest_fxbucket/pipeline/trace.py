@@ -25,7 +25,7 @@ from pytest_fxbucket.capture.stage_marks import Call, first_names
 from pytest_fxbucket.capture.unregistered import refuse_other_buffers
 from pytest_fxbucket.compat import pytree, tracing
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, KernelFakeMode, TorchDispatchMode
-from pytest_fxbucket.compat.modules import uncompiled
+from pytest_fxbucket.compat.modules import hooks_off, uncompiled
 from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.modules import module_path, module_stack
@@ -85,7 +85,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     kwargs = {name: kwargs[name] for name in (*order, *sorted(kwargs.keys() - set(order)))}
     mode = KernelFakeMode(allow_non_fake_inputs=True)
     names = {id(tensor): fqn for fqn, tensor in (*model.named_parameters(), *model.named_buffers())}
-    with in_modules(model, fake_twins(model, mode)):
+    with in_modules(model, fake_twins(model, mode)), hooks_off(model):
 
         def traced() -> tuple[_Tracing, fx.GraphModule]:
             step = _Tracing(model, mode, args, kwargs)
@@ -143,7 +143,7 @@ class _Tracing:
             inside.enter_context(_own_backwards_refused(self.namer))
             inside.enter_context(self.namer.watching(self.model))
             inside.enter_context(calls_watched(self.model, enter, leave))
-            inside.enter_context(_GradModes())  # type: ignore[no-untyped-call]
+            inside.enter_context(_GradModes())  # type: ignore[no-untyped-call]  # torch's __init__ has no types
             args, kwargs = self.arguments
             self.result, tensors = parted(self.model(*args, **kwargs))
         refuse_other_buffers(self.model, buffers)
@@ -162,7 +162,7 @@ class _Tracing:
             self.model(*args, **kwargs)
 
 
-class _GradModes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _GradModes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # nor has its __init_subclass__
     """Marks nodes that are traced where gradients are off: running them again must not record them."""
 
     def __torch_dispatch__(

@@ -16,6 +16,7 @@ from pytest_fxbucket.progress import Progress
 
 if TYPE_CHECKING:
     from pytest_fxbucket.bench.report.page import ReportInput
+    from pytest_fxbucket.capture.last_step import LastStep
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.pytest_plugin.options import Options
     from pytest_fxbucket.pytest_plugin.torchrun import Torchrun
@@ -96,6 +97,7 @@ class FxSession:
     """set where torchrun started this process as one of several"""
     _pools: Pools | None = None
     _runs: dict[PlanKey, PlanRun] = field(default_factory=dict)
+    _last_step: LastStep | None = None
 
     @property
     def is_reporting(self) -> bool:
@@ -106,11 +108,12 @@ class FxSession:
     def pools(self) -> Pools:
         """The session's rank pools, made at first use."""
         if self._pools is None:
+            from pytest_fxbucket.eager import WARM
             from pytest_fxbucket.ranks.pools import Pools
 
             warm = [
                 "pytest_fxbucket.pytest_plugin.distributed_test.job",
-                *(["pytest_fxbucket.eager.job"] if self.options.plans else []),
+                *(WARM if self.options.plans else ()),
             ]
             self._pools = Pools(warm=warm) if self.torchrun is None else self.torchrun.pools(warm)
             self._pools.say = self.progress.say
@@ -118,13 +121,21 @@ class FxSession:
 
     def run_of(self, plan: Plan) -> PlanRun:
         """Return the plan's PlanRun, the same one until it is released."""
+        from pytest_fxbucket.capture.last_step import LastStep
         from pytest_fxbucket.run import PlanRun
 
+        self._last_step = self._last_step or LastStep()
         key = key_of(plan)
         if key not in self._runs:
             say, accept, compared = self.progress.say, self.accepted.add, self.compared.append
             self._runs[key] = PlanRun(
-                plan, self.options, self.pools, on_progress=say, accept_golden=accept, on_compare=compared
+                plan,
+                self.options,
+                self.pools,
+                on_progress=say,
+                accept_golden=accept,
+                on_compare=compared,
+                last_step=self._last_step,
             )
         return self._runs[key]
 
@@ -152,6 +163,7 @@ class FxSession:
     def close(self) -> None:
         """Forget all runs and end all ranks; harmless when nothing was started."""
         self._runs.clear()
+        self._last_step = None
         if self._pools is not None:
             self._pools.close()
             self._pools = None

@@ -28,7 +28,7 @@ LONGEST_S = 30.0 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class JobCall:
     """A job to be run, as RankPool.run is asked; ``task`` names it in messages."""
 
     job: str
@@ -131,7 +131,7 @@ class RankPool:
             raise ValueError(f"{len(payloads)} payloads for {self.world} ranks")
         # A job of ours says nothing that ``what`` does not.
         names = (what,) if what and job.startswith("pytest_fxbucket.") else (what, f"job {job}")
-        call = Call(job, payloads, timeout_s, paths, log_dir, ", ".join(filter(None, names)))
+        call = JobCall(job, payloads, timeout_s, paths, log_dir, ", ".join(filter(None, names)))
         outcome = self._outcome(call)
         for state in outcome.states:
             if state.output and on_output is not None:
@@ -141,15 +141,15 @@ class RankPool:
             raise self._failure(outcome, call)
         return outcome.values()
 
-    def _outcome(self, call: Call) -> Outcome:
+    def _outcome(self, call: JobCall) -> Outcome:
         attempt = self.attempt(call)
         values = partial(unpack_results, attempt.states, attempt.results, call.task)
         return Outcome(attempt.states, attempt.in_time, values)
 
-    def _failure(self, outcome: Outcome, call: Call) -> RankFailure:
+    def _failure(self, outcome: Outcome, call: JobCall) -> RankFailure:
         return failure_of(outcome.states, task=call.task, timed_out_s=None if outcome.in_time else call.timeout_s)
 
-    def attempt(self, call: Call, is_over: Callable[[], bool] | None = None) -> Attempt:
+    def attempt(self, call: JobCall, is_over: Callable[[], bool] | None = None) -> Attempt:
         """Have the processes run ``call``, whose payloads are theirs, and say what became of it. ``is_over``: see Talk.run."""
         try:
             frames = self._frames(call)
@@ -189,7 +189,7 @@ class RankPool:
         self._lease = self._pools.lease(self.world, self.backend, self._request.ranks_per_gpu)
         return replace(self._request, gpus=spread(self._lease.gpus, len(self._request.ranks)))
 
-    def _frames(self, call: Call) -> list[list[wire.Buffer]]:
+    def _frames(self, call: JobCall) -> list[list[wire.Buffer]]:
         sys_path = tuple(import_path())
         self._jobs += 1
         order = wire.pack(Job(self._jobs, call.job, tuple(call.paths), sys_path, os.getcwd(), dict(os.environ)))
@@ -199,7 +199,7 @@ class RankPool:
                 packed[id(payload)] = packed_payload(wire.pack, payload, rank, call.task)
         return [_frame(order) + _frame(packed[id(payload)]) for payload in call.payloads]
 
-    def _attempt(self, call: Call, frames: list[list[wire.Buffer]], is_over: Callable[[], bool] | None) -> Attempt:
+    def _attempt(self, call: JobCall, frames: list[list[wire.Buffer]], is_over: Callable[[], bool] | None) -> Attempt:
         processes = self._processes
         assert processes is not None
         output = Output(call.log_dir, self._log_names)

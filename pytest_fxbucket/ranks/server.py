@@ -1,4 +1,4 @@
-"""The fork server, ``python -m pytest_fxbucket.ranks.server FD PPID [MODULE ...]``: imports torch once and forks ranks.
+"""The fork server, ``python -m pytest_fxbucket.ranks.server FD PPID [MODULE ...]``: imports them and torch, forks ranks.
 
 It has one thread, for ever, and forks only then: an OpenMP region before a fork would hang the ranks. It ends, and its ranks
 with it, when the parent hangs up or dies.
@@ -63,12 +63,12 @@ class _ForkedPool:
 
 
 class Server:
-    """Forks pools of ranks for the parent at the other end of ``connection`` (SOCK_SEQPACKET); imports ``warm`` when idle."""
+    """Forks pools of ranks for the parent at the other end of ``connection`` (SOCK_SEQPACKET)."""
 
-    def __init__(self, connection: socket.socket, warm: list[str]) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._pools: list[_ForkedPool] = []
-        self._idle = [*warm, *_WHEN_IDLE]
+        self._idle = list(_WHEN_IDLE)
 
     def serve(self) -> None:
         """Answer until the parent hangs up; then kill all ranks."""
@@ -82,8 +82,7 @@ class Server:
     def _step(self) -> bool:
         ready = self._wait()
         if not ready and self._idle:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(self._idle.pop(0))
+            _import(self._idle.pop(0))
         for pool in list(self._pools):
             for pidfd in [fd for fd in pool.processes if fd in ready]:
                 pool.reap(pidfd)
@@ -158,8 +157,13 @@ def _why_not_fork() -> str:
     return "" if threads == 1 else f"the server has {threads} threads where it must have one to fork safely"
 
 
-def _import_torch() -> str:
-    """Import what ranks need; why that failed, or ""."""
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+
+
+def _import_torch(warm: list[str]) -> str:
+    """Import what ranks need, and ``warm``, which must not be left to each of them; why that failed, or ""."""
     try:
         import torch
         import torch.distributed as dist
@@ -169,6 +173,8 @@ def _import_torch() -> str:
         return "this torch has no gloo"
     torch.set_num_threads(1)
     importlib.import_module("pytest_fxbucket.ranks.worker")
+    for name in warm:
+        _import(name)
     return _why_not_fork()
 
 
@@ -178,11 +184,11 @@ def main(arguments: list[str]) -> None:
     die_with(int(arguments[1]))
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     connection = socket.socket(fileno=int(arguments[0]))
-    problem = _import_torch()
+    problem = _import_torch(arguments[2:])
     with contextlib.suppress(BrokenPipeError):
         connection.send(pickle.dumps(ServerReady(problem)))
         if not problem:
-            Server(connection, arguments[2:]).serve()
+            Server(connection).serve()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.checks.bitwise.crossing import crosses
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed, skipped
+from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.groups import members_of_groups
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.pipeline.composed import gradient_of
 from pytest_fxbucket.same.step import Found, Side, Walked, compared, crosswise
 from pytest_fxbucket.same.table import LIST, Const, Key, Table, Where
 from pytest_fxbucket.step.mesh import fake_mesh
+from pytest_fxbucket.step.roles import Value
 from pytest_fxbucket.words import counted, some
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ class Same:
             found[ranks[0]] = {phase: self._compared(phase, ranks[0]) for phase in self._before(ranks[0]).graphs}
             lines.update(dict.fromkeys(line for one in found[ranks[0]].values() for line in self._lines(one)))
         lines.update(dict.fromkeys(self._pairings(found)))
+        if (stages := self._together()) is not None:
+            found[0]["together"] = stages
+            lines.update(dict.fromkeys(self._lines(stages)))
         if lines:
             shown = list(lines)[:_SHOWN]
             more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
@@ -75,7 +81,7 @@ class Same:
         if crosses(world):
             yield f"left to bitwise: what {world.way(0).after[-1].name} moves to the next iteration"
         if world.plan.pipeline is not None:
-            yield "left to bitwise: that its pipeline stages are together the whole step"
+            yield "a microbatch through all stages stands for that of the whole model; left to bitwise: their sum"
         if added := [name for one in found for name in one.added]:
             yield f"not compared: {some(list(dict.fromkeys(added)))}, which only one of the graphs has"
         yield from dict.fromkeys(world.odd)
@@ -118,6 +124,24 @@ class Same:
         before = _side(module.graph, module, step, phase)
         before, after = (replace(side, members=self._members(rank, [side.graph])) for side in (before, after))
         self.world.say(f"comparing expressions of {len(after.graph.nodes)} nodes as rank {rank} of {self.world.size}")
+        return compared(self.table, before, after, self._walked)
+
+    def _together(self) -> Found | None:
+        """All pipeline stages together, held against the microbatch that they were parted from; None without stages.
+
+        Raises PassError for stages of which audit says that they do not fit together.
+        """
+        world = self.world
+        if world.staged is None or world.together is None:
+            return None
+        if world.together.graph_module is None:
+            raise PassError(f"the stages do not fit together: {world.together.problems[0]}")
+        microbatch = world.staged.microbatch
+        outputs = (Value("loss", "", (), None), *(gradient_of(*read) for read in microbatch.reads))
+        whole, parted = microbatch.graph_module, world.together.graph_module
+        self.world.say(f"comparing expressions of {len(parted.graph.nodes)} nodes in {world.staged.pipelined.stages} stages")
+        before, after = (Side(module.graph, module, microbatch.inputs, outputs, {}) for module in (whole, parted))
+        before, after = (replace(side, members=self._members(0, [side.graph])) for side in (before, after))
         return compared(self.table, before, after, self._walked)
 
     def _lines(self, found: Found) -> Iterator[str]:

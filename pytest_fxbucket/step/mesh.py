@@ -71,11 +71,14 @@ class Mesh:
         return [ranks for ranks in found.values() if len(ranks) > 1]
 
     def group(self, name: str) -> Group:
-        """The group along the dimension ``name`` that this process is in; the default one if it spans all ranks."""
+        """The group along the dimension ``name`` that this process is in; the default one if it spans all ranks.
+
+        Where it would be this process alone among others there is none: its name is empty.
+        """
         from pytest_fxbucket.compat.c10d import DEFAULT
 
         size = self.degree(name)
-        return Group(DEFAULT if size == self.size else f"mesh_{name}", size)
+        return Group(DEFAULT if size == self.size else f"mesh_{name}" if size > 1 else "", size)
 
     def ranks(self, rank: int, name: str) -> tuple[int, ...]:
         """Ranks of ``rank``'s group along the dimension ``name``, ascending."""

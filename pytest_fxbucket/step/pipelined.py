@@ -61,6 +61,8 @@ class Pipelined:
     """For each stage but the last what it sends to the next one, for one microbatch, in order."""
     backward: tuple[tuple[Crossing, ...], ...]
     """For each stage but the last what the next one sends back to it."""
+    ties: tuple[tuple[str, tuple[int, ...]], ...]
+    """FQN and stages of each parameter that several stages have a gradient of, in registration order."""
     group: str
     """Name of the process group along ``pp``."""
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@dataclass(frozen=True, slots=True)
-class _Ref:
+# Tuples with names, since a graph has thousands: frozen dataclasses with slots are pickled field by field, in Python.
+
+
+class _Ref(NamedTuple):
     """The node number ``index``."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides the tuple's method, which nobody calls; digests have the name
 
 
-@dataclass(frozen=True, slots=True)
-class _Op:
+class _Op(NamedTuple):
     """An operator by name; the overload is empty for a packet of overloads, and for an operator of higher order."""
 
     name: str
@@ -186,6 +187,8 @@ def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
         return value
     if isinstance(value, (fx.Node, _Ref)):
         return node(value)
+    if isinstance(value, _Op):
+        return _callable(value)
     if isinstance(value, tuple):
         return tuple(_mapped(item, node) for item in value)
     if isinstance(value, list):
@@ -194,8 +197,6 @@ def _mapped(value: Any, node: Callable[[Any], Any]) -> Any:
         return {key: _mapped(item, node) for key, item in value.items()}
     if isinstance(value, slice):
         return slice(_mapped(value.start, node), _mapped(value.stop, node), _mapped(value.step, node))
-    if isinstance(value, _Op):
-        return _callable(value)
     operator = _operator(value)
     if operator is None and not isinstance(value, (Enum, type)):
         raise TypeError(f"a value of type {type(value).__name__}")

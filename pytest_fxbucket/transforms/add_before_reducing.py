@@ -21,7 +21,7 @@ from pytest_fxbucket.passes.new_nodes import LAUNCHES, Maker, fake_value
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates import brings_too, erase
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent, Writes, named, read
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Launched, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
 
@@ -43,7 +43,7 @@ PERMUTES = _SHOWS | {"aten::t", "aten::transpose", "aten::permute"}
 class Reduced:
     """What one reduction brings, on its way to a sum."""
 
-    sent: Sent
+    sent: Launched
     """As the graph had it at first; what it sends now may be a sum."""
     way: tuple[fx.Node, ...]
     """What it goes through from its wait on, the wait first; what waits for it again is in it too."""
@@ -142,7 +142,7 @@ class _Adding:
         self.order = order_of(self.graph)
         self.writes = Writes(self.order)
         self.labels = Labels(self.graph, step.inputs[phase], step.outputs[phase])
-        self.sent: dict[fx.Node, Sent] = {}
+        self.sent: dict[fx.Node, Launched] = {}
         """Reductions that were met, as the graph had them at first."""
         self.added: dict[fx.Node, list[str]] = {}
         """Labels of the reductions that a launch of a sum stands for."""

@@ -8,23 +8,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import wraps
-from operator import getitem
-from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives  # registers the operators
+from bucketed_llama import (
+    WK,
+    aten,
+    c10d,
+    calls,
+    columns,
+    cuts,
+    elements_in,
+    gathers,
+    is_last_rank,
+    launch_behind,
+    like,
+    packs,
+    reductions,
+    replace_input,
+    swap_members,
+    swap_pieces,
+    twin,
+    wait_of,
+)
 from torch import fx
 
-from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.passes.manual import ManualPass, manual_overlap_bucketing
 from pytest_fxbucket.passes.targets import by_module
 
 Plans = Sequence[str | list[str]]
-aten = torch.ops.aten
-c10d = torch.ops._c10d_functional
-WK, WV = 1, 2
-"""Members of a layer's bucket that have the same shape."""
 
 
 _GOOD: dict[tuple[str, ...], fx.Graph] = {}
@@ -52,42 +63,42 @@ def breaking(change: Callable[[fx.GraphModule], None]) -> Callable[[fx.GraphModu
 
 @breaking
 def dropped_wait(gm: fx.GraphModule) -> None:
-    wait = _wait(_gathers(gm)[1])
+    wait = wait_of(gathers(gm)[1])
     wait.replace_all_uses_with(wait.all_input_nodes[0])
     gm.graph.erase_node(wait)
 
 
 @breaking
 def two_waits(gm: fx.GraphModule) -> None:
-    wait = _wait(_gathers(gm)[0])
-    _twin(wait)
+    wait = wait_of(gathers(gm)[0])
+    twin(wait)
 
 
 @breaking
 def swapped_in_pack(gm: fx.GraphModule) -> None:
-    _swap_members(_packs(gm)[0])
+    swap_members(packs(gm)[0])
 
 
 @breaking
 def swapped_in_unpack(gm: fx.GraphModule) -> None:
-    _swap_pieces(_columns(gm)[0])
+    swap_pieces(columns(gm)[0])
 
 
 @breaking
 def swapped_in_both(gm: fx.GraphModule) -> None:
-    _swap_members(_packs(gm)[0])
-    _swap_pieces(_columns(gm)[0])
+    swap_members(packs(gm)[0])
+    swap_pieces(columns(gm)[0])
 
 
 @breaking
 def swapped_in_reduction(gm: fx.GraphModule) -> None:
-    _swap_pieces(_cuts(gm)[1])
+    swap_pieces(cuts(gm)[1])
 
 
 @breaking
 def wrong_split(gm: fx.GraphModule) -> None:
     """The sizes of two neighbours change places: every piece still has a size of some member."""
-    split = _columns(gm)[0]
+    split = columns(gm)[0]
     rows, sizes, dim = split.args
     assert isinstance(sizes, (list, tuple))
     split.args = (rows, [sizes[1], sizes[0], *sizes[2:]], dim)
@@ -96,115 +107,115 @@ def wrong_split(gm: fx.GraphModule) -> None:
 @breaking
 def shifted_split(gm: fx.GraphModule) -> None:
     """A norm is cut out one element too early: the shapes fit."""
-    split = _columns(gm)[0]
+    split = columns(gm)[0]
     piece = next(user for user in split.users if user.args[1] == 7)
     with gm.graph.inserting_before(piece):
         rows = split.args[0]
-        part = _like(piece, aten.slice.Tensor, rows, 1, _sizes(split, 7) - 1, _sizes(split, 8) - 1)
-        wrong = _like(piece, aten.clone.default, part, memory_format=torch.contiguous_format)
+        part = like(piece, aten.slice.Tensor, rows, 1, elements_in(split, 7) - 1, elements_in(split, 8) - 1)
+        wrong = like(piece, aten.clone.default, part, memory_format=torch.contiguous_format)
     piece.replace_all_uses_with(wrong)
     gm.graph.erase_node(piece)
 
 
 @breaking
 def late_launch(gm: fx.GraphModule) -> None:
-    launch = _gathers(gm)[2]
-    _wait(_gathers(gm)[1]).append(launch)
+    launch = gathers(gm)[2]
+    wait_of(gathers(gm)[1]).append(launch)
 
 
 @breaking
 def early_launch(gm: fx.GraphModule) -> None:
-    first, last = _gathers(gm)[0], _gathers(gm)[3]
-    _launch_behind(first, last)
+    first, last = gathers(gm)[0], gathers(gm)[3]
+    launch_behind(first, last)
 
 
 @breaking
 def late_first_launch_of_backward(gm: fx.GraphModule) -> None:
     """What stayed gathered computes first, and could hide it."""
-    launch = _gathers(gm)[4]
-    _wait(launch).prepend(launch)
+    launch = gathers(gm)[4]
+    wait_of(launch).prepend(launch)
 
 
 @breaking
 def early_wait(gm: fx.GraphModule) -> None:
-    launch = _gathers(gm)[2]
-    launch.append(_wait(launch))
+    launch = gathers(gm)[2]
+    launch.append(wait_of(launch))
 
 
 @breaking
 def half_early_wait(gm: fx.GraphModule) -> None:
     """The wait stands in the middle of what should hide it."""
-    wait = _wait(_gathers(gm)[2])
-    _calls(gm, aten.mm.default)[1].append(wait)
+    wait = wait_of(gathers(gm)[2])
+    calls(gm, aten.mm.default)[1].append(wait)
 
 
 @breaking
 def early_waits_behind_dummy_readers(gm: fx.GraphModule) -> None:
     """Everything is waited for at the top, behind reads that nobody needs."""
     graph = gm.graph
-    launches = _gathers(gm)[:4]
+    launches = gathers(gm)[:4]
     tok, *rest = launches
     place = tok
     for launch in rest:
         before = launches[launches.index(launch) - 1]
-        _launch_behind(place, launch)
-        launch.append(_wait(before))
-        with graph.inserting_after(_wait(before)):
-            place = _like(_wait(before), aten.neg.default, _wait(before))
-    place.append(_wait(rest[-1]))
+        launch_behind(place, launch)
+        launch.append(wait_of(before))
+        with graph.inserting_after(wait_of(before)):
+            place = like(wait_of(before), aten.neg.default, wait_of(before))
+    place.append(wait_of(rest[-1]))
 
 
 @breaking
 def early_reduction_wait(gm: fx.GraphModule) -> None:
-    launch = _reductions(gm)[0]
-    launch.append(_wait(launch))
+    launch = reductions(gm)[0]
+    launch.append(wait_of(launch))
 
 
 @breaking
 def wrong_on_last_rank(gm: fx.GraphModule) -> None:
-    if _is_last_rank():
-        pack = _reductions(gm)[1].all_input_nodes[0]
-        _replace_input(pack, pack.all_input_nodes[WK], lambda old: _like(old, aten.mul.Tensor, old, 1 + 2**-20))
+    if is_last_rank():
+        pack = reductions(gm)[1].all_input_nodes[0]
+        replace_input(pack, pack.all_input_nodes[WK], lambda old: like(old, aten.mul.Tensor, old, 1 + 2**-20))
 
 
 @breaking
 def other_order_on_last_rank(gm: fx.GraphModule) -> None:
-    if _is_last_rank():
-        first, second = _gathers(gm)[:2]
+    if is_last_rank():
+        first, second = gathers(gm)[:2]
         second.append(first)
 
 
 @breaking
 def other_layout_on_last_rank(gm: fx.GraphModule) -> None:
-    if _is_last_rank():
-        _swap_members(_reductions(gm)[1].all_input_nodes[0])
-        _swap_pieces(_cuts(gm)[1])
+    if is_last_rank():
+        swap_members(reductions(gm)[1].all_input_nodes[0])
+        swap_pieces(cuts(gm)[1])
 
 
 def extra_launch_on_last_rank(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = good(gm, plans)
-    return extra_launch(gm, []) if _is_last_rank() else gm
+    return extra_launch(gm, []) if is_last_rank() else gm
 
 
 @breaking
 def low_precision_in_one_gather(gm: fx.GraphModule) -> None:
-    pack = _packs(gm)[1]
+    pack = packs(gm)[1]
 
     def squeezed(old: fx.Node) -> fx.Node:
-        half = _like(old, aten._to_copy.default, old, dtype=torch.bfloat16)
-        return _like(old, aten._to_copy.default, half, dtype=torch.float32)
+        half = like(old, aten._to_copy.default, old, dtype=torch.bfloat16)
+        return like(old, aten._to_copy.default, half, dtype=torch.float32)
 
-    _replace_input(pack, pack.all_input_nodes[WK], squeezed)
+    replace_input(pack, pack.all_input_nodes[WK], squeezed)
 
 
 @breaking
 def low_precision_reduction(gm: fx.GraphModule) -> None:
-    launch = _reductions(gm)[1]
-    _replace_input(launch, launch.all_input_nodes[0], lambda old: _like(old, aten._to_copy.default, old, dtype=torch.bfloat16))
-    wait = _wait(launch)
+    launch = reductions(gm)[1]
+    replace_input(launch, launch.all_input_nodes[0], lambda old: like(old, aten._to_copy.default, old, dtype=torch.bfloat16))
+    wait = wait_of(launch)
     users = list(wait.users)
     with gm.graph.inserting_after(wait):
-        wide = _like(wait, aten._to_copy.default, wait, dtype=torch.float32)
+        wide = like(wait, aten._to_copy.default, wait, dtype=torch.float32)
     for user in users:
         user.replace_input_with(wait, wide)
 
@@ -223,7 +234,7 @@ def only_buckets(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 @breaking
 def backward_reads_forward_gathers(gm: fx.GraphModule) -> None:
     """The merge that undoes resharding: a layer's backward gather is dropped for its forward one."""
-    splits = _columns(gm)
+    splits = columns(gm)
     forward, backward = splits[1], splits[3]
     mine = {user.args[1]: next(iter(user.users)) for user in forward.users}
     for user in list(backward.users):
@@ -247,74 +258,74 @@ def member_left_out(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 @breaking
 def sum_for_avg(gm: fx.GraphModule) -> None:
-    launch = _reductions(gm)[1]
+    launch = reductions(gm)[1]
     launch.args = (launch.args[0], "sum", *launch.args[2:])
 
 
 @breaking
 def padded_reduction(gm: fx.GraphModule) -> None:
     """Twice the bytes: zeros behind the members."""
-    launch = _reductions(gm)[1]
+    launch = reductions(gm)[1]
     pack = launch.all_input_nodes[0]
     with gm.graph.inserting_before(launch):
-        zeros = _like(pack, aten.new_zeros.default, pack, list(pack.meta["val"].shape))
-        wide = _like(pack, aten.cat.default, [pack, zeros], 1)
+        zeros = like(pack, aten.new_zeros.default, pack, list(pack.meta["val"].shape))
+        wide = like(pack, aten.cat.default, [pack, zeros], 1)
     launch.replace_input_with(pack, wide)
-    wait = _wait(launch)
+    wait = wait_of(launch)
     (reader,) = wait.users
     with gm.graph.inserting_after(wait):
-        part = _like(wait, aten.slice.Tensor, wait, 1, 0, pack.meta["val"].shape[1])
+        part = like(wait, aten.slice.Tensor, wait, 1, 0, pack.meta["val"].shape[1])
     reader.replace_input_with(wait, part)
 
 
 def extra_launch(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     """One more collective, of something that is no parameter, waited for and read by nobody."""
     gm = good(gm, plans) if plans else gm
-    source = _calls(gm, aten.mm.default)[0]
+    source = calls(gm, aten.mm.default)[0]
     with gm.graph.inserting_after(source):
-        launch = _like(source, c10d.all_reduce.default, source, "sum", "0")
+        launch = like(source, c10d.all_reduce.default, source, "sum", "0")
     with gm.graph.inserting_after(launch):
-        _like(source, c10d.wait_tensor.default, launch)
+        like(source, c10d.wait_tensor.default, launch)
     return gm
 
 
 @breaking
 def launch_without_overload(gm: fx.GraphModule) -> None:
     """As written by hand: the operator's packet, not one of its overloads."""
-    source = _calls(gm, aten.mm.default)[0]
+    source = calls(gm, aten.mm.default)[0]
     with gm.graph.inserting_after(source):
-        launch = _like(source, c10d.all_reduce, source, "sum", "0")
+        launch = like(source, c10d.all_reduce, source, "sum", "0")
     with gm.graph.inserting_after(launch):
-        _like(source, c10d.wait_tensor, launch)
+        like(source, c10d.wait_tensor, launch)
 
 
 def wrong_group_size(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
     gm = extra_launch(gm, plans)
-    source = _calls(gm, aten.mm.default)[0]
+    source = calls(gm, aten.mm.default)[0]
     with gm.graph.inserting_after(source):
-        launch = _like(source, c10d.all_gather_into_tensor.default, source, 2, "0")
+        launch = like(source, c10d.all_gather_into_tensor.default, source, 2, "0")
     with gm.graph.inserting_after(launch):
-        _like(source, c10d.wait_tensor.default, launch)
+        like(source, c10d.wait_tensor.default, launch)
     return gm
 
 
 @breaking
 def pack_overwritten(gm: fx.GraphModule) -> None:
     """The buffer that is sent is cleared, through a view, while it is being sent."""
-    pack = _packs(gm)[0]
+    pack = packs(gm)[0]
     (launch,) = pack.users
     with gm.graph.inserting_after(launch):
-        view = _like(pack, aten.view.default, pack, [-1])
+        view = like(pack, aten.view.default, pack, [-1])
     with gm.graph.inserting_after(view):
-        _like(pack, aten.zero_.default, view)
+        like(pack, aten.zero_.default, view)
 
 
 @breaking
 def other_compute(gm: fx.GraphModule) -> None:
-    scale = _calls(gm, aten.mul.Tensor)[1]
+    scale = calls(gm, aten.mul.Tensor)[1]
     users = list(scale.users)
     with gm.graph.inserting_after(scale):
-        changed = _like(scale, aten.mul.Tensor, scale, 1 + 2**-22)
+        changed = like(scale, aten.mul.Tensor, scale, 1 + 2**-22)
     for user in users:
         user.replace_input_with(scale, changed)
 
@@ -351,12 +362,12 @@ def without_values(gm: fx.GraphModule) -> None:
 @breaking
 def lying_values(gm: fx.GraphModule) -> None:
     """A reduction in half precision whose input says that it is float32."""
-    launch = _reductions(gm)[1]
+    launch = reductions(gm)[1]
     pack = launch.all_input_nodes[0]
     with gm.graph.inserting_before(launch):
-        half = _like(pack, aten._to_copy.default, pack, dtype=torch.bfloat16)
-        lie = _like(pack, aten.neg.default, half)
-        lie = _like(pack, aten.neg.default, lie)
+        half = like(pack, aten._to_copy.default, pack, dtype=torch.bfloat16)
+        lie = like(pack, aten.neg.default, half)
+        lie = like(pack, aten.neg.default, lie)
     launch.replace_input_with(pack, lie)
 
 
@@ -373,88 +384,3 @@ def raises(gm: fx.GraphModule, plans: Plans) -> fx.GraphModule:
 
 def returns_none(gm: fx.GraphModule, plans: Plans) -> None:
     good(gm, plans)
-
-
-def _calls(gm: fx.GraphModule, target: object) -> list[fx.Node]:
-    return [node for node in gm.graph.nodes if node.target is target]
-
-
-def _gathers(gm: fx.GraphModule) -> list[fx.Node]:
-    """Forward: tok_embeddings, layers.0, layers.1, norm+output; backward: layers.1, layers.0."""
-    return _calls(gm, c10d.all_gather_into_tensor.default)
-
-
-def _reductions(gm: fx.GraphModule) -> list[fx.Node]:
-    """norm+output, layers.1, layers.0, tok_embeddings."""
-    return _calls(gm, c10d.reduce_scatter_tensor.default)
-
-
-def _packs(gm: fx.GraphModule) -> list[fx.Node]:
-    """Of all-gathers: layers.0, layers.1, norm+output, and again in backward."""
-    packs = [gather.all_input_nodes[0] for gather in _gathers(gm)]
-    return [pack for pack in packs if len(pack.all_input_nodes) > 1]
-
-
-def _columns(gm: fx.GraphModule) -> list[fx.Node]:
-    """What cuts the members out of the gathers of :func:`_packs`."""
-    return [cut for cut in _calls(gm, aten.split_with_sizes.default) if len(cut.args) == 3 and len(cut.users) > 1]
-
-
-def _cuts(gm: fx.GraphModule) -> list[fx.Node]:
-    """What cuts the members out of the reductions."""
-    return [cut for cut in _calls(gm, aten.split_with_sizes.default) if len(cut.args) == 2]
-
-
-def _launch_behind(place: fx.Node, launch: fx.Node) -> None:
-    """Move ``launch`` and its pack to where ``place`` stands."""
-    pack = launch.all_input_nodes[0]
-    flat = [node for node in pack.all_input_nodes if node.target is aten.reshape.default]
-    for node in (launch, pack, *flat):
-        place.append(node)
-
-
-def _wait(launch: fx.Node) -> fx.Node:
-    return next(user for user in launch.users if collectives.is_wait(user))
-
-
-def _sizes(split: fx.Node, count: int) -> int:
-    """Elements of the first ``count`` pieces."""
-    sizes = split.args[1]
-    assert isinstance(sizes, (list, tuple))
-    return sum(int(str(size)) for size in sizes[:count])
-
-
-def _swap_members(pack: fx.Node) -> None:
-    members, *rest = pack.args
-    assert isinstance(members, (list, tuple))
-    swapped = list(members)
-    swapped[WK], swapped[WV] = swapped[WV], swapped[WK]
-    pack.args = (swapped, *rest)
-
-
-def _swap_pieces(split: fx.Node) -> None:
-    for user in list(split.users):
-        assert user.target is getitem
-        user.args = (split, {WK: WV, WV: WK}.get(user.args[1], user.args[1]))
-
-
-def _twin(node: fx.Node) -> fx.Node:
-    with node.graph.inserting_after(node):
-        return _like(node, node.target, *node.args)
-
-
-def _like(model: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new node at the graph's insertion point that says of itself what ``model`` says."""
-    node = model.graph.call_function(target, args, kwargs)
-    node.meta = dict(model.meta)
-    return node
-
-
-def _replace_input(node: fx.Node, old: fx.Node, make: Callable[[fx.Node], fx.Node]) -> None:
-    with node.graph.inserting_before(node):
-        new = make(old)
-    node.replace_input_with(old, new)
-
-
-def _is_last_rank() -> bool:
-    return dist.get_rank() == dist.get_world_size() - 1

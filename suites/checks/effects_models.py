@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.passes import packers
 from pytest_fxbucket.passes.new_nodes import Maker
-from pytest_fxbucket.passes.packers import Bucket, Unpack
+from pytest_fxbucket.passes.packers import Packing, Unpack
 
 
 class Halved(nn.Linear):
@@ -60,7 +60,7 @@ def turned(module: nn.Module, x: Tensor) -> Tensor:
     return torch.empty_like(x.T.contiguous()).T
 
 
-def joined(make: Maker, bucket: Bucket) -> tuple[fx.Node, Unpack]:
+def joined(make: Maker, bucket: Packing) -> tuple[fx.Node, Unpack]:
     """Gathers are packed by ``cat`` of views; anything else as by default."""
     if bucket.kind != "all_gather":
         return packers.pack(make, bucket)

@@ -38,7 +38,8 @@ def make_project(folder: Path) -> Path:
     """Write the plan and the broken passes into ``folder``; returns the plan's path."""
     path = folder / "small.toml"
     path.write_text(PLAN)
-    shutil.copy(Path(__file__).with_name("broken_passes.py"), folder)
+    for name in ("broken_passes.py", "bucketed_llama.py"):
+        shutil.copy(Path(__file__).with_name(name), folder)
     return path
 
 

@@ -224,6 +224,7 @@ def test_a_good_pass_of_somebody_else_is_green_whatever_it_says_of_itself(
     assert verdict, repr(verdict)
 
 
+@pytest.mark.usefixtures("warm")
 class TestFromTheCommandLine:
     @pytest.mark.parametrize(
         ("name", "red", "words"),

@@ -111,3 +111,49 @@ def test_an_entry_that_is_used_again_keeps_what_it_brought_until_then_and_no_lon
     late = graph(last={"a.u": 10, "d.u": 40})
     kept = GraphAnalysis((root(40).buckets[0], *graph(last={"b.u": 40, "c.u": 40}).buckets[1:3]), late.computes, (), 50)
     assert any("forward compute of" in problem for problem in memory_problems(asks, late, kept))
+
+
+def short_rounds(launches: Sequence[int] = (18, 28, 38), direction: Any = "backward") -> GraphAnalysis:
+    """``a`` is kept from forward, and computes again at 10; ``b`` is gathered anew for each of its uses at 20, 30 and 40."""
+    kept = lives("a.u", 1, 5, 10)
+    rounds = [
+        lives("b.u", at, use, round=number, direction=direction)
+        for number, (at, use) in enumerate(zip(launches, (20, 30, 40), strict=True))
+    ]
+    computes: Sequence[Any] = [
+        (5, "forward", "a.u"),
+        (10, direction, "a.u"),
+        *((use, direction, "b.u") for use in (20, 30, 40)),
+    ]
+    return GraphAnalysis((kept, *rounds), tuple(computes), (), 50)
+
+
+@pytest.mark.parametrize(("prefetch", "launches"), [(1, (8, 18, 28)), (2, (8, 8, 18)), (3, (8, 8, 8))])
+def test_prefetch_reaches_beyond_a_short_round_as_far_as_it_counts_and_no_further(
+    prefetch: int, launches: tuple[int, int, int]
+) -> None:
+    assert list(memory_problems(asked(prefetch), short_rounds(), short_rounds(launches))) == []
+    early = (*sorted(launches)[:prefetch], *[8] * (3 - prefetch))
+    found = list(memory_problems(asked(prefetch), short_rounds(), short_rounds(early)))
+    told = [
+        f"backward compute of a has {4 * SIZE} gathered bytes alive, {SIZE} before the pass: "
+        f"prefetch = {prefetch} allows {prefetch * SIZE} more"
+    ]
+    assert found == (told if prefetch < 3 else [])
+
+
+def test_a_round_that_is_used_later_is_not_gathered_over_what_is_used_before_it() -> None:
+    """Of ``a b a c`` the second ``a`` stands between ``b`` and a large ``c``, though it is of another round."""
+
+    def used(launch: int) -> GraphAnalysis:
+        uses = (("a.u", 10), ("b.u", 20), ("a.u", 30), ("c.u", 40))
+        large = gather("c.u", 0, 9 * SIZE, launch=launch, wait=39, members=(Member("c.u", 0, 288, 23, F32, 40),))
+        small = [lives(fqn, use - 2, use, round=int(use == 30)) for fqn, use in uses[:3]]
+        computes: Sequence[Any] = [(use, "forward", fqn) for fqn, use in uses]
+        return GraphAnalysis((*small, large), tuple(computes), (), 50)
+
+    assert list(memory_problems(asked(1), used(38), used(28))) == []
+    assert list(memory_problems(asked(1), used(38), used(18))) == [
+        f"forward compute of b has {10 * SIZE} gathered bytes alive, {SIZE} before the pass: "
+        f"prefetch = 1 allows {2 * SIZE} more"
+    ]

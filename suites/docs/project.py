@@ -15,7 +15,7 @@ from suites.docs.blocks import ROOT, TRIED, Block
 BASE = """
 [model]
 factory = "fixtures.models.llama:build"
-args = { layers = 4, dim = 16 }
+args = { layers = 2, dim = 16 }
 batch = "fixtures.models.llama:batch"
 loss = "fixtures.models.llama:loss"
 
@@ -23,7 +23,7 @@ loss = "fixtures.models.llama:loss"
 dp_shard = 4
 
 [bucket]
-plan = ["tok_embeddings", "layers.[0-3]", "norm+output"]
+plan = ["tok_embeddings", "layers.[0-1]", "norm+output"]
 
 [checks]
 golden = false

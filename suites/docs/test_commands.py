@@ -6,8 +6,6 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch.distributed.run as torchrun  # not within a test: pytester forgets 
 
 from pytest_fxbucket.cli import __main__ as cli
 from suites.docs.blocks import PAGES, ROOT, Block, commands, missing, of
+from suites.warm.runs import WarmRuns
 
 EACH = [(block, command) for language in ("bash", "console") for block in of(language) for command, _ in commands(block)]
 TUTORIAL = "docs/tutorial.md"
@@ -143,7 +142,7 @@ def test_what_a_command_is_shown_to_print_is_printed(
 
 
 def test_the_tutorial_goes_as_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], warm_runs: WarmRuns
 ) -> None:
     """From an empty folder: its files are written and its commands run in the order of the page, ours in this process."""
     blocks = [block for language in ("python", "toml", "console") for block in of(language) if block.page == TUTORIAL]
@@ -163,7 +162,6 @@ def test_the_tutorial_goes_as_it_says(
                 said = capsys.readouterr().out
             else:
                 assert program == "pytest"
-                start = [sys.executable, "-m", "pytest", *words]
-                said = subprocess.run(start, env=environment, capture_output=True, text=True, timeout=400).stdout
+                said = warm_runs.run(["-m", "pytest", *words], tmp_path, environment).stdout
             assert missing(said, shown) == "", f"{block.where}: {command}\n{said}"
     assert (tmp_path / "golden" / "net.txt").is_file()

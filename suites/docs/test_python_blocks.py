@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +13,7 @@ from pytest_fxbucket.plan import parse_plans
 from pytest_fxbucket.pytest_plugin.options import TABLE
 from suites.docs.blocks import BLOCKS, ROOT, TRIED, Block, missing, of
 from suites.docs.project import merged, runs, write_files
+from suites.warm.runs import WarmRuns
 
 PLAIN = sorted({block.page for block in of("python") if not block.is_test and not block.file})
 
@@ -24,6 +23,7 @@ def name_of(block: Block) -> str:
     return f"{Path(block.page).stem}_{block.line}".replace("-", "_")
 
 
+@pytest.mark.usefixtures("warm")
 def test_tests_and_plans_of_the_pages_pass(pytester: pytest.Pytester) -> None:
     """All in one run, so that they share warm ranks."""
     write_files(pytester.path)
@@ -57,7 +57,7 @@ def test_every_text_block_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("page", PLAIN)
-def test_python_of_a_page_runs_in_one_process(page: str, tmp_path: Path) -> None:
+def test_python_of_a_page_runs_in_one_process(page: str, tmp_path: Path, warm_runs: WarmRuns) -> None:
     blocks = [block for block in of("python") if block.page == page and not block.is_test and not block.file]
     lines: list[str] = []
     for block in blocks:  # as far down as they stand on the page, so that a traceback names the page's line
@@ -65,7 +65,7 @@ def test_python_of_a_page_runs_in_one_process(page: str, tmp_path: Path) -> None
     script = tmp_path / "page.py"
     script.write_text("\n".join(lines), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = warm_runs.run([str(script)], tmp_path, environment)
     assert done.returncode == 0, f"{page}\n{done.stderr}"
 
 

@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_parameter
-from suites.passes.programs import chain, run_pass
+from suites.passes.programs import COLUMNS, Program, aten, chain, run_pass
 
 MODULES = ("a", "b", "c", "d")
 
@@ -118,3 +118,36 @@ def test_a_place_that_cannot_be_had_is_an_error_that_names_it(case: str) -> None
         scheduled(backward=True, launch_at=launch_at, wait_before=wait_before)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def gathered_in_turn(uses: str, **options: Any) -> list[str]:
+    """Events of a graph that gathers anew for each use; a use in upper case is backward's."""
+    made = Program(4)
+    shards = {letter: made.given(letter, 2, COLUMNS) for letter in sorted(set(uses.lower()))}
+    x = made.given("x", 8, COLUMNS)
+    for use in uses:
+        made.module, made.backward = use.lower(), use.isupper()
+        x = made.call(aten.mul.Tensor, x, made.gather(shards[made.module]))
+    graph_module = made.returns(x)
+    run_pass(graph_module.graph, sorted(shards), **options)
+    events = []
+    for node in graph_module.graph.nodes:
+        launch = node.all_input_nodes[0] if collectives.is_wait(node) else node
+        if collectives.is_all_gather(launch):
+            shard = launch.all_input_nodes[0].name
+            name = shard.upper() if launch.meta.get("autograd_backward") else shard
+            events.append(name if launch is node else f"wait {name}")
+    return events
+
+
+@pytest.mark.parametrize(
+    ("uses", "prefetch", "expected"),
+    [
+        ("abac", 1, "a, b, wait a, wait b, a, c, wait a, wait c"),
+        ("abac", 2, "a, b, wait a, c, wait b, a, wait a, wait c"),
+        ("aabABaab", 1, "a, wait a, a, b, wait a, wait b, A, B, wait A, wait B, a, wait a, a, b, wait a, wait b"),
+        ("abbAabb", 1, "a, b, wait a, wait b, b, wait b, A, wait A, a, wait a, b, wait b, b, wait b"),
+    ],
+)
+def test_rounds_that_are_used_in_turn_are_launched_no_further_ahead_than_asked(uses: str, prefetch: int, expected: str) -> None:
+    assert gathered_in_turn(uses, prefetch=prefetch) == expected.split(", ")

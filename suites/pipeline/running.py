@@ -74,6 +74,15 @@ def apart(stages: Stages, model: nn.Module, batch: Any) -> dict[str, Any]:
     return steps(model, batch, lambda args, kwargs: step_apart(stages, stages.batch(*args, **kwargs)))
 
 
+def assert_bits(stages: Stages, model: nn.Module, batch: Any, eager: dict[str, Any]) -> None:
+    """``stages``, in one process and apart, leave the bits that ``model`` left, ``eager``; its buffers begin as they did."""
+    start = {fqn: buffer.clone() for fqn, buffer in model.named_buffers()}
+    assert in_turn(stages, model, batch) == eager
+    for fqn, buffer in model.named_buffers():
+        buffer.copy_(start[fqn])
+    assert apart(stages, model, batch) == eager
+
+
 def sent(value: Tensor, crossing: Crossing) -> Tensor:
     """A copy of ``value`` in memory of its own, made by what is said of it alone."""
     assert (value.shape, value.dtype) == (crossing.shape, crossing.dtype)

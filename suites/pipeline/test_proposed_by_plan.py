@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.pipeline.of_plan import planned_stages, with_cuts
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Pipeline, Plan
@@ -43,7 +43,7 @@ def digests(plan: Plan) -> dict[str, str]:
 def test_proposed_cuts_are_those_that_are_said_and_captured() -> None:
     plan = plan_with()
     written = with_cuts(plan)
-    assert written.pipeline == Pipeline(("layers.1", "layers.3"))
+    assert written.pipeline == Pipeline(("layers.1", "layers.3"), balance="flops")
     assert planned_stages(plan).cuts == ("layers.1", "layers.3")
     assert digests(plan) == digests(written) != digests(plan_with(Pipeline(("layers.0", "layers.2"))))
 
@@ -58,13 +58,13 @@ def test_written_cuts_and_plans_without_stages_stay() -> None:
     [
         (
             Pipeline(stages=3, balance="seconds"),
-            '[pipeline] balance = "seconds" may propose other cuts each time, and what is checked is to stay; write cuts, as '
-            "fxbucket stages says them, or balance by parameters or flops",
+            '[pipeline] balance = "seconds" gives other cuts from run to run, which no check could hold; write the cuts that '
+            "fxbucket stages proposes",
         ),
         (Pipeline(stages=9), "[pipeline]: the model has 6 modules to cut behind, too few for 9 stages; 7 is the most"),
     ],
 )
 def test_cuts_that_cannot_be_proposed_are_one_sentence(pipeline: Pipeline, says: str) -> None:
-    with pytest.raises(StageError) as caught:
+    with pytest.raises(FxbucketError) as caught:
         with_cuts(plan_with(pipeline))
     assert str(caught.value) == f"p.toml: {says}"

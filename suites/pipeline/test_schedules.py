@@ -111,3 +111,10 @@ def test_numbers_are_refused_and_tables_checked_without_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_rooms_names_are_what_they_say() -> None:
+    """No file has the name of a function, which it would hide once it is imported."""
+    from pytest_fxbucket import pipeline
+
+    assert {name for name in pipeline.__all__ if not callable(getattr(pipeline, name))} == set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from running import apart, eagerly, in_turn
+from running import assert_bits, eagerly
 from stage_models import SPLITS
 from torch import nn
 
@@ -24,8 +24,4 @@ def test_stages_are_the_model_bit_for_bit(name: str) -> None:
     assert len(stages) == len(SPLITS[name].cuts) + 1
     with without_onednn():  # as a step is traced: recurrent layers run as what they compute
         eager = eagerly(model, batch)
-    start = {fqn: buffer.clone() for fqn, buffer in model.named_buffers()}
-    assert in_turn(stages, model, batch) == eager
-    for fqn, buffer in model.named_buffers():
-        buffer.copy_(start[fqn])
-    assert apart(stages, model, batch) == eager
+    assert_bits(stages, model, batch, eager)

@@ -110,6 +110,36 @@ WRONG: dict[str, tuple[tuple[str, int, int, int], int, Change, list[str]]] = {
         twice("2B1"),
         ["on rank 2 stage 2, microbatch 1 runs backward 2 times, expected once"],
     ),
+    "a microbatch run forward twice": (
+        GPIPE,
+        2,
+        twice("2F1"),
+        ["on rank 2 stage 2, microbatch 1 runs forward 2 times, expected once"],
+    ),
+    "a value sent before it is there": (
+        GPIPE,
+        0,
+        swapped("0F2", "0SEND_F2"),
+        ["rank 0 has SEND_F of stage 0, microbatch 2 before F of stage 0, microbatch 2, which it needs"],
+    ),
+    "a send to nobody": (
+        GPIPE,
+        2,
+        lambda own: [*own, Action(2, "SEND_F", 2, 0)],
+        ["rank 2 has SEND_F of stage 2, microbatch 0, but there is no stage at its other end"],
+    ),
+    "a send to itself": (
+        ("ZBVZeroBubble", 4, 2, 4),
+        1,
+        lambda own: [*own, Action(1, "SEND_F", 1, 0)],
+        ["rank 1 has SEND_F of stage 1, microbatch 0, whose other end is on the same rank"],
+    ),
+    "a stage that there is not": (
+        GPIPE,
+        0,
+        lambda own: [*own, Action(0, "REDUCE_GRAD", 7)],
+        ["rank 0 has REDUCE_GRAD of stage 7, but stages are 0 to 2"],
+    ),
     "a microbatch left out": (
         ("LoopedBFS", 4, 2, 4),
         0,

@@ -1,4 +1,4 @@
-"""Two nodes of torchrun on this machine: two agents with two pytest processes each, or one each that no agent looks after."""
+"""Two nodes of torchrun on this machine: two agents with two pytest processes each, or processes that no agent looks after."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch.distributed as dist
 
 from suites.pytest_plugin.processes import ends, started_with
+from suites.warm.runs import WarmRun, WarmRuns
 
 LIMIT_S = 240
+
+Process = subprocess.Popen[bytes] | WarmRun
 
 
 @dataclass(frozen=True)
@@ -29,47 +33,54 @@ class Done:
 
 def run(folder: Path, *args: str, **environ: str) -> Done:
     """Run `pytest args` in `folder` on 2 nodes with 2 processes each; a node that hangs is killed after LIMIT_S seconds."""
-    module = ["torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0"]
-    module += ["--rdzv-id=suite", "--local-addr=127.0.0.1", "--rdzv-endpoint=127.0.0.1:{port}", "-m", "pytest", *args]
-    return _both(folder, module, lambda node, port: environ)
-
-
-def run_alone(folder: Path, *args: str, **environ: str) -> Done:
-    """The same with 1 process on each node, which is told its place as agents tell it: a quarter of the processes."""
-
-    def place(node: int, port: int) -> dict[str, str]:
-        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-        rank = {"RANK": str(node), "GROUP_RANK": str(node), "TORCHELASTIC_RUN_ID": "suite"}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        return environ | world | rank | meeting
-
-    return _both(folder, ["pytest", *args], place)
-
-
-def _both(folder: Path, module: Sequence[str], environ: Callable[[int, int], Mapping[str, str]]) -> Done:
-    """Run `python -m module` for each node, with the store's port in its words, until both have ended."""
     token = f"FXBUCKET_SUITE={uuid.uuid4()}"
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
-    outer |= {"OMP_NUM_THREADS": "1", "FXBUCKET_SUITE": token.partition("=")[2]}
+
+    def start(node: int, port: int, output: IO[bytes]) -> list[subprocess.Popen[bytes]]:
+        words = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=suite"]
+        words += ["--local-addr=127.0.0.1", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "pytest", *args]
+        command = [sys.executable, "-m", "torch.distributed.run", *words]
+        given = {**_outer(), **environ, "FXBUCKET_SUITE": token.partition("=")[2]}
+        return [subprocess.Popen(command, cwd=folder, env=given, stdout=output, stderr=subprocess.STDOUT)]
+
+    return _both(folder, start, lambda: [pid for pid in started_with(token) if not ends(pid)])
+
+
+def run_alone(runs: WarmRuns, folder: Path, *args: str, each: int = 1, **environ: str) -> Done:
+    """The same with `each` processes on each node, which are told their places as agents tell them, and nobody's children."""
+
+    def start(node: int, port: int, output: IO[bytes]) -> list[WarmRun]:
+        world = {"WORLD_SIZE": f"{2 * each}", "LOCAL_WORLD_SIZE": f"{each}", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": f"{node}"}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        given = {**_outer(), **environ, **world, **meeting, "TORCHELASTIC_RUN_ID": "suite"}
+        places = ({"RANK": f"{each * node + local}", "LOCAL_RANK": f"{local}"} for local in range(each))
+        return [runs.start(["-m", "pytest", *args], folder, given | place, output, output) for place in places]
+
+    return _both(folder, start, runs.left)
+
+
+def _outer() -> dict[str, str]:
+    mine = ("PYTEST_XDIST", "PYTEST_CURRENT_TEST", "COV_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(mine)} | {"OMP_NUM_THREADS": "1"}
+
+
+def _both(folder: Path, start: Callable[[int, int, IO[bytes]], Sequence[Process]], left: Callable[[], list[int]]) -> Done:
+    """Start the processes of each node, which are told the store's port, and wait until all have ended."""
     # The nodes' meeting point: the port is taken before its number is known, so nobody else can have it.
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(64)
     port = listener.getsockname()[1]
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    command = [sys.executable, "-m", *(word.replace("{port}", str(port)) for word in module)]
     outputs = [folder / f"node{node}.output" for node in range(2)]
-    nodes = []
+    started: list[Process] = []
     for number, path in enumerate(outputs):
-        env = {**outer, **environ(number, port)}
-        with path.open("wb") as file:
-            nodes.append(subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT))
+        with path.open("ab") as file:
+            started += start(number, port, file)
     try:
-        statuses = [node.wait(LIMIT_S) for node in nodes]
+        statuses = [process.wait(LIMIT_S) for process in started]
     finally:
-        for node in nodes:
-            node.kill()
-            node.wait()
+        for process in started:
+            process.kill()
+            process.wait()
         del store
-    left = [pid for pid in started_with(token) if not ends(pid)]
-    return Done(statuses, "\n".join(path.read_text(errors="replace") for path in outputs), left)
+    return Done(statuses, "\n".join(path.read_text(errors="replace") for path in outputs), left())

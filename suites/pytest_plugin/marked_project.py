@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
+
+from suites.warm.runs import WarmRuns
 
 HELPER = """
 def three():
@@ -201,14 +201,14 @@ ENVIRON = {name: value for name, value in os.environ.items() if name not in ("CI
 }
 
 
-def run(folder: Path) -> tuple[dict[str, tuple[str, str, str]], str]:
+def run(runs: WarmRuns, folder: Path) -> tuple[dict[str, tuple[str, str, str]], str]:
     """Run all of them once; all that was printed, and of each test by name its outcome, what is said of it (the message, and
     behind a form feed the traceback), and captured output."""
     files = {"helper.py": HELPER, "test_theirs.py": TESTS, "test_unmarked.py": UNMARKED, "test_manner.py": MANNER}
     for name, text in {**files, "pytest.ini": INI}.items():
         (folder / name).write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", "--junitxml=junit.xml", "-rs"]
-    done = subprocess.run(command, cwd=folder, env=ENVIRON, capture_output=True, text=True, timeout=300, check=False)
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", "--junitxml=junit.xml", "-rs"]
+    done = runs.run(words, folder, ENVIRON)
     found = {}
     for case in ElementTree.parse(folder / "junit.xml").getroot().iter("testcase"):
         parts = {child.tag: f"{child.get('message', '')}\f{child.text or ''}" for child in case}

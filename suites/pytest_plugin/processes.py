@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import uuid
@@ -46,6 +47,21 @@ def started_with(setting: str) -> list[int]:
             if setting.encode() in environment.split(b"\0"):
                 found.append(int(entry.name))
     return found
+
+
+def below(pid: int) -> list[int]:
+    """The children of a process that live, theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def shared_memory() -> set[str]:

@@ -94,6 +94,7 @@ class TestWorkers:
         assert files(goldens) == {"test_a/a.txt": OLD, "test_b/b.txt": OLD, "plans/gone.txt": OLD}
 
 
+@pytest.mark.usefixtures("warm")
 def test_plans_are_accepted_by_workers_as_by_one_process(pytester: pytest.Pytester) -> None:
     """One plan that changed, one whose golden is missing, one that cannot be loaded, on one process and on two."""
     pytest.importorskip("xdist", reason="-n needs pytest-xdist")

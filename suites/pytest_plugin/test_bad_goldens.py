@@ -7,6 +7,8 @@ import pytest
 from pytest_fxbucket.golden.store import FORMAT, parse, render
 from suites.pytest_plugin.golden_project import PLANS, files, make_project, write_plan
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROW = '\n[[matrix]]\nid = "x"\nrun.seed = 1\n'
 GOOD = render("a line\nanother line\n")
 # plan -> what its golden holds, and the sentence that its item fails with

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ONLY = "\n[checks]\naudit = false\ngolden = false\ncollectives = false\nsame = false\nbitwise = false\neager = false\n"
 TIMED = ONLY + "benchmark = { budget_s = 0.1 }\n"
 AGAINST = ONLY + 'benchmark = { budget_s = 0.1, against = ["torch"] }\n'

@@ -73,6 +73,7 @@ class TestBrokenPlan:
         assert collected(project, "--lf", "plans/broken.toml", "test_a.py") == BROKEN
 
 
+@pytest.mark.usefixtures("warm")
 class TestOddPaths:
     """Pytest's arguments end a path at `[` and at `::`."""
 

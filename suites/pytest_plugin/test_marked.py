@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from suites.pytest_plugin.marked_project import MARK, run
+from suites.warm.runs import WarmRuns
 
 PASSED = [
     "test_sum[one]",
@@ -67,8 +68,8 @@ SAID = {
 """Outcome, and what is said of it."""
 
 
-def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path) -> None:
-    told, printed = run(tmp_path)
+def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    told, printed = run(warm_runs, tmp_path)
     assert set(told) == {*PASSED, *FAILED, *SAID}
     assert {name: told[name] for name in PASSED if told[name][0] != "passed"} == {}
     for name, patterns in FAILED.items():
@@ -94,6 +95,7 @@ def test_each_has_the_outcome_of_its_ranks_and_says_why(tmp_path: Path) -> None:
     assert told["test_long_lists"][2].count("printed") == 2
 
 
+@pytest.mark.usefixtures("warm")
 def test_options_of_pytest(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         MARK
@@ -139,10 +141,11 @@ def test_sum(n, fxbucket_rank):
 @pytest.mark.fxbucket_ranks(4)
 def test_threads():
     cores = len(os.sched_getaffinity(0))
-    assert torch.get_num_threads() == max(1, cores // 16)
+    assert torch.get_num_threads() == max(1, cores // 8)
 """
 
 
-def test_four_workers_with_four_ranks_each_are_right(pytester):
+@pytest.mark.usefixtures("warm")
+def test_two_workers_with_four_ranks_each_are_right(pytester):
     pytester.makepyfile(ON_WORKERS)
-    pytester.runpytest_subprocess("-n", "4", "-p", "no:cacheprovider").assert_outcomes(passed=9)
+    pytester.runpytest_subprocess("-n", "2", "-p", "no:cacheprovider").assert_outcomes(passed=9)

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 MARK = "import pytest\npytestmark = pytest.mark.fxbucket_ranks(2)\n"
 IN_PACKAGE = (
     MARK

@@ -269,6 +269,7 @@ WITH_PLAN = """
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_with_a_plan_the_text_is_that_of_the_plans_own_golden(user: pytest.Pytester) -> None:
     write(WITH_PLAN)
     user.mkdir("plans")

@@ -23,6 +23,7 @@ def golden_names(project: pytest.Pytester) -> list[str]:
     return sorted(path.name for path in project.path.glob("golden/**/*") if path.is_file())
 
 
+@pytest.mark.usefixtures("warm")
 class TestPlans:
     def test_accepting_then_running_again_on_workers_gives_the_same_verdicts(self, project: pytest.Pytester) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
@@ -93,6 +94,7 @@ class TestEnd:
         assert golden_names(project) == []
         assert trace.left([]) == []
 
+    @pytest.mark.usefixtures("warm")
     def test_a_worker_that_dies_fails_its_item_once_and_the_rest_still_runs(self, project: pytest.Pytester) -> None:
         pytest.importorskip("xdist", reason="-n needs pytest-xdist")
         Path("dies.py").write_text("import os\nfrom tiny import batch, loss\ndef build(): os.kill(os.getpid(), 9)\n")
@@ -105,6 +107,7 @@ class TestEnd:
         result.stdout.fnmatch_lines(["plans/dies.toml: audit error, collectives error", "plans/plain.toml: *audit passed"])
 
 
+@pytest.mark.usefixtures("warm")
 class TestFixtures:
     def test_a_test_of_ten_lines_does_all_four_checks(self, project: pytest.Pytester) -> None:
         project.makepyfile(

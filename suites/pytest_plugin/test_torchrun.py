@@ -10,6 +10,7 @@ import pytest
 
 from suites.pytest_plugin import agents
 from suites.pytest_plugin.torchrun_project import FILES
+from suites.warm.runs import WarmRuns
 
 
 def project(folder: Path) -> Path:
@@ -36,12 +37,23 @@ RED = {
 }
 
 
-def test_a_failure_of_one_rank_fails_its_item_and_says_whose_and_all_others_are_well(tmp_path: Path) -> None:
+def test_agents_hear_of_a_failure_and_end_nobody_before_the_report(tmp_path: Path) -> None:
+    done = agents.run(project(tmp_path), "test_items.py", "-v", "-k", "sum or body or last", ORDER="own")
+    assert done.statuses == [1, 1]
+    assert done.left == []
+    reported_once_in_rank_0s_order(done.output, ["test_sum", "test_body", "test_last"])
+    assert re.search(RED["test_body"], done.output)
+    assert re.search(r"^=+ 1 failed, 2 passed, \d+ deselected", done.output, re.M)
+
+
+def test_a_failure_of_one_rank_fails_its_item_and_says_whose_and_all_others_are_well(
+    tmp_path: Path, warm_runs: WarmRuns
+) -> None:
     """Everything that may go wrong without ending the session, in one run."""
     folder = project(tmp_path)
     args = ("plans/good.toml", "plans/loud.toml", "test_items.py", "--accept", "--junitxml=report.xml", "-v")
-    done = agents.run(folder, *args, ORDER="own")
-    assert done.statuses == [1, 1], "both agents say that there are failures"
+    done = agents.run_alone(warm_runs, folder, *args, each=2, ORDER="own")
+    assert done.statuses == [1] * 4
     assert done.left == []
     told = {}
     for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
@@ -50,18 +62,17 @@ def test_a_failure_of_one_rank_fails_its_item_and_says_whose_and_all_others_are_
     assert {name: told[name] for name in GREEN if told[name]} == {}
     for name, sentence in RED.items():
         assert re.search(sentence, told[name], re.DOTALL), told[name]
-    reported_once_in_rank_0s_order(done.output)
+    reported_once_in_rank_0s_order(done.output, re.findall(r"^def (test_\w+)", FILES["test_items.py"], re.M))
     assert [path.name for path in folder.glob("golden/plans/*")] == ["good.txt"]
     assert done.output.count("golden written:") == 1
     left_the_logs_of_all_ranks_by_node(folder)
     assert "rank 3 of 4 raised ValueError: no data on rank 3" in done.output
 
 
-def reported_once_in_rank_0s_order(output: str) -> None:
+def reported_once_in_rank_0s_order(output: str, names: list[str]) -> None:
     assert output.count("test session starts") == 1
     ran_items = re.findall(r"^(\S+::\S+) (?:PASSED|FAILED|ERROR)", output, re.M)
-    defined = re.findall(r"^def (test_\w+)", FILES["test_items.py"], re.M)
-    assert [item.partition("::")[2] for item in ran_items if item.startswith("test_")] == defined
+    assert [item.partition("::")[2] for item in ran_items if item.startswith("test_")] == names
     assert "torchrun, 4 ranks on 2 nodes" in output
     assert "INTERNALERROR" not in output
 
@@ -76,8 +87,8 @@ def left_the_logs_of_all_ranks_by_node(root: Path) -> None:
     assert not list(root.glob(".fxbucket/plans-good.toml-*/*"))
 
 
-def test_a_lost_process_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    done = agents.run_alone(project(tmp_path), "test_killed.py", "-v")
+def test_a_lost_process_ends_the_run_with_its_name(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    done = agents.run_alone(warm_runs, project(tmp_path), "test_killed.py", "-v")
     assert 0 not in done.statuses
     assert done.left == []
     assert re.search(r"Interrupted: rank 1 \(node \d\) is gone: its process has ended", done.output)
@@ -87,14 +98,15 @@ def test_a_lost_process_ends_the_run_with_its_name(tmp_path: Path) -> None:
     assert "test_never_begun" not in done.output
 
 
-def test_other_items_on_one_node_end_the_run_before_it_begins(tmp_path: Path) -> None:
-    done = agents.run_alone(project(tmp_path), "test_killed.py", ORDER="lacking", LACKING_NODE="1")
+def test_other_items_on_one_node_end_the_run_before_it_begins(tmp_path: Path, warm_runs: WarmRuns) -> None:
+    done = agents.run_alone(warm_runs, project(tmp_path), "test_killed.py", ORDER="lacking", LACKING_NODE="1")
     assert 0 not in done.statuses
     different = r"different items: rank \d \(node \d\) (lacks|has) test_killed.py::test_gone, which rank 0 (has|lacks)"
     assert re.search(different, done.output)
     assert done.left == []
 
 
+@pytest.mark.usefixtures("warm")
 def test_workers_of_xdist_are_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xdist", reason="-n needs pytest-xdist")
     numbers = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
@@ -105,6 +117,7 @@ def test_workers_of_xdist_are_refused(pytester: pytest.Pytester, monkeypatch: py
     result.stderr.fnmatch_lines(["ERROR: -n under torchrun: *leave out -n, or torchrun"])
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_part_that_torchrun_did_not_say_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "suite")
     monkeypatch.setenv("RANK", "0")

@@ -186,6 +186,7 @@ def test_passes_modes_optimizers_and_transformations_that_end_or_skip_are_errors
         PlanRun(load_plans(run.plan.path)[0], settings, Pools()).check("audit")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_factory_that_skips_fails_its_items_and_no_others(project: pytest.Pytester) -> None:
     Path("leaver.py").write_text(HEAD + "def build():\n    pytest.skip('not on this machine')\n")
     Path("plans/leaves.toml").write_text(

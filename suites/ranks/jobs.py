@@ -26,6 +26,10 @@ def place(rank, world, payload):
     return rank, world, dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group_name, os.getpid()
 
 
+def is_loaded(rank, world, name):
+    return name in sys.modules
+
+
 def threads(rank, world, payload):
     return torch.get_num_threads()
 

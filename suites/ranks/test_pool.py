@@ -10,6 +10,7 @@ import torch
 
 from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks import mark
+from pytest_fxbucket.ranks.pools import Pools
 
 JOBS = "suites.ranks.jobs:"
 
@@ -135,3 +136,11 @@ def test_process_groups_of_one_job_are_gone_in_the_next(ranks):
 def test_dtensor_takes_no_process_group_of_a_job_before(ranks):
     for groups_before in (0, 2, 0):
         assert ranks.run(JOBS + "summed_by_dtensor", [groups_before] * 4, timeout_s=30) == [2.0, 2.0, 10.0, 10.0]
+
+
+def test_ranks_are_forked_only_when_the_modules_asked_for_are_loaded_however_soon_the_first_job_comes():
+    pools = Pools(warm=("fixtures.reference.missing", "torch._dynamo"))
+    try:
+        assert pools.get(2).run(JOBS + "is_loaded", ["torch._dynamo"] * 2, timeout_s=60) == [True, True]
+    finally:
+        pools.close()

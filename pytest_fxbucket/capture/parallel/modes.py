@@ -108,6 +108,8 @@ class Replicated:
 
     def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
         """The average over all ranks."""
+        if not self.group.name:
+            return gradient.contiguous()
         return collective("all_reduce", gradient.contiguous(), "avg", self.group.name)
 
 
@@ -156,7 +158,7 @@ class Sharded:
         return collective("reduce_scatter_tensor", gradient, "avg", self.shard.size, self.shard.name)
 
     def _over_copies(self, gradient: torch.Tensor) -> torch.Tensor:
-        if self.replicate is None:
+        if self.replicate is None or not self.replicate.name:
             return gradient
         return collective("all_reduce", gradient, "avg", self.replicate.name)
 

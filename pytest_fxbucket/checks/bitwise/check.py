@@ -48,7 +48,7 @@ class Bitwise(OnRanks):
                 largest = max(largest, *(outcome.peak_bytes for outcome in outcomes))
                 lines += judge.wrong_graphs(outcomes, self._digests(phase))
                 lines += self._nowhere(phase)
-                lines += judge.unusable_data(outcomes, stated)
+                lines += judge.unusable_data(outcomes, stated, world.mesh.data_ranks if plan.graph is None else None)
                 lines += judge.differing_copies(outcomes, self._copies())
                 lines += judge.differing_losses(outcomes, world.mesh.sharing_batches() if plan.graph is None else ())
                 lines += judge.never_clipped(outcomes, plan.step.clip_norm, self._copies())

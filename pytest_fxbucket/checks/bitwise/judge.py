@@ -26,10 +26,11 @@ RUNS = ("unbucketed", "bucketed")
 """The first word of what a rank's mark says in a step."""
 
 
-def unusable_data(outcomes: Sequence[BitwiseOutcome], stated: Collection[str] = ()) -> list[str]:
+def unusable_data(outcomes: Sequence[BitwiseOutcome], stated: Collection[str] = (), data_ranks: int | None = None) -> list[str]:
     """Why the data could not tell right from wrong, one sentence each; empty if it can.
 
-    ``stated`` are parameters whose gradients the plan says to be zero by design.
+    ``stated`` are parameters whose gradients the plan says to be zero by design; ``data_ranks`` is how many batches there are,
+    one for each rank if left out.
     """
     found = []
     zero = set.intersection(*(set(outcome.zero) for outcome in outcomes))
@@ -49,7 +50,7 @@ def unusable_data(outcomes: Sequence[BitwiseOutcome], stated: Collection[str] = 
             f"the optimizer leaves {some(sorted(still))} as it was on every rank in every step, so nothing about its update "
             "was checked; give it a learning rate that moves it"
         )
-    if len(outcomes) > 1:
+    if (len(outcomes) if data_ranks is None else data_ranks) > 1:
         for step, batches in enumerate(zip(*(outcome.batches for outcome in outcomes), strict=True)):
             if len(set(batches)) == 1:
                 found.append(f"all ranks got the same batch in step {step}, which hides a wrong reduction; use the rank in it")

@@ -32,6 +32,8 @@ class Mark(NamedTuple):
 
 Marks = dict[str, Mark]
 """By entry, in order."""
+Round = tuple[Stages, Marks]
+"""What is gathered in one direction and round."""
 
 
 def overlap_problems(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
@@ -43,19 +45,49 @@ def overlap_problems(promise: Expectations, captured: GraphAnalysis, passed: Gra
     """
     hidden = _Hidden(captured, passed)
     for direction in DIRECTIONS:
-        before = by_round(of_kind(captured, direction, "all_gather"))
-        for number, buckets in by_round(of_kind(passed, direction, "all_gather")).items():
-            stages, old = _stages(promise, buckets), _stages(promise, before.get(number, []))
-            marks, were = (_marks(promise, of, here, direction, number) for of, here in ((passed, stages), (captured, old)))
-            yield from _prefetching(promise, (old, were), (stages, marks), direction, number)
-            yield from _over_other_direction(promise, hidden, old, stages, direction, number)
+        before, now = (_rounds(promise, reading, direction) for reading in (captured, passed))
+        uses = sorted({mark.place: mark for _, marks in now.values() for mark in marks.values()}.values(), key=_place)
+        for number, (stages, marks) in now.items():
+            old = before.get(number, ({}, {}))
+            soonest = _soonest(promise, passed, uses, (stages, marks), direction)
+            yield from _prefetching(promise, old, (stages, marks), soonest, direction, number)
+            yield from _over_other_direction(promise, hidden, old[0], stages, direction, number)
     yield from _exposed(promise, captured, passed, hidden)
     yield from _deferring(promise, captured, passed)
     yield from placing_problems(promise, passed)
 
 
+def _rounds(promise: Expectations, reading: GraphAnalysis, direction: Direction) -> dict[int, Round]:
+    stages = {n: _stages(promise, buckets) for n, buckets in by_round(of_kind(reading, direction, "all_gather")).items()}
+    return {number: (here, _marks(promise, reading, here, direction, number)) for number, here in stages.items()}
+
+
+def _soonest(promise: Expectations, passed: GraphAnalysis, uses: Sequence[Mark], now: Round, direction: Direction) -> Marks:
+    """By entry of a round, the mark before which no gather need be launched; ``uses`` are the marks of all rounds.
+
+    An entry that is gathered again and again makes rounds that are used in turn: ``prefetch`` counts what all of them use. And
+    no round reaches over the other direction's compute from where it began.
+    """
+    stages, marks = now
+    places, names = [mark.place for mark in uses], list(marks)
+    others = [where for where, of, _ in passed.computes if of != direction]
+    found = {}
+    for index, (name, mark) in enumerate(marks.items()):
+        ahead = names[max(0, index - promise.overlap.prefetch)]
+        known = [marks[ahead], uses[max(0, bisect_left(places, mark.place) - promise.overlap.prefetch)]]
+        before = bisect_left(others, mark.place)
+        if ahead in stages and before:
+            known.append(uses[bisect_right(places, others[before - 1])])
+        found[name] = max(known, key=_place)
+    return found
+
+
+def _place(mark: Mark) -> int:
+    return mark.place
+
+
 def _prefetching(
-    promise: Expectations, before: tuple[Stages, Marks], now: tuple[Stages, Marks], direction: Direction, number: int
+    promise: Expectations, before: Round, now: Round, soonest: Marks, direction: Direction, number: int
 ) -> Iterator[str]:
     """Of the gathers of one direction and round, ``before`` the pass and ``now``."""
     (old, were), (stages, marks) = before, now
@@ -66,7 +98,7 @@ def _prefetching(
         free = _free(promise, stages, name, direction)
         was_bound = any(bucket.blocked >= 0 for bucket in old.get(name, []))
         what = _gather(name, direction, number)
-        ahead = marks[names[max(0, index - promise.overlap.prefetch)]]
+        ahead = soonest[name]
         if promise.overlap.prefetch and any(
             ahead.place < bucket.launch and not (was_bound and bucket.blocked >= ahead.place) for bucket in free
         ):
@@ -300,11 +332,19 @@ def _live_at_computes(reading: GraphAnalysis) -> dict[tuple[Direction, str, int]
 
 
 class _Allowance:
-    """Bytes that a direction's rounds (microbatches) may hold at a position, those of them that are under way there."""
+    """Bytes that a direction may hold at a position: of the entry in use, of the ``prefetch`` used after it, of those by hand.
+
+    A microbatch, or a further gather of the same entry, is a stage of its own: where those are short, ``prefetch`` reaches from
+    one into the next.
+    """
 
     def __init__(self, promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis, direction: Direction) -> None:
-        rounds = by_round(of_kind(passed, direction, "all_gather"))
-        self.rounds = [_Round(promise, buckets, direction) for buckets in rounds.values()]
+        self.prefetch = promise.overlap.prefetch
+        rounds = _rounds(promise, passed, direction).values()
+        stages = [_Stage(name, mark.place, own.get(name, [])) for own, marks in rounds for name, mark in marks.items()]
+        self.stages = sorted({stage.begins: stage for stage in stages}.values(), key=lambda stage: stage.begins)
+        self.begins = [stage.begins for stage in self.stages]
+        self.by_hand = promise.overlap.launch_at.get(direction, {}).keys()
         self.gathered: dict[str, list[int]] = {}
         """Positions of each parameter's gathers before the pass."""
         for bucket in of_kind(captured, direction, "all_gather"):
@@ -312,39 +352,33 @@ class _Allowance:
                 self.gathered.setdefault(fqn, []).append(bucket.launch)
 
     def at(self, where: int) -> int:
-        here = [one for one in self.rounds if one.begins[:1] <= [where] and where <= one.last]
-        coming = [one for one in self.rounds if [where] < one.begins[:1]]  # its first entry may be prefetched
-        return sum(one.at(where) for one in here or coming[:1] or self.rounds[-1:])
+        now = self._in_use(where)
+        ahead = self.stages[now + self.prefetch + 1 :]
+        by_hand = {stage.name: stage.bytes for stage in reversed(ahead) if stage.name in self.by_hand}  # each one's next
+        return sum(stage.bytes for stage in self.stages[now : now + self.prefetch + 1]) + sum(by_hand.values())
 
     def for_later(self, where: int, place: int) -> int:
         """Bytes of entries begun earlier that were gathered only behind ``place`` before the pass; ``where`` it is now."""
-        begun = [one for stage in self.rounds for one in stage.before(where)]
         return sum(
             member.bytes * bucket.parts
-            for bucket in begun
+            for stage in self.stages[: self._in_use(where)]
+            for bucket in stage.buckets
             for member in bucket.members
             if (member.last_use or 0) >= where and any(at > place for at in self.gathered.get(member.fqn, ()))
         )
 
+    def _in_use(self, where: int) -> int:
+        """Index of the stage that was begun last; of the first one, which may be prefetched, if none was."""
+        return max(bisect_right(self.begins, where) - 1, 0)
 
-class _Round:
-    """Bytes of the entry in use at a position, of the ``prefetch`` entries after it, and of those placed by hand."""
 
-    def __init__(self, promise: Expectations, buckets: Sequence[Bucket], direction: Direction) -> None:
-        stages = stages_of(promise, buckets, lambda bucket: bucket.wait or 0)
-        self.begins = [min(bucket.wait or 0 for bucket in stage) for stage in stages.values()]
-        self.stages = list(stages.values())
-        self.last = max((member.last_use or 0 for bucket in buckets for member in bucket.members), default=0)
-        """Where the last of what it gathers is read."""
-        sizes = [sum(bucket.bytes for bucket in stage) for stage in stages.values()]
-        by_hand = sum(
-            size for name, size in zip(stages, sizes, strict=True) if name in promise.overlap.launch_at.get(direction, {})
-        )
-        self.sums = [sum(sizes[i : i + promise.overlap.prefetch + 1]) + by_hand for i in range(len(sizes))] or [0]
+class _Stage(NamedTuple):
+    """Gathers of one entry and round, which are needed together; none of an entry that stayed gathered."""
 
-    def at(self, where: int) -> int:
-        return self.sums[max(bisect_right(self.begins, where) - 1, 0)]
+    name: str
+    begins: int
+    buckets: Sequence[Bucket]
 
-    def before(self, where: int) -> list[Bucket]:
-        """Buckets of the entries that were begun before the one in use."""
-        return [bucket for stage in self.stages[: max(bisect_right(self.begins, where) - 1, 0)] for bucket in stage]
+    @property
+    def bytes(self) -> int:
+        return sum(bucket.bytes for bucket in self.buckets)

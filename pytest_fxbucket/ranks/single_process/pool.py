@@ -16,7 +16,7 @@ from pytest_fxbucket.ranks.failure import RankFailure, RankState
 from pytest_fxbucket.ranks.flight_recorder import RankPosition, ranks_text
 from pytest_fxbucket.ranks.launch import threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest
-from pytest_fxbucket.ranks.pool import Call, Keeper, Outcome, RankPool, packed_payload, unpack_results
+from pytest_fxbucket.ranks.pool import JobCall, Keeper, Outcome, RankPool, packed_payload, unpack_results
 from pytest_fxbucket.ranks.single_process.play import Answer, JobOrder
 from pytest_fxbucket.ranks.stacks import process_state
 
@@ -42,7 +42,7 @@ class SingleProcessPool(RankPool):
         self._takes_turns = row.has_values  # else each rank runs by itself, from its beginning to its end
         self._log_names = [[f"rank{rank}" for rank in range(world if self._takes_turns else 1)]]
 
-    def _outcome(self, call: Call) -> Outcome:
+    def _outcome(self, call: JobCall) -> Outcome:
         packed = [packed_payload(wire.pack_whole, payload, rank, call.task) for rank, payload in enumerate(call.payloads)]
         attempt = self.attempt(replace(call, job=self._play, payloads=[JobOrder(call.job, tuple(packed))]))
         (process,) = attempt.states
@@ -58,7 +58,7 @@ class SingleProcessPool(RankPool):
             state.output = output
         return Outcome(states, True, partial(unpack_results, states, [result for _, result in answers], call.task))
 
-    def _failure(self, outcome: Outcome, call: Call) -> RankFailure:
+    def _failure(self, outcome: Outcome, call: JobCall) -> RankFailure:
         found = (_mismatch(outcome.states, call.task) or _deadlock(outcome.states, call.task)) if outcome.in_time else None
         failure = found or super()._failure(outcome, call)
         failure.has_processes = False

@@ -15,7 +15,7 @@ from pytest_fxbucket.errors import RankError
 from pytest_fxbucket.ranks.failure import RankFailure, RankState, has_failed
 from pytest_fxbucket.ranks.launch import START_LIMIT_S, threads_per_rank
 from pytest_fxbucket.ranks.messages import PoolRequest, StoreAddress
-from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, Call, Outcome, RankPool, unpack_results
+from pytest_fxbucket.ranks.pool import LONGEST_S, Attempt, JobCall, Outcome, RankPool, unpack_results
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.ranks.torchrun import store
 from pytest_fxbucket.ranks.torchrun.member import ItemProgress
@@ -98,7 +98,7 @@ class TorchrunPool(RankPool):
         self._is_player = member.rank < world
         self._group = ""
 
-    def _outcome(self, call: Call) -> Outcome:
+    def _outcome(self, call: JobCall) -> Outcome:
         __tracebackhide__ = True
         topic = self._torchrun_pools.progress.run()
         self._come_together(f"{topic}.come", call)
@@ -112,7 +112,7 @@ class TorchrunPool(RankPool):
             self.close()
             raise
 
-    def _come_together(self, topic: str, call: Call) -> None:
+    def _come_together(self, topic: str, call: JobCall) -> None:
         """Have all processes at the same job, with ranks of one process group or all without."""
         __tracebackhide__ = True
         group = self._group if self.is_well else ""
@@ -133,7 +133,7 @@ class TorchrunPool(RankPool):
             self.close()
             self._group = topic
 
-    def _play(self, topic: str, call: Call) -> Done:
+    def _play(self, topic: str, call: JobCall) -> Done:
         """Run the job on this process's rank; whatever comes of it, the others learn that it failed at once."""
         __tracebackhide__ = True
         meeting, alarm = self._meeting, f"{topic}.done"

@@ -19,7 +19,7 @@ from pytest_fxbucket.passes.new_nodes import LAUNCHES, fake_value, seen
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.step.roles import Phase, StepGraph, Transformed
 from pytest_fxbucket.transforms.merge_duplicates.choosing import Again, Duplicates, Left
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Sent
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Labels, Launched
 from pytest_fxbucket.transforms.merge_duplicates.values import form_of
 from pytest_fxbucket.transforms.traits import transformation
 from pytest_fxbucket.words import some
@@ -27,7 +27,7 @@ from pytest_fxbucket.words import some
 _clone, _view = torch.ops.aten.clone.default, torch.ops.aten.view.default
 
 
-def merge(graph: fx.Graph, kept: fx.Node, again: Sent, copied: bool) -> None:
+def merge(graph: fx.Graph, kept: fx.Node, again: Launched, copied: bool) -> None:
     """Let the readers of ``again`` read what the launch ``kept`` before it brings, or with ``copied`` a copy of that.
 
     They get it in the shape in which they had it, seen so if need be: both bring the same elements, and contiguous ones.

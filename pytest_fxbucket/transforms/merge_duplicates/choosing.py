@@ -18,7 +18,7 @@ from pytest_fxbucket.graph.order import Order
 from pytest_fxbucket.graph.walks import made_of, writers_in
 from pytest_fxbucket.passes.new_nodes import has_numbers
 from pytest_fxbucket.step.roles import Value
-from pytest_fxbucket.transforms.merge_duplicates.mergeable import Sent, Writes, named, read
+from pytest_fxbucket.transforms.merge_duplicates.mergeable import Launched, Writes, named, read
 from pytest_fxbucket.transforms.merge_duplicates.values import ValueNumbers, dtype_of, form_of
 
 Again = Literal[False, True, "backward", "microbatches"]
@@ -33,8 +33,8 @@ _WHY_ROUND = 'each round (microbatch) launches its own instead of keeping it; ag
 class Kept:
     """A launch that stays, and those that are merged into it."""
 
-    sent: Sent
-    merged: list[tuple[Sent, bool]] = field(default_factory=list)
+    sent: Launched
+    merged: list[tuple[Launched, bool]] = field(default_factory=list)
     """Each with whether its readers get a copy: what the graph gives out twice must not be one tensor."""
     given_out: bool = False
 
@@ -79,10 +79,10 @@ class Duplicates:
                 left += [self._left(sent, before)] if before else []
         return [one for one in kept.values() if one.merged], left
 
-    def _alike(self) -> Iterator[tuple[Sent, list[Sent]]]:
+    def _alike(self) -> Iterator[tuple[Launched, list[Launched]]]:
         """Launches that send what another one sends if nothing were written, or a part of it; each with those before it."""
-        known: list[tuple[Sent, list[Hashable]]] = []
-        by_key: dict[Hashable, list[Sent]] = {}
+        known: list[tuple[Launched, list[Hashable]]] = []
+        by_key: dict[Hashable, list[Launched]] = {}
         for node in self.order.nodes:
             if collectives.launch_kind(node) is None:
                 continue
@@ -101,10 +101,10 @@ class Duplicates:
         """Equal for two launches that are merged although one is launched again on purpose."""
         return {False: turn, True: (), "backward": turn.round, "microbatches": turn.side}[self.again]
 
-    def _is_given_out(self, sent: Sent) -> bool:
+    def _is_given_out(self, sent: Launched) -> bool:
         return not self.out.isdisjoint(self.order.storages(sent.launch))
 
-    def _left(self, sent: Sent, before: Sequence[Sent]) -> Left:
+    def _left(self, sent: Launched, before: Sequence[Launched]) -> Left:
         """Why ``sent``, which may be merged, was not merged into any of those ``before`` it; the last of them comes first."""
         value, mine = self.values.sent(sent.launch), self.turns.of(sent.launch)
         same = [(one, self.turns.of(one.launch)) for one in reversed(before) if self.values.sent(one.launch) == value]
@@ -116,7 +116,7 @@ class Duplicates:
             return Left(sent.launch, why, on_purpose=True)
         return Left(sent.launch, self._other_value(sent, before[-1]))
 
-    def _other_value(self, sent: Sent, one: Sent) -> str:
+    def _other_value(self, sent: Launched, one: Launched) -> str:
         """What was written so that ``sent`` sends another value than ``one`` before it."""
         if len(sent.tensors) > 1 or len(one.tensors) > 1:
             return f"other tensors go in the same launch, of it or of the one before ({one.launch.name})"
@@ -126,7 +126,7 @@ class Duplicates:
         return f"{named(self.order.nodes[min(places)])} what it sends, between the one before ({one.launch.name}) and it"
 
 
-def _fits(kept: Sent, sent: Sent) -> bool:
+def _fits(kept: Launched, sent: Launched) -> bool:
     """Whether what ``kept`` brings can stand for what ``sent`` brings: as it is, or viewed in its shape."""
     if form_of(kept.launch) == form_of(sent.launch):
         return True

@@ -28,7 +28,7 @@ _FORMS = ("_coalesced", "_out", "_")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class Launched:
     """One launch of a graph. Not to be asked once the graph has changed."""
 
     launch: fx.Node
@@ -56,7 +56,7 @@ class Sent:
         return name, *zip(others, (untwinned(v) if isinstance(v, str) else repr(v) for v in values), strict=True)
 
 
-def read(launch: fx.Node, writes: Writes) -> Sent:
+def read(launch: fx.Node, writes: Writes) -> Launched:
     """``launch``, a node that launches a collective, with its waits."""
     kind = collectives.launch_kind(launch)
     assert kind is not None
@@ -79,11 +79,11 @@ def read(launch: fx.Node, writes: Writes) -> Sent:
         for wait in found:  # also those for what waits give, which is there already
             found += [user for user in wait.users if collectives.is_wait(user)]
     in_order = {part: tuple(sorted(found, key=index.__getitem__)) for part, found in waits.items()}
-    sent = Sent(launch, kind, index[launch], tensors, parts, in_order, "")
+    sent = Launched(launch, kind, index[launch], tensors, parts, in_order, "")
     return replace(sent, problem=_form(sent) or early or _written(sent, writes))
 
 
-def _form(sent: Sent) -> str:
+def _form(sent: Launched) -> str:
     if isinstance(sent.launch.kwargs.get("out"), torch.fx.Node):
         return "it fills a buffer that it is given"
     if written(sent.launch):
@@ -93,7 +93,7 @@ def _form(sent: Sent) -> str:
     return ""
 
 
-def _written(sent: Sent, writes: Writes) -> str:
+def _written(sent: Launched, writes: Writes) -> str:
     order = writes.order
     if not any(sent.waits.values()) or not all(sent.waits.values()):
         return "nobody waits for it, or for a part of it"

@@ -1,0 +1,60 @@
+"""The step that was captured last, handed on to the next row of a plan file's matrix that traces the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.plan.schema import Bucket, Checks, Eager, Overlap, Pipeline, Plan, Run
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.step.mesh import Mesh
+    from pytest_fxbucket.step.roles import StepGraph
+
+_Traced = tuple[Plan, "Mesh", int]
+
+
+@dataclass(slots=True)
+class LastStep:
+    """Keeps one captured step: rows come one after another, and each graph may be large."""
+
+    _of: _Traced | None = None
+    _step: StepGraph | None = None
+
+    def get(self, plan: Plan, mesh: Mesh, rank: int, capture: Callable[[Plan], StepGraph]) -> StepGraph:
+        """The step of ``plan`` as ``rank`` of ``mesh`` traces it: the last one, if that is the same, or what ``capture`` gives.
+
+        It is given no more of the plan than tells rows apart, so that nothing else can have a part in the step.
+
+        A graph that came from outside is asked for each time: its factory may give another.
+        """
+        if plan.graph is not None:
+            return capture(plan)
+        of = as_traced(plan), mesh, rank
+        if self._step is None or self._of != of:
+            self._of = self._step = None  # it may go before the next is made
+            self._of, self._step = of, capture(of[0])
+        return self._step
+
+
+def as_traced(plan: Plan) -> Plan:
+    """``plan`` with defaults for all that its captured step does not depend on: plans that are equal then trace the same.
+
+    Entries say where bytes are cast and what is gathered together; what optimizers update together hangs on all of the bucket.
+    """
+    bucket, overlap = plan.bucket, plan.overlap
+    if not plan.optimizer:
+        bucket, overlap = Bucket(plan=bucket.plan), Overlap()
+    pipeline = replace(plan.pipeline, schedule=Pipeline().schedule) if plan.pipeline else None
+    return replace(
+        plan,
+        matrix_id=None,
+        pipeline=pipeline,
+        bucket=bucket,
+        overlap=overlap,
+        transform=(),
+        run=Run(seed=plan.run.seed),
+        eager=Eager(),
+        checks=Checks(),
+    )

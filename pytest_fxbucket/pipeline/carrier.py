@@ -1,0 +1,106 @@
+"""All that crosses between two stages as one tensor, for engines that send one, or that run backward for each by itself.
+
+The tensor has the bytes of each value as they are, behind a head that says what is not known before: whether the value is
+there, whether it requires grad, its strides. Its gradient has the gradients of the values in the same way, those that are None
+too. So both sides compute what they would compute in one process, bit for bit. Nobody may do arithmetic with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pytest_fxbucket.step.pipelined import Crossing
+
+_ABSENT, _PLAIN, _WITH_GRAD = range(3)
+_ALIGNED = 8
+"""Bytes at which a value begins: those of the widest part of a dtype, and of a number in the head."""
+
+
+class Carrier:
+    """The tensor for ``crossings``, of ``shape`` (elements, then ones) and ``dtype``, which must be floating."""
+
+    def __init__(self, crossings: Sequence[Crossing], dtype: torch.dtype = torch.float32, dims: int = 1) -> None:
+        self.crossings, self.dtype = tuple(crossings), dtype
+        self._heads = [_ALIGNED * (1 + len(one.shape)) for one in self.crossings]
+        self._bodies = [math.ceil(one.bytes / _ALIGNED) * _ALIGNED for one in self.crossings]
+        elements = max(sum(self._heads) + sum(self._bodies), _ALIGNED) // dtype.itemsize
+        self.shape = (elements, *[1] * (dims - 1))
+
+    def pack(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor of ``values``; it requires grad if one of them does."""
+        packed: torch.Tensor = _Pack.apply(self, *values)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return packed
+
+    def unpack(self, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The values, with the strides that they had; those that required grad give their gradients to ``packed``."""
+        values: tuple[torch.Tensor, ...] = _Unpack.apply(self, packed)  # type: ignore[no-untyped-call]  # as above
+        return values
+
+    def written(self, values: Sequence[torch.Tensor | None], with_grad: Sequence[bool]) -> torch.Tensor:
+        """The bytes of ``values``, some of which may be None."""
+        device = next((value.device for value in values if value is not None), None)
+        whole = torch.zeros(self.shape, dtype=self.dtype, device=device)
+        made = whole.view(-1).view(torch.uint8)
+        at = 0
+        for value, grad, head, body in zip(values, with_grad, self._heads, self._bodies, strict=True):
+            if value is not None:
+                numbers = torch.tensor([_WITH_GRAD if grad else _PLAIN, *value.stride()])
+                made[at : at + head] = numbers.view(torch.uint8).to(made.device)
+                own = value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+                made[at + head : at + head + own.numel()] = own
+            at += head + body
+        return whole
+
+    def read(self, packed: torch.Tensor) -> list[tuple[torch.Tensor, bool] | None]:
+        """Each value, and whether it required grad."""
+        given = packed.detach().contiguous().view(-1).view(torch.uint8)
+        found: list[tuple[torch.Tensor, bool] | None] = []
+        at = 0
+        for one, head, body in zip(self.crossings, self._heads, self._bodies, strict=True):
+            flag, *strides = given[at : at + head].view(torch.int64).tolist()
+            if flag == _ABSENT:
+                found.append(None)
+            else:
+                whole = given[at + head : at + head + one.bytes].clone().view(one.dtype).view(one.shape)
+                found.append((_with_strides(whole, strides), flag == _WITH_GRAD))
+            at += head + body
+        return found
+
+
+def _with_strides(whole: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """``whole``, which is contiguous, in memory of other strides."""
+    if tuple(strides) == whole.stride():
+        return whole
+    made = torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device)
+    once = tuple(slice(None) if stride else slice(1) for stride in strides)  # not all of what is expanded
+    made[once].copy_(whole[once])
+    return made
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, carrier: Carrier, *values: torch.Tensor) -> torch.Tensor:
+        ctx.carrier = carrier
+        return carrier.written(values, ctx.needs_input_grad[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *(read and read[0] for read in ctx.carrier.read(grads[0]))
+
+
+class _Unpack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, carrier: Carrier, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.carrier = carrier
+        ctx.set_materialize_grads(False)
+        found = [read for read in carrier.read(packed) if read is not None]
+        ctx.mark_non_differentiable(*(value for value, with_grad in found if not with_grad))
+        return tuple(value for value, _ in found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, torch.Tensor]:
+        return None, ctx.carrier.written(grads, [False] * len(grads))

@@ -1,0 +1,197 @@
+"""The stages of all ranks along ``pp``, put together into one graph again: what each is given is what the others send it.
+
+It is to be the graph of the microbatch that they were parted from; on the way is found what no stage receives, or nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.pipeline.captured import StagedStep
+from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work, phase_of
+from pytest_fxbucket.step.roles import StepGraph, Value
+
+BACKWARD: tuple[Work, ...] = ("backward", "input", "weight")
+Key = tuple[str, str]
+
+
+@dataclass
+class Composed:
+    """One microbatch's forward and backward through all stages."""
+
+    graph_module: fx.GraphModule | None
+    """Takes what the microbatch's graph takes; None where ``problems`` leave none."""
+    outputs: tuple[Value, ...] = ()
+    """The loss, and the gradients, each by the FQN of its parameter and its stage."""
+    problems: list[str] = field(default_factory=list)
+    """What does not fit together, a sentence each."""
+
+
+def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]) -> Composed:
+    """Put the stages of ``places`` together, the step of each rank along ``pp`` with the graphs by phase that it runs."""
+    how = places[0].pipelined
+    assert how is not None
+    if odd := next((place for place, step in enumerate(places) if step.pipelined != how), None):
+        return Composed(None, problems=[_disagreement(how, places[odd].pipelined, odd)])
+    return _Composing(staged, how, places, graphs).run()
+
+
+def gradient_of(fqn: str, stage: int) -> Value:
+    """The gradient of a parameter as one stage reads it, among a composed graph's outputs."""
+    return Value("unreduced", f"{fqn} of stage {stage}", (), None)
+
+
+def _disagreement(how: Pipelined, other: Pipelined | None, place: int) -> str:
+    """What two ranks along ``pp`` do not mean alike."""
+    begin = f"ranks 0 and {place} of pp do not agree"
+    if other is None:
+        return f"{begin}: rank {place} has no pipeline stages"
+    for way, ours, theirs in (("forward", how.forward, other.forward), ("back", how.backward, other.backward)):
+        for cut, (one, two) in enumerate(zip(ours, theirs, strict=False)):
+            a, b = ([value.name for value in flow] for flow in (one, two))
+            if a != b:
+                at = next((n for n, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
+                here, there = (names[at] if at < len(names) else "nothing" for names in (a, b))
+                return (
+                    f"{begin} on what crosses {way} between stages {cut} and {cut + 1}: tensor {at + 1} is {here} on the one, "
+                    f"{there} on the other"
+                )
+            for value, its in zip(one, two, strict=False):
+                if value != its:
+                    return f"{begin} on {value.name}, which crosses {way} between stages {cut} and {cut + 1}: {value} and {its}"
+    return f"{begin} on the schedule, the places of stages, ties or the process group"
+
+
+class _Composing:
+    def __init__(
+        self, staged: StagedStep, how: Pipelined, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.staged, self.how, self.places, self.graphs = staged, how, places, graphs
+        self.graph, self.constants = fx.Graph(), dict[str, Any]()
+        self.given: dict[Key, fx.Node] = {}
+        microbatch = staged.microbatch
+        for node, value in zip(microbatch.graph_module.graph.find_nodes(op="placeholder"), microbatch.inputs, strict=True):
+            self.given[value.role, value.fqn] = made = self.graph.placeholder(node.name)
+            made.meta = dict(node.meta)
+        self.have: list[dict[str, fx.Node]] = [{} for _ in how.places]
+        self.read: list[set[str]] = [set() for _ in how.places]
+        self.received: list[dict[str, Crossing]] = [{} for _ in how.places]
+        self.results: dict[Key, fx.Node] = {}
+        self.problems: list[str] = []
+
+    def run(self) -> Composed:
+        count = self.how.stages
+        self.have[0] = {name: node for (role, name), node in self.given.items() if role == "batch"}
+        for stage in range(count):
+            if stage:
+                self._cross(stage - 1, stage, self.how.forward[stage - 1], "forward")
+            self._part(stage, "forward")
+        for stage in reversed(range(count)):
+            if stage + 1 < count:
+                self._cross(stage + 1, stage, self.how.backward[stage], "back")
+            for work in BACKWARD:
+                self._part(stage, work)
+        if not self.problems:
+            self._unread()
+        wanted = [Value("loss", "", (), None)] + [gradient_of(*read) for read in self.staged.microbatch.reads]
+        for value in wanted:
+            if (value.role, value.fqn) not in self.results and not self.problems:
+                self.problems.append(f"no stage gives the {'loss' if value.role == 'loss' else f'gradient of {value.fqn}'}")
+        if self.problems:
+            return Composed(None, problems=self.problems)
+        self.graph.output([self.results[value.role, value.fqn] for value in wanted])
+        self.graph.lint()
+        return Composed(fx.GraphModule(self.constants, self.graph), tuple(wanted))
+
+    def _cross(self, sender: int, receiver: int, flow: Sequence[Crossing], way: str) -> None:
+        for one in flow:
+            if one.name not in self.have[sender]:
+                self.problems.append(f"stage {sender} is to send {one.name} {way}, but neither makes nor receives it")
+                continue
+            self.have[receiver][one.name] = self.have[sender][one.name]
+            self.received[receiver][one.name] = one
+            self.read[sender].add(one.name)
+
+    def _part(self, stage: int, work: Work) -> None:
+        """Inline the graph of ``stage`` for ``work``."""
+        step, phase = self.places[self.how.places[stage]], phase_of(stage, work)
+        if phase not in step.graphs:
+            return
+        module: fx.GraphModule = self.graphs[self.how.places[stage]][phase]
+        copies: dict[fx.Node, fx.Node] = {}
+        for node, value in zip(module.graph.find_nodes(op="placeholder"), step.inputs[phase], strict=True):
+            source = self._source(stage, value)
+            if source is None:
+                self.problems.append(f"stage {stage} reads {value.fqn} in {work}, which it has not received")
+                return
+            copies[node] = source
+        for node in module.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                copies[node] = self._copied(node, module, copies, phase)
+        returned: Any = module.graph.output_node().args[0]
+        for value, node in zip(step.outputs[phase], returned, strict=True):
+            if value.role == "crossing":
+                self.have[stage][value.fqn] = copies[node]
+            elif value.role == "loss":
+                self.results["loss", ""] = copies[node]
+            else:
+                named = gradient_of(value.fqn, stage)
+                if (named.role, named.fqn) in self.results:
+                    self.problems.append(f"stage {stage} gives the gradient of {value.fqn} twice")
+                self.results[named.role, named.fqn] = copies[node]
+
+    def _source(self, stage: int, value: Value) -> fx.Node | None:
+        if value.role in ("crossing", "batch"):
+            self.read[stage].add(value.fqn)
+            return self.have[stage].get(value.fqn)
+        return self.given.get((value.role, value.fqn))
+
+    def _copied(self, node: fx.Node, module: fx.GraphModule, copies: dict[fx.Node, fx.Node], phase: str) -> fx.Node:
+        made = self.graph.node_copy(node, copies.__getitem__)
+        if node.op == "get_attr":
+            made.target = f"{phase}_{node.target}".replace(" ", "_").replace(".", "_")
+            self.constants[made.target] = held_by(module, str(node.target))
+        return made
+
+    def _unread(self) -> None:
+        for stage, received in enumerate(self.received):
+            for name in received:
+                if name not in self.read[stage]:
+                    self.problems.append(f"stage {stage} receives {name}, which it neither reads nor sends on")
+
+
+def parameter_problems(staged: StagedStep, places: Sequence[StepGraph]) -> list[str]:
+    """What of parameters is not in one stage, or summed over those that share it: a sentence each."""
+    how, problems = staged.pipelined, list[str]()
+    tied = dict(how.ties)
+    reduced: dict[str, list[int]] = {}
+    for stage, place in enumerate(how.places):
+        for value in places[place].outputs.get(phase_of(stage, "reduce"), ()):
+            reduced.setdefault(value.fqn, []).append(stage)
+    for fqn, stages in reduced.items():
+        if len(stages) > 1 and tuple(stages) != tied.get(fqn):
+            problems.append(f"stages {', '.join(map(str, stages))} each give a gradient of {fqn}, and no tie has them together")
+        problems += _sum_problems(fqn, stages, how, places) if fqn in tied else []
+    for fqn, readers in tied.items():
+        if missing := [stage for stage in readers if stage not in reduced.get(fqn, ())]:
+            problems.append(f"stage {missing[0]} gives no gradient of {fqn}, which it is tied by")
+    return problems
+
+
+def _sum_problems(fqn: str, stages: Sequence[int], how: Pipelined, places: Sequence[StepGraph]) -> list[str]:
+    problems = []
+    for place in dict.fromkeys(how.places[stage] for stage in stages):
+        own = [stage for stage in stages if how.places[stage] == place]
+        taken = [value for value in places[place].inputs.get("ties", ()) if value.fqn == fqn]
+        given = [value for value in places[place].outputs.get("ties", ()) if value.fqn == fqn]
+        if len(taken) != len(own) or len(given) != 1:
+            problems.append(
+                f"rank {place} of pp has the tied parameter {fqn} in stages {', '.join(map(str, own))}, but sums "
+                f"{len(taken)} of its gradients into {len(given)}"
+            )
+    return problems

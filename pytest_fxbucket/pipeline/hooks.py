@@ -1,0 +1,95 @@
+"""Hooks of the whole model, on its stages, with its own arguments and outputs: the first stage and the last one run them.
+
+They are no part of the graph: the forward is traced without them. Hooks of modules within the model are traced as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import BackwardHook
+
+from pytest_fxbucket.compat import modules
+from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.pipeline.values import Place, exchanged, leaves_of, refuse_other_arguments
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """A model with hooks, and how it is called."""
+
+    model: nn.Module
+    call: Any
+    """Positional and keyword arguments, with a place for each tensor."""
+    paths: Mapping[int, str]
+    """Of the places, by number."""
+    signature: inspect.Signature
+    leaves: Mapping[str, Any]
+    """Of the traced arguments, by path."""
+
+    def entered(self, received: Sequence[torch.Tensor], names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+        """What the first stage receives, by ``names``, behind the hooks before forward.
+
+        Raises :class:`StageError` where a hook gives arguments that the stages are not of.
+        """
+        hooks = modules.forward_pre_hooks(self.model)
+        if not hooks:
+            return tuple(received)
+        args, kwargs = self._called(received, names)
+        for hook, with_kwargs in hooks:
+            given = hook(self.model, args, kwargs) if with_kwargs else hook(self.model, args)
+            if given is not None and with_kwargs:
+                args, kwargs = given
+            elif given is not None:
+                args = given if isinstance(given, tuple) else (given,)
+        leaves = leaves_of(self.signature, args, kwargs)
+        refuse_other_arguments(self.leaves, leaves)
+        return tuple(leaves[name] for name in names)
+
+    def left(self, output: Any, received: Sequence[torch.Tensor], names: Sequence[str]) -> Any:
+        """What the model gives behind the hooks that run after forward; ``received`` has all of the batch."""
+        for hook, with_kwargs in modules.forward_hooks(self.model):
+            args, kwargs = self._called(received, names)
+            given = hook(self.model, args, kwargs, output) if with_kwargs else hook(self.model, args, output)
+            output = output if given is None else given
+        return output
+
+    def behind_backward(self) -> BackwardHook | None:
+        """Runs the hooks behind backward, on the first stage: with the model's input gradients, and those of what it sends."""
+        hooks, _ = modules.backward_hooks(self.model)
+        return BackwardHook(self.model, hooks, []) if hooks else None
+
+    def before_backward(self) -> BackwardHook | None:
+        """Runs the hooks before backward, on the last stage: with the gradients of the model's outputs."""
+        _, hooks = modules.backward_hooks(self.model)
+        return BackwardHook(self.model, [], hooks) if hooks else None
+
+    def _called(self, received: Sequence[torch.Tensor], names: Sequence[str]) -> Any:
+        values = dict(zip(names, received, strict=True))
+        return exchanged(self.call, lambda leaf: values[self.paths[leaf.number]] if isinstance(leaf, Place) else leaf)
+
+
+def hooks_of(
+    model: nn.Module, signature: inspect.Signature, leaves: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Hooks | None:
+    """The hooks of ``model``, called with ``args`` and ``kwargs``; None if it has none.
+
+    Raises :class:`StageError` for hooks of ``register_backward_hook``.
+    """
+    if modules.has_partial_backward_hooks(model):
+        raise StageError(
+            "the model has a hook of register_backward_hook, which sees one operator alone; use register_full_backward_hook"
+        )
+    if not any((modules.forward_pre_hooks(model), modules.forward_hooks(model), *modules.backward_hooks(model))):
+        return None
+    count = iter(range(1 << 30))
+    call = exchanged((args, dict(kwargs)), lambda leaf: Place(next(count)) if isinstance(leaf, torch.Tensor) else leaf)
+    placed = leaves_of(signature, *call)
+    return Hooks(
+        model, call, {leaf.number: path for path, leaf in placed.items() if isinstance(leaf, Place)}, signature, leaves
+    )
