@@ -20,7 +20,7 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.compat.c10d import fake_world
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 from pytest_fxbucket.plan.entries import parse_entries
-from pytest_fxbucket.plan.schema import Pipeline, Step
+from pytest_fxbucket.plan.schema import Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.mesh import GROUPED, mesh_with
 
@@ -304,14 +304,6 @@ def test_a_process_group_that_is_up_already_is_told_and_left_alone() -> None:
 def test_a_norm_with_float32_weights_may_be_given_bfloat16() -> None:
     plan = plan_of("behind HalfNorm")
     assert capture_plan(plan, mesh_of(plan), 0).parameters
-
-
-def test_stages_are_refused_until_they_are_captured() -> None:
-    plan = plan_of("behind HalfNorm")
-    staged = replace(plan, pipeline=Pipeline(stages=2), parallel=replace(plan.parallel, pp=2))
-    with pytest.raises(PlanError) as caught:
-        capture_plan(staged, mesh_of(staged), 0)
-    assert str(caught.value) == f"{plan.path}: [pipeline] is not captured yet; leave it out, and pp of [parallel]"
 
 
 def test_the_ranks_of_a_pipeline_are_a_group_of_the_mesh() -> None:

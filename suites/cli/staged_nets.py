@@ -43,7 +43,7 @@ class Uneven(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(8, 8), Sorts(), nn.Linear(8, 64), nn.Linear(64, 8)])
+        self.layers = nn.ModuleList([nn.Linear(8, 8), Sorts(), nn.Linear(8, 64), nn.Sequential(nn.Linear(64, 8))])
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

@@ -180,6 +180,7 @@ def test_cuts_by_seconds_part_what_takes_long(plan: Path, capsys: Capsys) -> Non
     assert document(capsys, str(plan))["cuts"] in (["layers.0"], ["layers.1"])
     changed(plan, ("seconds", "parameters"))
     assert document(capsys, str(plan))["cuts"] == ["layers.2"]
+    assert [line for line in lines(capsys, str(plan)) if "modules" in line][-1] == "  modules    layers.3"
 
 
 def test_rows_are_told_by_their_names(plan: Path, capsys: Capsys) -> None:
