@@ -161,6 +161,8 @@ def timed_graph(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> Portab
     if name == UNBUCKETED:
         return world.unbucketed(rank, phase)
     final = world.final(rank)
+    if world.plan.pipeline is not None:
+        raise BenchmarkError(f"{world.plan.path}: a step in pipeline stages cannot be timed; leave [pipeline] out to time it")
     if phase not in final:
         raise BenchmarkError(
             f"{world.plan.path}: the step runs as graphs {', '.join(final)}, which cannot be timed as one step; leave "
