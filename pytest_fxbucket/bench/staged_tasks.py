@@ -85,7 +85,7 @@ def _marks(name: str, world: PlanOnMesh, rank: int) -> dict[str, tuple[Mark, ...
 
 
 def pipeline_facts(world: PlanOnMesh, spans: Mapping[str, Sequence[Steps]]) -> PipelineFacts | None:
-    """What a record says of the schedule; ``spans``: by variant the traced steps of each rank. None of a plan without stages."""
+    """What a record says of the schedule; ``spans``: by variant the traced steps of each rank. None without stages."""
     if (how := world.final_step(0).pipelined) is None:
         return None
     pp = world.mesh.degree("pp")

@@ -1,11 +1,11 @@
-"""Runs in the ranks: a step in pipeline stages with clocks around each of its graphs, in them, and around waits for transfers."""
+"""Runs in the ranks: a step in pipeline stages with clocks around its graphs, in them, and around waits for transfers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -64,7 +64,7 @@ class ClockedRun(PipelinedRun):
         direction = "optimizer" if phase == UPDATE else "forward" if work in ("unshard", "forward") else "backward"
         self.spans.append(Span(self._rank, lane_of(stage), "compute", label, direction, start, self._now()))
         for stamps in self._stamps:
-            self.spans += spans_of(self._rank, cast("Sequence[Mark]", self._marks[phase]), stamps)
+            self.spans += spans_of(self._rank, self._marks[phase], stamps)
         return results
 
     @contextmanager
