@@ -94,7 +94,7 @@ def run(rank: int, world: int, task: TimingTask) -> Timed:
     """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
         steps = {name: step_of(name, rank, task.phases, task.staged) for name in task.variants}
-        timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=come_first())
+        timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=_priority(task.staged))
         take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
         if task.traced_steps:
@@ -265,7 +265,7 @@ def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
         step = step_of(task.variant, rank, task.phases, task.staged)
         gc.collect()
         gc.freeze()
-        has_priority = come_first()
+        has_priority = _priority(task.staged)
         _timed(step)  # what is only ever done once is done before anybody waits
         turn = TurnClient(task.address) if rank == 0 else None
         if turn is not None:
@@ -336,6 +336,15 @@ def _high_water_bytes() -> int:
         line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _priority(staged: StagedTask | None) -> bool:
+    """Whether this rank now comes before everything else. One that sends from its main thread, as pipeline stages do, must not.
+
+    gloo's thread polls for a message while the sender holds the pair's lock (``Pair::handleEvents`` only tries to take it): with
+    a higher priority it would keep the sender from its core, and so for ever from letting go of the lock.
+    """
+    return staged is None and come_first()
 
 
 def come_first() -> bool:
