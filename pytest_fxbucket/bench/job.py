@@ -341,8 +341,8 @@ def _high_water_bytes() -> int:
 def _priority(staged: StagedTask | None) -> bool:
     """Whether this rank now comes before everything else. One that sends from its main thread, as pipeline stages do, must not.
 
-    gloo's thread polls for a message while the sender holds the pair's lock (``Pair::handleEvents`` only tries to take it): with
-    a higher priority it would keep the sender from its core, and so for ever from letting go of the lock.
+    gloo's thread polls for a message while the sender holds the pair's lock (``Pair::handleEvents`` only tries to take it):
+    with a higher priority it would keep the sender from its core, and so for ever from letting go of the lock.
     """
     return staged is None and come_first()
 
