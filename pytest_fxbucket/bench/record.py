@@ -74,7 +74,15 @@ class PipelineFacts(TypedDict):
     """(p - 1) / (m + p - 1), of GPipe and 1F1B."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT, rename={"pass_name": "pass"}):
+class Record(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="format",
+    tag=FORMAT,
+    rename={"pass_name": "pass"},
+):
     """One measurement of one plan. Nothing in it is absolute: a clone elsewhere has the same identity."""
 
     plan: str
