@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from pytest_fxbucket.bench.staged import StagedStep, StagedTask
 from pytest_fxbucket.bench.stats import Pacing, has_settled, is_enough, is_warm
 from pytest_fxbucket.bench.timeline.marks import Span
 from pytest_fxbucket.bench.timeline.traced_steps import traced_steps
@@ -65,6 +66,8 @@ class TimingTask:
     variants: tuple[str, ...]
     phases: tuple[TimingPhase, ...]
     pacing: Pacing
+    staged: StagedTask | None = None
+    """The step in pipeline stages, instead of phases."""
     traced_steps: int = 0
     """Steps of each variant of which a timeline is taken, after all samples."""
 
@@ -90,8 +93,8 @@ class Timed:
 def run(rank: int, world: int, task: TimingTask) -> Timed:
     """Warm up, take samples until there are enough, then a step of each variant for its memory, and some for its timeline."""
     with collector.paused():
-        steps = {name: TimedStep(name, rank, task.phases) for name in task.variants}
-        timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=come_first())
+        steps = {name: step_of(name, rank, task.phases, task.staged) for name in task.variants}
+        timed = Timed({name: step.digests for name, step in steps.items()}, has_priority=_priority(task.staged))
         take_samples(Rounds(steps, world), task.pacing, timed)
         timed.peak_bytes = {name: peak_bytes_of(step.run, device()) for name, step in steps.items()}
         if task.traced_steps:
@@ -186,6 +189,11 @@ class TimedStep:
         self._given, self.results = [], []
 
 
+def step_of(name: str, rank: int, phases: Sequence[TimingPhase], staged: StagedTask | None) -> TimedStep | StagedStep:
+    """The variant ``name`` of the step."""
+    return TimedStep(name, rank, phases) if staged is None else StagedStep(name, rank, staged)
+
+
 class Rounds:
     """Rounds of all variants, a step each; their order changes from round to round, so that none always follows another."""
 
@@ -236,6 +244,8 @@ class TurnTask:
     phases: tuple[TimingPhase, ...]
     address: str
     """Where rank 0 connects to take turns."""
+    staged: StagedTask | None = None
+    """The step in pipeline stages, instead of phases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +262,10 @@ class TurnsTaken:
 def take_turns(rank: int, world: int, task: TurnTask) -> TurnsTaken:
     """Run steps whenever rank 0 is told to, until it is told that it is over."""
     with collector.paused(), contextlib.ExitStack() as stack:
-        step = TimedStep(task.variant, rank, task.phases)
+        step = step_of(task.variant, rank, task.phases, task.staged)
         gc.collect()
         gc.freeze()
-        has_priority = come_first()
+        has_priority = _priority(task.staged)
         _timed(step)  # what is only ever done once is done before anybody waits
         turn = TurnClient(task.address) if rank == 0 else None
         if turn is not None:
@@ -326,6 +336,15 @@ def _high_water_bytes() -> int:
         line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _priority(staged: StagedTask | None) -> bool:
+    """Whether this rank now comes before everything else. One that sends from its main thread, as pipeline stages do, must not.
+
+    gloo's thread polls for a message while the sender holds the pair's lock (``Pair::handleEvents`` only tries to take it):
+    with a higher priority it would keep the sender from its core, and so for ever from letting go of the lock.
+    """
+    return staged is None and come_first()
 
 
 def come_first() -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_fxbucket.bench.job import Timed, TimingPhase, TimingTask
+from pytest_fxbucket.bench.staged_tasks import pipeline_facts, stage_readings, staged_graphs, staged_task
 from pytest_fxbucket.bench.stats import Pacing, Series
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, labels_of, marks_of
 from pytest_fxbucket.bench.timeline.spans import Steps, exposed, middle_step
@@ -15,7 +16,7 @@ from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.step_runner import fields_of
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.bench.record import BucketTime, GraphFacts
+    from pytest_fxbucket.bench.record import BucketTime, GraphFacts, PipelineFacts
     from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.graph.buckets import GraphAnalysis
     from pytest_fxbucket.plan.schema import Benchmark
@@ -44,6 +45,8 @@ class Measured:
     """By variant what a record keeps of its graphs."""
     spans: Mapping[str, tuple[Span, ...]]
     """By variant one step of all ranks, the one of median length."""
+    pipeline: PipelineFacts | None = None
+    """Of a plan with pipeline stages."""
 
 
 def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str], None] = lambda _: None) -> Measured:
@@ -62,7 +65,9 @@ def measure(worlds: Worlds, options: Benchmark, run: Runner, say: Callable[[str]
         peaks = {name: [one.peak_bytes[name] for one in timed] for name in first.samples}
         series.add_set(first.samples, first.warmup_rounds, first.is_stable, has_priority, peaks)
     graphs = {name: _facts(name, world, series, timed) for name, world in worlds.items()}
-    return Measured(series, graphs, _drawn(timed))
+    spans = {name: [steps for one in timed for steps in one.spans[name]] for name in worlds}
+    first_world = next(iter(worlds.values()))
+    return Measured(series, graphs, _drawn(timed), pipeline_facts(first_world, spans))
 
 
 def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[TimingTask]:
@@ -77,8 +82,9 @@ def tasks_of(worlds: Worlds, pacing: Pacing, traced_steps: int = 0) -> list[Timi
                     marks={name: marks_of(world, rank, phase, name) for name, world in worlds.items()} if traced_steps else {},
                     **fields_of(first.plan, first.mesh, first.step(rank), phase),
                 )
-                for phase in first.step(rank).graphs
+                for phase in ([] if first.plan.pipeline else first.step(rank).graphs)
             ),
+            staged=staged_task(worlds, rank, traced_steps > 0) if first.plan.pipeline else None,
             pacing=pacing,
             traced_steps=traced_steps,
         )
@@ -94,15 +100,19 @@ def _refuse_other_graphs(worlds: Worlds, timed: Sequence[Timed]) -> None:
 
 
 def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]) -> GraphFacts:
-    if name == UNBUCKETED:
+    rows: list[BucketTime] = []
+    if world.plan.pipeline is not None:
+        for _, _, reading, before in stage_readings(name, world):
+            rows += bucket_rows(reading, world.entry_of, name, [one.spans[name][0] for one in traced], before)
+        readings = []
+    elif name == UNBUCKETED:
         readings = list(world.reference_reading(0).values())
     else:
         readings = [passed.reading for passed in world.final(0).values()]
-    rows: list[BucketTime] = []
     for number, reading in enumerate(readings):
         rows += bucket_rows(reading, world.entry_of, name, [timed.spans[name][number] for timed in traced])
     return {
-        "digest": " ".join(digests(name, world, 0)),
+        "digest": " ".join(one for rank in world.mesh.ranks(0, "pp") for one in digests(name, world, rank)),
         "launches": len(rows),
         "bytes": sum(row["bytes"] for row in rows),
         "peak_bytes": list(series.peak_bytes[name]),
@@ -110,15 +120,18 @@ def _facts(name: str, world: PlanOnMesh, series: Series, traced: Sequence[Timed]
     }
 
 
-def bucket_rows(reading: GraphAnalysis, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps]) -> list[BucketTime]:
+def bucket_rows(
+    reading: GraphAnalysis, entry_of: Mapping[str, str], variant: str, ranks: Sequence[Steps], first: int = 0
+) -> list[BucketTime]:
     """What a record keeps of each launch of a graph, in order of launch.
 
-    ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one.
+    ``bytes`` are those of the larger side; ``entry_of`` names launches of any variant but the unbucketed one; ``first`` is the
+    number of its first bucket in spans.
     """
     labels = labels_of(reading.buckets, {} if variant == UNBUCKETED else entry_of)
     found = exposed(ranks)
     rows: list[BucketTime] = []
-    for number, (label, bucket) in enumerate(zip(labels, reading.buckets, strict=True)):
+    for number, (label, bucket) in enumerate(zip(labels, reading.buckets, strict=True), first):
         exposed_s, in_flight_s = found.get(number, (0.0, 0.0))
         rows.append(
             {
@@ -171,4 +184,6 @@ def timed_graph(name: str, world: PlanOnMesh, rank: int, phase: Phase) -> Portab
 
 def digests(name: str, world: PlanOnMesh, rank: int) -> tuple[str, ...]:
     """Of the graphs that rank ``rank`` runs as ``name``, one a phase."""
+    if world.plan.pipeline is not None:
+        return tuple(digest(one.graph) for one in staged_graphs(name, world, rank).graphs)
     return tuple(digest(timed_graph(name, world, rank, phase)) for phase in world.step(rank).graphs)

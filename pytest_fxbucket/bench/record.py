@@ -55,7 +55,34 @@ class GraphFacts(TypedDict):
     buckets: list[BucketTime]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT, rename={"pass_name": "pass"}):
+Share = Annotated[float, Meta(ge=-1, le=1)]
+
+
+class PipelineFacts(TypedDict):
+    """How pipeline stages were run, and what ranks idled: shares of the ranks' time while the schedule runs."""
+
+    schedule: str
+    stages: Annotated[int, Meta(ge=1)]
+    ranks: Annotated[int, Meta(ge=1)]
+    """Along pp."""
+    microbatches: Annotated[int, Meta(ge=1)]
+    bubble: dict[str, Share | None]
+    """By variant as measured, the median of traced steps; None where none was."""
+    bubble_of_table: Share
+    """By the schedule's table, with a backward as long as two forwards."""
+    bubble_by_book: Share | None
+    """(p - 1) / (m + p - 1), of GPipe and 1F1B."""
+
+
+class Record(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="format",
+    tag=FORMAT,
+    rename={"pass_name": "pass"},
+):
     """One measurement of one plan. Nothing in it is absolute: a clone elsewhere has the same identity."""
 
     plan: str
@@ -86,6 +113,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
     pass_s: Seconds
     graphs: Mapping[str, GraphFacts]
     """By variant."""
+    pipeline: PipelineFacts | None = None
+    """Of a plan with pipeline stages."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no field by itself can be wrong in."""
@@ -121,6 +150,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=
         """Step time of ``variant`` by the unbucketed one's, round by round."""
         sets = zip(self.samples[variant], self.samples["unbucketed"], strict=True)
         return [ours / theirs for pair in sets for ours, theirs in zip(*pair, strict=True)]
+
+    def bubble_text(self, variant: str) -> str:
+        """``bubble 31.2 %, 27.3 % by the table of 1F1B, 20.0 % by (p - 1) / (m + p - 1)``; empty without stages."""
+        if self.pipeline is None:
+            return ""
+        found = self.pipeline["bubble"].get(variant)
+        measured = "bubble not measured" if found is None else f"bubble {found:.1%}"
+        book = self.pipeline["bubble_by_book"]
+        by_book = "" if book is None else f", {book:.1%} by (p - 1) / (m + p - 1)"
+        return f"{measured}, {self.pipeline['bubble_of_table']:.1%} by the table of {self.pipeline['schedule']}{by_book}"
 
     def buckets(self, variant: str) -> Sequence[BucketTime]:
         """Launches of ``variant`` in order; none where its graph was not kept."""

@@ -134,7 +134,7 @@ class TimedSide:
 
         world = self.world
         timed = tasks_of({self.variant: world}, Pacing(request["budget_s"], 0.0))
-        tasks = [TurnTask(self.variant, task.phases, request["address"]) for task in timed]
+        tasks = [TurnTask(self.variant, task.phases, request["address"], task.staged) for task in timed]
         pool = self.pools.get(world.size, self.backend)
         results = pool.run(
             f"{_JOB}:take_turns",

@@ -60,7 +60,8 @@ class StepTime:
         first = " at real-time priority" if record.has_priority else ""
         unstable = "" if record.is_stable else "; warm-up did not settle"
         how = f"{rounds} rounds in {sets} sets of {record.ranks} processes over {record.backend}"
-        return f"{times}{ratios}; {how}{first}{unstable}"
+        bubble = f"; {text}" if (text := record.bubble_text(variant)) else ""
+        return f"{times}{ratios}; {how}{first}{unstable}{bubble}"
 
 
 @dataclass(slots=True)
@@ -154,6 +155,7 @@ def _record(world: PlanOnMesh, measured: Measured, backend: str, commit: tuple[s
         capture_s=world.seconds.get("capture", 0.0),
         pass_s=world.seconds.get("pass", 0.0),
         graphs=measured.graphs,
+        pipeline=measured.pipeline,
     )
 
 

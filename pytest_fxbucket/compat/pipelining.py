@@ -6,7 +6,8 @@ One of a single stage a rank has its order in the code that runs it: that runs h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -82,7 +83,7 @@ class _Numbers:
         return self.stage_index == self.num_stages - 1
 
 
-class _Transfer(NamedTuple):
+class _Noted(NamedTuple):
     """In the place of a ``P2POp``."""
 
     step: Step
@@ -104,21 +105,21 @@ class _Noting(_Numbers):
     def perform_reduce_grad(self, *_: Any, **__: Any) -> None:
         self.steps.append(Step("REDUCE_GRAD", self.stage_index, None))
 
-    def get_fwd_recv_ops(self, microbatch: int) -> list[_Transfer]:
+    def get_fwd_recv_ops(self, microbatch: int) -> list[_Noted]:
         return self._transfers("RECV_F", microbatch, self.stage_index - 1)
 
-    def get_fwd_send_ops(self, microbatch: int) -> list[_Transfer]:
+    def get_fwd_send_ops(self, microbatch: int) -> list[_Noted]:
         return self._transfers("SEND_F", microbatch, self.stage_index + 1)
 
-    def get_bwd_recv_ops(self, microbatch: int) -> list[_Transfer]:
+    def get_bwd_recv_ops(self, microbatch: int) -> list[_Noted]:
         return self._transfers("RECV_B", microbatch, self.stage_index + 1)
 
-    def get_bwd_send_ops(self, microbatch: int) -> list[_Transfer]:
+    def get_bwd_send_ops(self, microbatch: int) -> list[_Noted]:
         return self._transfers("SEND_B", microbatch, self.stage_index - 1)
 
-    def _transfers(self, kind: str, microbatch: int, peer: int) -> list[_Transfer]:
+    def _transfers(self, kind: str, microbatch: int, peer: int) -> list[_Noted]:
         there = 0 <= peer < self.num_stages
-        return [_Transfer(Step(kind, self.stage_index, microbatch), peer)] if there else []
+        return [_Noted(Step(kind, self.stage_index, microbatch), peer)] if there else []
 
 
 def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> list[Step]:
@@ -130,7 +131,7 @@ def _run_alone(made: type[Any], rank: int, stages: int, microbatches: int) -> li
         setattr(schedule, name, _nothing)
     batches = 0
 
-    def note(transfers: Sequence[_Transfer], desc: str | None = None) -> list[Any]:
+    def note(transfers: Sequence[_Noted], desc: str | None = None) -> list[Any]:
         nonlocal batches
         together = len({step.kind[:4] for step, _ in transfers}) > 1  # torch launches sends alone, or receives, one by one
         stage.steps += [step._replace(batch=batches if together else None) for step, _ in transfers]
@@ -149,6 +150,49 @@ def _nothing(*_: Any, **__: Any) -> None:
 # The same schedules on ranks: stages of our own, which torch's classes ask for what is to be sent, received and computed.
 
 
+class Transfer(NamedTuple):
+    """A tensor on its way between two ranks."""
+
+    kind: str
+    """send or receive"""
+    direction: str
+    """forward or backward"""
+    stage: int
+    """The one of this rank."""
+    microbatch: int
+
+
+class _Launch(dist.P2POp):
+    of: Transfer | None
+
+
+class _Launched(list[Any]):
+    """What torch waits for together."""
+
+    transfers: tuple[Transfer, ...] = ()
+
+
+@contextmanager
+def watched_waits(on_wait: Callable[[Sequence[Transfer]], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have every wait of a running schedule for transfers of a :class:`RankStage` stand within ``on_wait``."""
+    launch, wait = schedules._batch_p2p, schedules._wait_batch_p2p
+
+    def launched(transfers: list[dist.P2POp], desc: str | None = None) -> list[Any]:
+        works = _Launched(launch(transfers, desc))
+        works.transfers = tuple(dict.fromkeys(one.of for one in transfers if isinstance(one, _Launch) and one.of is not None))
+        return works
+
+    def waited(works: list[Any]) -> None:
+        if not isinstance(works, _Launched) or not works.transfers:
+            wait(works)
+            return
+        with on_wait(works.transfers):
+            wait(works)
+
+    with patch.object(schedules, "_batch_p2p", launched), patch.object(schedules, "_wait_batch_p2p", waited):
+        yield
+
+
 class RankStage(_PipelineStageBase):
     """A stage that has nothing of a module: whoever derives from it computes, and says what crosses."""
 
@@ -158,13 +202,18 @@ class RankStage(_PipelineStageBase):
         self.stage_index_to_group_rank = dict(places)
         self.args_recv_info = {0: ()}  # torch looks whether neighbours alone talk to each other
 
-    def sent(self, tensor: torch.Tensor, stage: int) -> Any:
-        """The launch that sends ``tensor``, contiguous, to ``stage``."""
-        return dist.P2POp(dist.isend, tensor, self._rank_of(stage), self.group)
+    def sent(self, tensor: torch.Tensor, stage: int, of: Transfer | None = None) -> Any:
+        """The launch that sends ``tensor``, contiguous, to ``stage``; ``of``: what is watched is told of it."""
+        return self._launch(dist.isend, tensor, stage, of)
 
-    def received(self, tensor: torch.Tensor, stage: int) -> Any:
+    def received(self, tensor: torch.Tensor, stage: int, of: Transfer | None = None) -> Any:
         """The launch that receives ``tensor``, contiguous, from ``stage``."""
-        return dist.P2POp(dist.irecv, tensor, self._rank_of(stage), self.group)
+        return self._launch(dist.irecv, tensor, stage, of)
+
+    def _launch(self, operator: Callable[..., Any], tensor: torch.Tensor, stage: int, of: Transfer | None) -> Any:
+        launch = _Launch(operator, tensor, self._rank_of(stage), self.group)
+        launch.of = of
+        return launch
 
     def _rank_of(self, stage: int) -> int:
         assert self.group is not None

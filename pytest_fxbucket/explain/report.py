@@ -17,6 +17,7 @@ from pytest_fxbucket.passes.compute import overlapped
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.passes.targets import LeftAlone
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.step.pipelined import stage_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed
+    from pytest_fxbucket.step.pipelined import Pipelined
     from pytest_fxbucket.step.roles import Phase, Transformed
 
 
@@ -224,38 +226,43 @@ class Explanation:
     """What the plan's transformations say they did, in their order."""
     by_report: bool
     """Whether the pass said this itself; otherwise it was read off the graph that came out, which does not say why."""
+    pipelined: Pipelined | None = None
+    """How its pipeline stages are run; None without."""
 
 
 def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
     """Run ``pass_name`` on ``plan`` as rank 0 of its mesh, on fake process groups. Raises what capture and passes raise."""
     world = PlanOnMesh(plan, mesh_of(plan), pass_name, say)
-    step, passed = world.step(0), world.passed(0)
-    by_report = all(one.bucketed.report is not None for one in passed.values())
+    step, places = world.step(0), world.mesh.ranks(0, "pp") if plan.pipeline else (0,)
+    by_report = all(one.bucketed.report is not None for rank in places for one in world.passed(rank).values())
     if not by_report and not step.has_roles:
         raise CaptureError(
             f"{plan.path}: pass {pass_name} gives no report, and without the roles of the graph's inputs none can be read off "
             "the graph; let the [graph] factory return a TracedStep with roles and fqns, or explain the pass manual"
         )
-    graphs = tuple(_graph(world, phase, one) for phase, one in passed.items())
+    graphs = tuple(_graph(world, rank, phase, one) for rank in places for phase, one in world.passed(rank).items())
     transformed = world.final_step(0).transformed
-    return Explanation(plan, pass_name, graphs, world.entry_of, _parameters(world, graphs), transformed, by_report)
+    parameters, pipelined = _parameters(world, graphs), world.final_step(0).pipelined
+    return Explanation(plan, pass_name, graphs, world.entry_of, parameters, transformed, by_report, pipelined)
 
 
-def _graph(world: PlanOnMesh, phase: Phase, passed: Passed) -> GraphReport:
-    before = world.step(0).graphs[phase]
+def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed) -> GraphReport:
+    staged = world.plan.pipeline is not None
+    before = world.way(rank).step.graphs[phase] if staged else world.step(rank).graphs[phase]
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
     members = {bucket.node: bucket.members for bucket in passed.reading.buckets}
     report = passed.bucketed.report
     if report is None:
         report = report_of_reading(
-            world.reading(0)[phase], passed.reading, (before.graph, passed.bucketed.graph), world.entry_of
+            world.reading(rank)[phase], passed.reading, (before.graph, passed.bucketed.graph), world.entry_of
         )
     registered = [parameter.fqn for parameter in world.step(0).parameters]
     names = labels(report.buckets, registered)
     gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
     read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
     kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
-    return GraphReport(phase, report, dims, members, names, entry_updates(passed.reading, world.entry_of, names), kept)
+    name = f"{phase} of pp {world.mesh.at(rank, 'pp')}" if staged and stage_of(phase) is None else phase
+    return GraphReport(name, report, dims, members, names, entry_updates(passed.reading, world.entry_of, names), kept)
 
 
 def _parameters(world: PlanOnMesh, graphs: tuple[GraphReport, ...]) -> tuple[ExplainedParameter, ...]:

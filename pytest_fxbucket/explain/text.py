@@ -104,9 +104,17 @@ def explained(found: Explanation, name: str) -> Iterator[str]:
     """The lines on the plan ``name``."""
     by = "" if found.by_report else "; it gives no report, so this is read off its graph, which does not say why"
     yield f"{name}: pass {found.pass_name}, {counted(found.plan.world_size, 'rank')}{by}"
+    if (how := found.pipelined) is not None:
+        yield (
+            f"{counted(how.stages, 'stage')} on {counted(len(set(how.places)), 'rank')} of pp by {how.schedule}, "
+            f"{counted(how.microbatches, 'microbatch')}; fxbucket stages says what they hold and what crosses"
+        )
     for graph in found.graphs:
         yield ""
-        yield from graph_lines(graph)
+        if how is not None and not graph.report.launches_before and not graph.report.launches_after and not graph.updates:
+            yield f"{graph.phase} graph: no launch"
+        else:
+            yield from graph_lines(graph)
     for one in found.transformations:
         yield ""
         yield from transformation_lines(one)

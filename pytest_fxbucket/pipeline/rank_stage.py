@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fxbucket.compat.pipelining import RankStage
+from pytest_fxbucket.compat.pipelining import RankStage, Transfer
 from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work
 from pytest_fxbucket.step.roles import Value
@@ -93,19 +93,19 @@ class Stage(RankStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Of what the stage before sends."""
-        return [] if self.is_first else self._receiving(fwd_chunk_id, self._receives, self.stage_index - 1)
+        return [] if self.is_first else self._receiving("forward", fwd_chunk_id, self._receives, self.stage_index - 1)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
         """To the next stage."""
-        return [] if self.is_last else self._sending(fwd_chunk_id, self._sends, self.stage_index + 1)
+        return [] if self.is_last else self._sending("forward", fwd_chunk_id, self._sends, self.stage_index + 1)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
         """Of what the next stage sends back."""
-        return [] if self.is_last else self._receiving(bwd_chunk_id, self._gets, self.stage_index + 1)
+        return [] if self.is_last else self._receiving("backward", bwd_chunk_id, self._gets, self.stage_index + 1)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
         """Back to the stage before."""
-        return [] if self.is_first else self._sending(bwd_chunk_id, self._gives, self.stage_index - 1)
+        return [] if self.is_first else self._sending("backward", bwd_chunk_id, self._gives, self.stage_index - 1)
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         """The stage before is on this rank, too."""
@@ -149,17 +149,17 @@ class Stage(RankStage):
     def _named(self, microbatch: int, flow: Sequence[Crossing]) -> tuple[Any, ...]:
         return tuple(self._value(one.name, microbatch) for one in flow)
 
-    def _sending(self, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
-        tensors = self._named(microbatch, flow)
-        return [self.sent(wire(tensor, one), stage) for tensor, one in zip(tensors, flow, strict=True) if one.bytes]
+    def _sending(self, direction: str, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
+        tensors, of = self._named(microbatch, flow), Transfer("send", direction, self.stage_index, microbatch)
+        return [self.sent(wire(tensor, one), stage, of) for tensor, one in zip(tensors, flow, strict=True) if one.bytes]
 
-    def _receiving(self, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
-        launches = []
+    def _receiving(self, direction: str, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
+        launches, of = [], Transfer("receive", direction, self.stage_index, microbatch)
         for one in flow:
             memory = torch.empty(_span(one), dtype=one.dtype, device=self.device)
             self._values[microbatch][one.name] = memory.as_strided(one.shape, one.strides)
             if one.bytes:
-                launches.append(self.received(memory.view(torch.uint8), stage))
+                launches.append(self.received(memory.view(torch.uint8), stage, of))
         return launches
 
 

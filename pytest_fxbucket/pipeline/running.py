@@ -47,7 +47,13 @@ class PipelinedRun(StepRun):
 
     def step(self, batch: Sequence[torch.Tensor], number: int, count: int) -> Took:
         """Take step ``number`` of ``count``, from 1."""
-        self._step = f"step {number} of {count}"
+        took = self.taken(batch, f"step {number} of {count}")
+        update(self.state, took.results, self.task)
+        return took
+
+    def taken(self, batch: Sequence[torch.Tensor], step: str) -> Took:
+        """Take a step, without what it leaves in the state; ``step`` ends its marks."""
+        self._step = step
         kept, others = iter(self.state), iter(batch)
         given = [next(kept) if value.role in KEPT else next(others) for value in self.task.inputs]
         values = {_key(value): tensor for value, tensor in zip(self.task.inputs, given, strict=True)}
@@ -60,9 +66,7 @@ class PipelinedRun(StepRun):
         if UPDATE in self._described:
             given_to = lambda value: results[_key(value)] if value.role == "grad" else values[_key(value)]  # noqa: E731
             results |= _by_key(self._run(UPDATE, given_to))
-        took = Took(given, [results[_key(value)] for value in self.task.outputs], {})
-        update(self.state, took.results, self.task)
-        return took
+        return Took(given, [results[_key(value)] for value in self.task.outputs], {})
 
     def _results(self) -> dict[Key, Any]:
         """The loss, where it is, and the gradients, summed over what several stages read."""
@@ -78,6 +82,10 @@ class PipelinedRun(StepRun):
             results |= _by_key(self._run(TIES, lambda value: each[value.fqn].pop(0)))
         return results
 
+    def run_graph(self, phase: str, graph: fx.GraphModule, microbatch: int | None, given: Sequence[Any]) -> list[Any]:
+        """Results of the graph ``phase``."""
+        return self.call(phase, graph, *given)
+
     def _run_of_stage(
         self, stage: int, work: Work, microbatch: int | None, of: Callable[[Value], Any]
     ) -> list[tuple[Value, Any]]:
@@ -87,7 +95,7 @@ class PipelinedRun(StepRun):
     def _run(self, phase: str, of: Callable[[Value], Any], microbatch: int | None = None) -> list[tuple[Value, Any]]:
         mark(f"{phase}{'' if microbatch is None else f' of microbatch {microbatch}'} {self._step}")
         one = self._described[phase]
-        made = self.call(phase, self._graphs[phase], *map(of, one.inputs))
+        made = self.run_graph(phase, self._graphs[phase], microbatch, [of(value) for value in one.inputs])
         return list(zip(one.outputs, made, strict=True))
 
     def _sums(self, stage: int) -> dict[str, Value]:

@@ -6,6 +6,7 @@ Imports no torch: an option of pytest's asks whether a report can be written.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -24,6 +25,7 @@ MOST_SPANS = 6000
 COPIES = ("copy-in ", "copy-out ")
 _S = 1e-9
 _FIRST = ("host", "compute", "communication")
+_STAGES = re.compile(r"(all stages|stage (\d+))")
 _COLOURS = {"wait": "terrible", "launch": "thread_state_runnable", "flight": "thread_state_iowait"}
 """Of Chrome's own palette: what is exposed is red."""
 
@@ -96,6 +98,8 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def _place(stream: str) -> tuple[int, int, str]:
+    if stage := _STAGES.fullmatch(stream):
+        return -1, int(stage[2] or -1), stream
     if stream in _FIRST:
         return _FIRST.index(stream), 0, stream
     number = stream.rpartition(" ")[2]

@@ -70,7 +70,7 @@ def traced_steps(
         found = [(stamps[0], spans_of(rank, marks, stamps)) for stamps in taken]
     else:
         found = profiled_steps(graph_module, marks, run_step, steps, rank)
-    begins = _begins([first for first, _ in found])
+    begins = shared_begins([first for first, _ in found])
     return tuple(since(begin, spans) for begin, (_, spans) in zip(begins, found, strict=True))
 
 
@@ -124,7 +124,8 @@ def begins_of(mine: Firsts, everybody: Sequence[Firsts]) -> list[int]:
     return [min(column) for column in zip(*(firsts for machine, *firsts in everybody if machine == mine[0]), strict=True)]
 
 
-def _begins(firsts: Sequence[int]) -> list[int]:
+def shared_begins(firsts: Sequence[int]) -> list[int]:
+    """When each step began on this machine, by when it began on this rank. All ranks call this alike."""
     mine = [int.from_bytes(sha256(_boot_id().encode()).digest()[:7], "big"), *firsts]
     if not distributed.is_initialized():
         return begins_of(mine, [mine])
