@@ -147,7 +147,7 @@ class _Reference:
     def make(cls, rank: int, task: EagerTask, found: Seen, held: Collection[tuple[str, str]]) -> _Reference:
         """Build it, and note in ``found`` the reasons for which it may round otherwise.
 
-        A trainer has all parameters and buffers of the plan's model; of pipeline stages those in ``held``, which this rank's graphs take.
+        A trainer has all parameters and buffers of the plan's model; of pipeline stages, those in ``held`` that this rank has.
         """
         plan, graph = task.plan, task.graph
         assert plan.model is not None
