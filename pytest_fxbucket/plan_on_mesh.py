@@ -249,11 +249,10 @@ class PlanOnMesh:
 
     def _gone(self, rank: int) -> RankPipeline:
         captured, stages = self.step(rank), self.stages
-        state = _state_of(captured)
-        before = self._staged(stages.before, captured, state, rank)
-        step = before[-1].step if before else captured
-        if self.staged is not None:
-            step = self.staged.of_rank(self.mesh, rank)
+        begin = captured if self.staged is None else self.staged.of_rank(self.mesh, rank)
+        state = _state_of(begin)
+        before = self._staged(stages.before, begin, state, rank)
+        step = before[-1].step if before else begin
         rounding = [one.step for one, stage in zip(before, stages.before, strict=True) if traits_of(stage.function).rounds]
         step = _with_first_state(step, captured, state)
         passed = self._through_pass(step, rank)

@@ -134,12 +134,13 @@ class PlanRun:
         return self._mesh_world
 
     def summary(self) -> PlanSummary | None:
-        """Launches, buckets and bytes; None until the pass ran at the size of the real mesh."""
-        world = self.__dict__.get("_mesh_world")
-        if world is None or not world.is_passed(0):
+        """Launches, buckets and bytes, of all stages; None until the pass ran at the size of the real mesh."""
+        world: PlanOnMesh | None = self.__dict__.get("_mesh_world")
+        ranks = () if world is None else world.mesh.ranks(0, "pp")
+        if world is None or not all(map(world.is_passed, ranks)):
             return None
-        before = [bucket for reading in world.reading(0).values() for bucket in reading.buckets]
-        after = [bucket for one in world.passed(0).values() for bucket in one.reading.buckets]
+        before = [bucket for rank in ranks for reading in world.reading(rank).values() for bucket in reading.buckets]
+        after = [bucket for rank in ranks for one in world.passed(rank).values() for bucket in one.reading.buckets]
         named = world.entry_of if self.plan.bucket.by == "plan" else {p.fqn: "" for p in world.step(0).parameters}
         planned = [bucket for bucket in after if any(fqn in named for fqn in bucket.fqns)]
         return PlanSummary(len(before), len(after), len(planned), sum(bucket.bytes for bucket in after))

@@ -120,7 +120,8 @@ def update(state: list[torch.Tensor], results: Sequence[Any], step: StepTask) ->
     """What the step made of parameters and state; of a step without optimizer one SGD step on the local shards."""
     made = {(v.role, v.fqn): r for v, r in zip(step.outputs, results, strict=True)}
     has_optimizer = any(role == "param" for role, _ in made)
-    for value, tensor in zip(step.inputs, state, strict=False):
+    kept = (value for value in step.inputs if value.role in KEPT)
+    for value, tensor in zip(kept, state, strict=True):
         if (value.role, value.fqn) in made:
             tensor.copy_(made[value.role, value.fqn])
         elif value.role == "param" and not has_optimizer and ("grad", value.fqn) in made:

@@ -107,27 +107,45 @@ def final_values(world: PlanOnMesh, rank: int, phase: Phase) -> tuple[Values, Va
 
 
 def _of_stages(reference: StepGraph, final: StepGraph, phase: Phase) -> tuple[Values, Values]:
-    """Those of the reference that a rank's stages have; each rank gets the whole batch."""
-    taken, given = (
-        {(value.role, value.fqn) for values in side.values() for value in values} for side in (final.inputs, final.outputs)
+    """Those of the reference that a rank's stages have, and state of their own; each rank gets the whole batch."""
+    sides = (reference.inputs[phase], final.inputs), (reference.outputs[phase], final.outputs)
+    inputs, outputs = (
+        (*(one for one in known if one.role == "batch" or _key(one) in _keys(has)), *_new_state(known, has))
+        for known, has in sides
     )
-    inputs = (one for one in reference.inputs[phase] if one.role == "batch" or (one.role, one.fqn) in taken)
-    return tuple(inputs), tuple(one for one in reference.outputs[phase] if (one.role, one.fqn) in given)
+    return inputs, outputs
+
+
+def _new_state(known: Values, side: Mapping[Phase, Values]) -> Iterable[Value]:
+    keys = {_key(value) for value in known}
+    return dict.fromkeys(one for values in side.values() for one in values if one.role == "state" and _key(one) not in keys)
+
+
+def _keys(side: Mapping[Phase, Values]) -> set[tuple[str, str]]:
+    return {_key(value) for values in side.values() for value in values}
+
+
+def _key(value: Value) -> tuple[str, str]:
+    return value.role, value.fqn
 
 
 def added_state(world: PlanOnMesh) -> list[str]:
     """State that transformations added, by name: nothing has it that it could be compared with."""
-    known = {value.fqn for values in world.reference(0).inputs.values() for value in values}
-    final = world.final_step(0)
-    named = (value.fqn for values in final.inputs.values() for value in values if value.role == "state")
-    return sorted({fqn for fqn in named if fqn not in known})
+    return sorted(_final_state(world) - _state(world.reference(0)))
 
 
 def removed_state(world: PlanOnMesh) -> list[str]:
     """State that transformations removed, by name."""
-    left = {value.fqn for values in world.final_step(0).inputs.values() for value in values}
-    known = world.reference(0).inputs.values()
-    return sorted({value.fqn for values in known for value in values if value.role == "state" and value.fqn not in left})
+    return sorted(_state(world.reference(0)) - _final_state(world))
+
+
+def _final_state(world: PlanOnMesh) -> set[str]:
+    """Of all pipeline stages, where there are any."""
+    return {fqn for rank in world.mesh.ranks(0, "pp") for fqn in _state(world.final_step(rank))}
+
+
+def _state(step: StepGraph) -> set[str]:
+    return {fqn for role, fqn in _keys(step.inputs) if role == "state"}
 
 
 def _each_once(values: Iterable[Value]) -> Iterable[Value]:

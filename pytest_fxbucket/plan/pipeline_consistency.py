@@ -19,11 +19,6 @@ def agree_on_pipeline(plan: Plan, where: str) -> None:
                 f"{where}: [parallel] pp = {pp} has no stages to spread; add [pipeline], as in stages = {pp}, or leave pp out"
             )
         return
-    if (other := next((number for number, one in enumerate(plan.transform, 1) if one.name != "bucket"), None)) is not None:
-        raise PlanError(
-            f"{where}: [[transform]] {other}: {plan.transform[other - 1].name} changes the step as a whole, which "
-            "[pipeline] has in stages; leave one of them out, by a matrix row"
-        )
     _one_way_to_cut(pipeline, max(2, pp), f"{where}: [pipeline]")
     _fits(plan, pipeline, "[parallel] pp", pp, where)
     if (small := plan.run_degrees["pp"]) != pp:

@@ -52,6 +52,8 @@ def stages_of(plan: Plan) -> Stages:
             continue
         function = import_callable(BUILT_IN.get(one.name, one.name), where)
         stages.append(Stage(one.name, f"{where}: {one.name}", function, one.args))
+        if plan.pipeline is not None:
+            _refuse_beside_pipeline(stages[-1])
     if place is None:
         place = next((n for n, stage in enumerate(stages) if BUCKET in traits_of(stage.function).after), len(stages))
     refuse_order(stages, place)
@@ -77,6 +79,17 @@ def refuse_order(stages: Sequence[Stage], place: int | None = None) -> None:
         earlier = [other for other, _, _ in order[:number]]
         if wrong := next((other for other in traits.before if other in earlier), None):
             raise PlanError(f"{where} must come before {wrong}; list it above that")
+
+
+def _refuse_beside_pipeline(stage: Stage) -> None:
+    traits = traits_of(stage.function)
+    why = "rounds otherwise than the step before it" if traits.rounds else ""
+    why = "gives set-up, steady and clean-up graphs" if traits.crosses_iterations else why
+    if why:
+        raise PlanError(
+            f"{stage.where} {why}, and [pipeline] has the graphs of stages, bit for bit the step that is in none; leave one of "
+            "them out, by a matrix row"
+        )
 
 
 def _refuse_late_rounding(order: Sequence[tuple[str, str, Traits]]) -> None:

@@ -109,15 +109,6 @@ def test_a_wrong_value_is_told_with_what_was_expected(pipeline: str, says: str) 
     assert says in said
 
 
-def test_transformations_of_the_whole_step_are_refused() -> None:
-    cuts = 'cuts = ["layers.1", "layers.3", "layers.5"]'
-    assert refusal(text(cuts, rest='[[transform]]\nname = "bucket"\n[[transform]]\nname = "merge_duplicates"\n')) == (
-        "[[transform]] 2: merge_duplicates changes the step as a whole, which [pipeline] has in stages; leave one of them out, "
-        "by a matrix row"
-    )
-    assert len(plan_of(text(cuts, rest='[[transform]]\nname = "bucket"\n')).transform) == 1
-
-
 @pytest.mark.parametrize(
     ("schedule", "stages", "pp", "says"),
     [

@@ -88,6 +88,23 @@ def test_the_pass_stands_last_or_before_the_first_that_must_come_after_it(captur
 
 
 @pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("add_before_reducing", "rounds otherwise than the step before it"),
+        ("next_iteration", "gives set-up, steady and clean-up graphs"),
+    ],
+)
+def test_what_stages_cannot_be_compared_behind_is_refused_beside_them(name: str, why: str) -> None:
+    plan, mesh = _of(f'[pipeline]\ncuts = ["layers.0"]\nschedule = "LoopedBFS"\n[[transform]]\nname = "{name}"\n')
+    with pytest.raises(PlanError) as caught:
+        PlanOnMesh(plan, mesh, "manual", lambda _: None).stages  # noqa: B018  # looked up, which imports them
+    assert str(caught.value) == (
+        f"plan.toml: [[transform]] 1: {name} {why}, and [pipeline] has the graphs of stages, bit for bit the step that is in "
+        "none; leave one of them out, by a matrix row"
+    )
+
+
+@pytest.mark.parametrize(
     ("names", "sentence"),
     [
         (["bucket", "own_transforms:early"], "2: own_transforms:early must come before bucket; list it above that"),
