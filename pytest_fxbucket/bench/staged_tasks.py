@@ -12,7 +12,7 @@ from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Mark, marks_in
 from pytest_fxbucket.checks.bitwise.crossing import stage_graphs
 from pytest_fxbucket.checks.on_ranks import final_values
 from pytest_fxbucket.pipeline.running import PipelinedTask
-from pytest_fxbucket.pipeline.schedules import ONE_STAGE_A_RANK, bubble, fill_drain_bubble, table_of
+from pytest_fxbucket.pipeline.schedules import bubble, bubble_by_the_book, table_of
 from pytest_fxbucket.step.portable import encode
 from pytest_fxbucket.step_runner import PhaseGraph, fields_of
 
@@ -96,5 +96,5 @@ def pipeline_facts(world: PlanOnMesh, spans: Mapping[str, Sequence[Steps]]) -> P
         "microbatches": how.microbatches,
         "bubble": {name: measured_bubble(ranks) for name, ranks in spans.items()},
         "bubble_of_table": bubble(table_of(how.schedule, how.stages, pp, how.microbatches)),
-        "bubble_by_book": fill_drain_bubble(pp, how.microbatches) if how.schedule in ONE_STAGE_A_RANK else None,
+        "bubble_by_book": bubble_by_the_book(how.schedule, pp, how.microbatches),
     }

@@ -261,7 +261,7 @@ def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed) -> GraphR
     gathers = [bucket for bucket in passed.reading.buckets if bucket.kind == "all_gather" and bucket.direction == "forward"]
     read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
     kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
-    name = f"{phase} of pp {world.mesh.at(rank, 'pp')}" if staged and stage_of(phase) is None else phase
+    name = f"pp {world.mesh.at(rank, 'pp')} {phase}" if staged and stage_of(phase) is None else phase
     return GraphReport(name, report, dims, members, names, entry_updates(passed.reading, world.entry_of, names), kept)
 
 

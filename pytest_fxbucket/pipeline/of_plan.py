@@ -19,7 +19,7 @@ from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import each_tensor
 from pytest_fxbucket.errors import PlanError, StageError
 from pytest_fxbucket.pipeline.propose import cuts_of_forward
-from pytest_fxbucket.pipeline.schedules import bubble, fill_drain_bubble, table_of
+from pytest_fxbucket.pipeline.schedules import bubble, bubble_by_the_book, table_of
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
 from pytest_fxbucket.pipeline.split import split_forward
 from pytest_fxbucket.pipeline.stages import Summary
@@ -102,7 +102,7 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
         ties={tie.fqn: tie.stages for tie in stages.ties},
         unread=stages.unread,
         bubble=bubble(table_of(pipeline.schedule, plan.stages, plan.parallel.pp, plan.step.microbatches)),
-        by_the_book=by_the_book(pipeline.schedule, plan.parallel.pp, plan.step.microbatches),
+        by_the_book=bubble_by_the_book(pipeline.schedule, plan.parallel.pp, plan.step.microbatches),
     )
 
 
@@ -112,11 +112,6 @@ def batch_rows(plan: Plan) -> list[int]:
     _, batch, _ = import_model(plan.model, str(plan.path))
     data = first_batch(batch, plan.model.batch, mesh_with(plan.degrees, plan.parallel.ep), 0)
     return [one.shape[0] if one.dim() else 1 for one in pytree.tree_leaves(data) if isinstance(one, torch.Tensor)]
-
-
-def by_the_book(schedule: str, pp: int, microbatches: int) -> float | None:
-    """What GPipe and 1F1B idle; None of the others, which idle less."""
-    return fill_drain_bubble(pp, microbatches) if schedule in ("GPipe", "1F1B") else None
 
 
 def with_cuts(plan: Plan) -> Plan:

@@ -9,6 +9,7 @@ from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.errors import text_of as error_text
 from pytest_fxbucket.pipeline.problems import table_problems
 from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, Action, Table, leaves
+from pytest_fxbucket.plan.schedules import SCHEDULES, fits_ranks, microbatches_problem, rank_of_stage
 from pytest_fxbucket.words import counted, nearest, one_or_other, show
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = [
     "Action",
     "Table",
     "bubble",
-    "fill_drain_bubble",
+    "bubble_by_the_book",
     "owners_of",
     "refuse_numbers",
     "table_of",
@@ -27,11 +28,6 @@ __all__ = [
     "text_of",
 ]
 
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-ONE_STAGE_A_RANK = ("GPipe", "1F1B")
-IN_A_V = ("ZBVZeroBubble", "DualPipeV")
-"""Two stages a rank: the first rank has the first and the last one."""
-IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 COSTS = {FORWARD: 1, BACKWARD: 2, INPUT_GRADS: 1, WEIGHT_GRADS: 1}
 """In forwards of one stage and microbatch."""
 
@@ -59,9 +55,7 @@ def table_of(schedule: str, stages: int, pp: int, microbatches: int) -> Table:
 def owners_of(schedule: str, stages: int, pp: int, microbatches: int) -> tuple[int, ...]:
     """The rank of each stage. Raises :class:`StageError` as :func:`table_of`; imports no torch."""
     refuse_numbers(schedule, stages, pp, microbatches)
-    if schedule in IN_A_V:
-        return (*range(pp), *reversed(range(pp)))
-    return tuple(stage % pp for stage in range(stages))
+    return tuple(rank_of_stage(schedule, stages, pp, stage) for stage in range(stages))
 
 
 def refuse_numbers(schedule: str, stages: int, pp: int, microbatches: int) -> None:
@@ -74,24 +68,18 @@ def refuse_numbers(schedule: str, stages: int, pp: int, microbatches: int) -> No
     for number, noun in ((stages, "stages"), (pp, "ranks"), (microbatches, "microbatches")):
         if number < 1:
             raise StageError(f"{schedule} with {number} {noun} runs nothing, expected one or more")
-    there = f"{counted(stages, 'stage')} on {counted(pp, 'rank')}"
-    if schedule in ONE_STAGE_A_RANK and stages != pp:
-        raise StageError(f"{schedule} runs one stage a rank, but there are {there}; LoopedBFS and others run several")
-    if schedule in IN_A_V and stages != 2 * pp:
-        raise StageError(f"{schedule} runs two stages a rank, but there are {there}; expected {counted(2 * pp, 'stage')}")
-    if stages % pp:
-        raise StageError(f"{schedule} runs as many stages on every rank, but there are {there}; expected a multiple of {pp}")
-    if schedule in ("1F1B", "DualPipeV") and microbatches < stages:
+    if not fits_ranks(schedule, stages, pp):
+        wanted, expected = {
+            "one": ("one stage on each rank", pp),
+            "two": ("two stages on each rank", 2 * pp),
+            "several": ("as many stages on each rank", pp * max(1, round(stages / pp))),
+        }[SCHEDULES[schedule]]
         raise StageError(
-            f"{schedule} needs as many microbatches as stages, but there are {counted(microbatches, 'microbatch')} for "
-            f"{counted(stages, 'stage')}"
+            f"{schedule} runs {wanted}, but there are {counted(stages, 'stage')} on {counted(pp, 'rank')}; expected "
+            f"{counted(expected, 'stage')}"
         )
-    rounds = max(1, microbatches // pp)
-    if schedule in IN_ROUNDS and microbatches % rounds:
-        raise StageError(
-            f"{schedule} runs microbatches in {counted(rounds, 'round')} of one number, which {microbatches} cannot be parted "
-            f"into; expected a multiple of {pp}"
-        )
+    if problem := microbatches_problem(schedule, microbatches, stages, pp):
+        raise StageError(f"{schedule} with {counted(microbatches, 'microbatch')}: it {problem}")
 
 
 def _action(rank: int, step: Step) -> Action:
@@ -156,6 +144,6 @@ def _way(action: Action) -> str:
     return "B" if action.kind == INPUT_GRADS else action.kind
 
 
-def fill_drain_bubble(pp: int, microbatches: int) -> float:
-    """What GPipe and 1F1B idle, by the book: ``(pp - 1) / (microbatches + pp - 1)``."""
-    return (pp - 1) / (microbatches + pp - 1)
+def bubble_by_the_book(schedule: str, pp: int, microbatches: int) -> float | None:
+    """What GPipe and 1F1B idle, ``(pp - 1) / (microbatches + pp - 1)``; None of the others, which idle less."""
+    return (pp - 1) / (microbatches + pp - 1) if SCHEDULES[schedule] == "one" else None

@@ -43,5 +43,5 @@ def test_people_are_told_of_stages_and_of_the_graphs_of_each(explained: str) -> 
     for stage, entry in ((0, "layers.[0-1]"), (1, "layers.[2-3]")):
         graph = explained.partition(f"\nstage {stage} unshard graph: ")[2].partition(" graph: ")[0]
         assert entry in graph, f"stage {stage} gathers its own layers"
-    updates = [line for line in explained.splitlines() if line.startswith("update of pp ")]
-    assert [line.partition(":")[0] for line in updates] == ["update of pp 0 graph", "update of pp 1 graph"]
+    updates = [line for line in explained.splitlines() if line.startswith("pp ") and " update graph" in line]
+    assert [line.partition(":")[0] for line in updates] == ["pp 0 update graph", "pp 1 update graph"]

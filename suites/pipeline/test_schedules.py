@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from pytest_fxbucket.errors import StageError
-from pytest_fxbucket.pipeline.schedules import SCHEDULES, bubble, fill_drain_bubble, table_of, table_problems, text_of
+from pytest_fxbucket.pipeline.schedules import SCHEDULES, bubble, bubble_by_the_book, table_of, table_problems, text_of
 from pytest_fxbucket.pipeline.table import TRANSFERS, leaves
 
 SIZES = {
@@ -70,11 +70,15 @@ def test_a_v_has_the_first_and_the_last_stage_on_one_rank_and_overlapped_pairs()
 @pytest.mark.parametrize(("pp", "microbatches"), [(1, 1), (2, 2), (2, 8), (4, 4), (4, 32), (8, 8)])
 def test_gpipe_and_1f1b_idle_by_the_book(pp: int, microbatches: int) -> None:
     for name in ("GPipe", "1F1B"):
-        assert bubble(table_of(name, pp, pp, microbatches)) == pytest.approx(fill_drain_bubble(pp, microbatches), abs=1e-12)
+        assert bubble(table_of(name, pp, pp, microbatches)) == pytest.approx(
+            bubble_by_the_book(name, pp, microbatches), abs=1e-12
+        )
 
 
 def test_more_stages_a_rank_and_gradients_apart_idle_less() -> None:
-    fill = fill_drain_bubble(4, 8)
+    fill = bubble_by_the_book("1F1B", 4, 8)
+    assert fill == pytest.approx(3 / 11)
+    assert bubble_by_the_book("LoopedBFS", 4, 8) is None
     looped, zero = (bubble(table_of(name, 8, 4, 8)) for name in ("Interleaved1F1B", "ZBVZeroBubble"))
     assert zero < looped < fill
     assert looped == pytest.approx(3 / 19, abs=1e-12)  # of two stages a rank: (p - 1) / (2 m + p - 1)
@@ -87,15 +91,15 @@ def test_more_stages_a_rank_and_gradients_apart_idle_less() -> None:
             ("Gpipe", 2, 2, 4),
             'schedule "Gpipe" is none of torch\'s, expected GPipe, .* or DualPipeV; did you mean "GPipe"\\?',
         ),
-        (("1F1B", 4, 2, 4), "1F1B runs one stage a rank, but there are 4 stages on 2 ranks; LoopedBFS and others run several"),
+        (("1F1B", 4, 2, 4), "1F1B runs one stage on each rank, but there are 4 stages on 2 ranks; expected 2 stages"),
         (
             ("ZBVZeroBubble", 2, 2, 4),
-            "ZBVZeroBubble runs two stages a rank, but .* 2 stages on 2 ranks; expected 4 stages",
+            "ZBVZeroBubble runs two stages on each rank, but .* 2 stages on 2 ranks; expected 4 stages",
         ),
-        (("LoopedBFS", 3, 2, 4), "LoopedBFS runs as many stages on every rank, but .* 3 stages on 2 ranks; .* multiple of 2"),
-        (("1F1B", 4, 4, 3), "1F1B needs as many microbatches as stages, but there are 3 microbatches for 4 stages"),
-        (("DualPipeV", 4, 2, 3), "DualPipeV needs as many microbatches as stages, but there are 3 microbatches for 4 stages"),
-        (("Interleaved1F1B", 4, 2, 5), "Interleaved1F1B runs microbatches in 2 rounds .* which 5 cannot .* a multiple of 2"),
+        (("LoopedBFS", 3, 2, 4), "LoopedBFS runs as many stages on each rank, but .* 3 stages on 2 ranks; expected 4 stages"),
+        (("1F1B", 4, 4, 3), "1F1B with 3 microbatches: it takes at least as many as there are stages, 4; use 4"),
+        (("DualPipeV", 4, 2, 3), "DualPipeV with 3 microbatches: it takes at least as many as there are stages, 4; use 4"),
+        (("Interleaved1F1B", 4, 2, 5), "Interleaved1F1B with 5 microbatches: it runs them in 2 rounds of 2 or more, .*; use 6"),
         (("GPipe", 2, 2, 0), "GPipe with 0 microbatches runs nothing, expected one or more"),
     ],
 )
