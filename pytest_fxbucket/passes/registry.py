@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +123,18 @@ def _targets(graph: fx.Graph, job: PassJob) -> Targets:
 
 def _plans_by_module(job: PassJob) -> list[str | list[str]]:
     if job.step.has_roles:
-        return module_plans(job.entries, job.step.parameters)
+        return module_plans(_entries_within(job), job.step.parameters)
     plans = job.plan.bucket.plan
     return [entry.selectors[0] if len(entry.selectors) == 1 else list(entry.selectors) for entry in plans]
+
+
+def _entries_within(job: PassJob) -> Sequence[ResolvedEntry]:
+    """The plan's entries; in a graph of a pipeline stage what that carries of them."""
+    if job.step.pipelined is None:
+        return job.entries
+    carried = {fqn for bucket in job.reading.buckets for fqn in bucket.fqns}
+    parted = (replace(one, parameters=tuple(fqn for fqn in one.parameters if fqn in carried)) for one in job.entries)
+    return [one for one in parted if one.parameters]
 
 
 def _foreign(name: str) -> tuple[ForeignPass, tuple[str, ...]]:
