@@ -41,11 +41,12 @@ class LastStep:
 def as_traced(plan: Plan) -> Plan:
     """``plan`` with defaults for all that its captured step does not depend on: plans that are equal then trace the same.
 
-    Entries say where bytes are cast and what is gathered together; what optimizers update together hangs on all of the bucket.
+    Entries say where bytes are cast, what is gathered together and what stays gathered. What optimizers update together
+    hangs on all of the bucket.
     """
     bucket, overlap = plan.bucket, plan.overlap
     if not plan.optimizer:
-        bucket, overlap = Bucket(plan=bucket.plan), Overlap()
+        bucket, overlap = Bucket(plan=bucket.plan, by=bucket.by, unplanned=bucket.unplanned), Overlap()
     pipeline = replace(plan.pipeline, schedule=Pipeline().schedule) if plan.pipeline else None
     return replace(
         plan,

@@ -73,6 +73,7 @@ def test_what_comes_behind_tracing_does_not_trace_again(tmp_path, row):
         "parallel.reshard_after_forward = false",
         "run.seed = 1",
         'bucket.plan = ["tok_embeddings+layers.0", "norm+output"]',
+        'bucket.plan = ["tok_embeddings", "layers.[0-0]"]\nbucket.unplanned = "root"',
         "step.microbatches = 2",
         'step.checkpoint = ["layers.*"]',
         'optimizer = [{ factory = "torch.optim:SGD", args = { lr = 0.5 } }]',

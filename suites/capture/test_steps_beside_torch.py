@@ -117,12 +117,22 @@ def overridden(factory: str, of: Any = None, **rest: Any) -> Plan:
     return override_plans.plan_of(factory, of or override(type="Chooses"), **rest)
 
 
+T5 = """
+[model]
+factory = "fixtures.models.t5:build"
+batch = "fixtures.models.t5:batch"
+[parallel]
+dp_shard = 2
+[bucket]
+plan = ["shared", "encoder.block.[0-1]+encoder.final_layer_norm", "decoder.block.[0-1]+decoder.final_layer_norm"]
+"""
 ATTENDS = override(type="Attends", output="attended")
 PAIRED = {"tp": 2, "tp_plan": {"layers.*.0": "colwise", "layers.*.1": "rowwise"}}
 BY_PART = Eager(rounds_otherwise=("rowwise_bias",))
 CASES: dict[str, Plan] = {
     **rows(LLAMA, "replicate-clipped-AdamW"),
     **rows(GPT, "frozen and tied"),
+    **rows(T5, "two branches, tied"),
     "float32 between: each": floating("layers.[0-2]", "head"),
     "float32 between: together": floating("layers.0+layers.1", "layers.2+head"),
     "float32 between: by name, in a dict": floating("layers.[0-2]", "head", named=True),
