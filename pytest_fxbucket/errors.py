@@ -46,6 +46,10 @@ class BenchmarkError(FxbucketError):
     """Step times that cannot be taken, stored, read back, compared or shown."""
 
 
+class SimulationError(FxbucketError):
+    """A cluster or a cost model that a step cannot be simulated with."""
+
+
 class GraphError(FxbucketError):
     """A question about a graph that has no answer."""
 

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 from torch import fx, nn
 
 from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.graph.flops import flops_of
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
-from pytest_fxbucket.pipeline.split import flops_of, forward_of, work_of
+from pytest_fxbucket.pipeline.split import forward_of, work_of
 from pytest_fxbucket.pipeline.trace import PLACE, Forward
 from pytest_fxbucket.pipeline.values import called_with
 from pytest_fxbucket.words import counted, show

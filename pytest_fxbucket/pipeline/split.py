@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils.flop_counter import flop_registry
 
 from pytest_fxbucket.capture.stage_marks import Call
 from pytest_fxbucket.compat.modules import forward_hooks
 from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.graph.flops import flops_of
 from pytest_fxbucket.graph.modules import module_of
-from pytest_fxbucket.graph.ops import held_by, overload
+from pytest_fxbucket.graph.ops import held_by
 from pytest_fxbucket.pipeline.cut import cut_places
 from pytest_fxbucket.pipeline.hooks import Hooks, hooks_of
 from pytest_fxbucket.pipeline.liveness import crossing, stage_of_each, write_in_one_stage
@@ -90,16 +90,6 @@ def work_of(forward: Forward) -> list[int]:
     """Places of the nodes that call something."""
     nodes = forward.graph_module.graph.nodes
     return [node.meta[PLACE] for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
-
-
-def flops_of(node: fx.Node) -> int:
-    """By torch's table of operators, those of products, convolutions and attention; 0 for others."""
-    op = overload(node)
-    count = flop_registry.get(op.overloadpacket) if op is not None else None
-    if count is None:
-        return 0
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-    return int(count(*args, **kwargs, out_val=node.meta["val"]))
 
 
 def _described(node: fx.Node, stage: int, forward: Forward) -> Crossing:

@@ -1,0 +1,251 @@
+"""Simulates a step: one compute stream, one stream in order for each process group and for copies to and from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.compat.c10d import DEFAULT, untwinned
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch, tensors, tensors_sent
+from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.simulate.costs import CostModel, Roofline, is_free, launched_bytes
+from pytest_fxbucket.simulate.memory import Liveness, liveness_of
+from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, Living, Ran, Timeline, Why
+from pytest_fxbucket.step.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+
+COMPUTE, COPIES = "compute", "host copies"
+
+
+def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -> Timeline:
+    """Simulate one step of ``step`` as its rank runs it on ``cluster``; its graphs run one after the other.
+
+    ``cost``: seconds of a node, instead of those by what ``cluster`` can do. A launch starts when what was called before it has
+    run, and its stream is free; a wait holds up compute until the end of what it waits for; each call costs the host its time.
+    Linear in nodes. Raises :class:`SimulationError` for a cost that is no number of seconds.
+    """
+    cost = cost or Roofline(cluster, groups_of(step))
+    clock, liveness = _Clock(cluster, cost), {}
+    for phase, module in step.graphs.items():
+        liveness[phase] = liveness_of(module.graph, step.inputs[phase], step.outputs[phase], cluster.rounding)
+        clock.run(phase, module.graph)
+    peak = max(liveness, key=lambda phase: liveness[phase].peak)
+    flights = tuple(_Reasons(clock, liveness, cluster).flights())
+    return Timeline(
+        seconds=clock.end,
+        compute=clock.work.get(COMPUTE, 0.0),
+        flights=flights,
+        peak_bytes=liveness[peak].peak,
+        peak_node=list(step.graphs[peak].graph.nodes)[liveness[peak].peak_at].name,
+        peak_phase=peak,
+        living=tuple(_living(liveness[peak])),
+        ran=tuple(clock.ran),
+        streams=dict(clock.work),
+    )
+
+
+def groups_of(step: StepGraph) -> _Groups:
+    """Ranks of each process group of ``step``, by the name that its launches have."""
+    mesh = Mesh(step.mesh)
+    return _Groups({**mesh.groups(step.rank), DEFAULT: tuple(range(mesh.size))})
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Gives ranks by a group's name; of one that nobody knows as many as the launch says, side by side."""
+
+    known: Mapping[str, Sequence[int]]
+
+    def __call__(self, group: str, count: int) -> Sequence[int]:
+        return self.known.get(group) or self.known.get(untwinned(group)) or range(max(count, 1))
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A collective while it is simulated."""
+
+    node: fx.Node
+    phase: Phase
+    place: int
+    group: str
+    ready: float
+    """When what it sends is there and its stream was told."""
+    start: float
+    end: float
+    free: float
+    """When the launch before it on its stream ended."""
+    behind: str
+    could: float
+    """When what it sends was there."""
+    could_place: int
+    waited: float | None = None
+    exposed: float = 0.0
+
+
+class _Clock:
+    """Runs nodes in order."""
+
+    def __init__(self, cluster: Cluster, cost: CostModel) -> None:
+        self._cluster, self._cost = cluster, cost
+        self._host = self._compute = 0.0
+        self._free: dict[str, tuple[float, str]] = {}
+        """Of each stream when its last launch ends, and that launch."""
+        self._there: dict[fx.Node, tuple[float, int]] = {}
+        """When each value that kernels made was there, and the place of the node that made it."""
+        self._in_flight: dict[fx.Node, _Launched] = {}
+        self._copied: dict[fx.Node, float] = {}
+        self.launched: list[_Launched] = []
+        self.ran: list[Ran] = []
+        self.work: dict[str, float] = {}
+
+    @property
+    def end(self) -> float:
+        """When all is done."""
+        return max([self._host, self._compute, *(end for end, _ in self._free.values())])
+
+    def run(self, phase: Phase, graph: fx.Graph) -> None:
+        """Run all nodes of ``graph`` behind what ran before."""
+        for place, node in enumerate(graph.nodes):
+            if is_wait(node):
+                self._wait(node)
+            elif launch_kind(node) is not None:
+                self._launch(node, phase, place)
+            elif not is_free(node):
+                self._call(node, phase, place)
+            self._note(node, place)
+
+    def _note(self, node: fx.Node, place: int) -> None:
+        """When the value of ``node`` is there: views have that of what they see, a wait that of what was launched."""
+        if node in self._there:
+            return
+        sources = [self._there[source] for source in node.all_input_nodes if source in self._there]
+        self._there[node] = max(sources, default=(0.0, -1))
+        flight = next((self._in_flight[one] for one in node.all_input_nodes if one in self._in_flight), None)
+        if flight is not None:
+            self._in_flight[node] = flight
+
+    def _call(self, node: fx.Node, phase: Phase, place: int) -> None:
+        seconds = self._cost(node)
+        self._host += self._cluster.launch
+        needed = max((self._copied[source] for source in node.all_input_nodes if source in self._copied), default=0.0)
+        if stream := _copies(node):
+            start = max(self._host, self._compute, self._free.get(COPIES, (0.0, ""))[0])
+            self._free[COPIES] = start + seconds, node.name
+            self._copied[node] = start + seconds
+        else:
+            stream = COMPUTE
+            start = max(self._host, self._compute, needed)
+            self._compute = start + seconds
+            if self._cluster.blocking:
+                self._host = self._compute
+        self._add(Ran(node.name, phase, place, stream, start, start + seconds))
+        self._there[node] = start + seconds, place
+
+    def _launch(self, node: fx.Node, phase: Phase, place: int) -> None:
+        said = read_launch(node)
+        assert said is not None
+        seconds, (free, behind) = self._cost(node), self._free.get(said.group, (0.0, ""))
+        self._host += self._cluster.launch
+        ready = max(self._host, self._compute)
+        start = max(ready, free)
+        could, could_place = max((self._there[one] for one in tensors_sent(node)), default=(0.0, -1))
+        flight = _Launched(node, phase, place, said.group, ready, start, start + seconds, free, behind, could, could_place)
+        self._free[said.group] = flight.end, node.name
+        self._in_flight[node] = flight
+        self._there[node] = flight.end, place
+        self.launched.append(flight)
+        self._add(Ran(node.name, phase, place, said.group, start, flight.end))
+
+    def _wait(self, node: fx.Node) -> None:
+        flight = next((self._in_flight[one] for one in node.all_input_nodes if one in self._in_flight), None)
+        if flight is None:  # launched by somebody else, or not at all
+            return
+        now = max(self._host, self._compute)
+        flight.waited = now if flight.waited is None else flight.waited
+        flight.exposed += max(0.0, flight.end - now)
+        self._compute = max(self._compute, flight.end)
+        if self._cluster.blocking:
+            self._host = max(self._host, flight.end)
+
+    def _add(self, ran: Ran) -> None:
+        self.ran.append(ran)
+        self.work[ran.stream] = self.work.get(ran.stream, 0.0) + ran.end - ran.start
+
+
+_COPY = ("aten::_to_copy", "aten::copy_", "aten::copy")
+
+
+def _copies(node: fx.Node) -> str:
+    """The stream of copies, if ``node`` copies between the host and a device; else empty."""
+    if operator_name(node) not in _COPY:
+        return ""
+    devices = {one.device.type for source in (node, *node.all_input_nodes) for one in tensors(source.meta.get("val"))}
+    return COPIES if len(devices) > 1 and "cpu" in devices else ""
+
+
+@dataclass(frozen=True)
+class _Reasons:
+    """Why each collective is exposed."""
+
+    clock: _Clock
+    liveness: Mapping[Phase, Liveness]
+    cluster: Cluster
+
+    def flights(self) -> Iterator[Flight]:
+        """All collectives, in the order of their launches."""
+        for one in self.clock.launched:
+            kind = launch_kind(one.node)
+            assert kind is not None
+            why = self._why(one)
+            yield Flight(
+                node=one.node.name,
+                phase=one.phase,
+                place=one.place,
+                kind=kind,
+                group=one.group,
+                direction=direction_of(one.node),
+                bytes=launched_bytes(one.node),
+                launched=one.ready,
+                start=one.start,
+                end=one.end,
+                waited=one.end if one.waited is None else one.waited,
+                exposed=one.exposed,
+                why=why,
+                behind=one.behind if why == "behind another launch" else "",
+            )
+
+    def _why(self, one: _Launched) -> Why:
+        """What would have saved most: a stream that is free, a launch as soon as what it sends is there; else nothing."""
+        if one.exposed <= HIDDEN:
+            return ""
+        queued = max(0.0, one.free - one.ready)
+        late = max(0.0, one.ready - max(one.could, one.free))
+        saved = min(one.exposed, max(queued, late))
+        if saved * 2 < one.exposed:
+            return "too little compute"
+        if queued >= late:
+            return "behind another launch"
+        return "launched too late" if self._fits(one) else "memory"
+
+    def _fits(self, one: _Launched) -> bool:
+        """Whether what it brings could have lived since it could have been launched."""
+        liveness, size = self.liveness[one.phase], launched_bytes(one.node)
+        if liveness.peak + size <= self.cluster.memory:
+            return True
+        return max(liveness.at[max(one.could_place, 0) : one.place + 1]) + size <= self.cluster.memory
+
+
+def _living(liveness: Liveness) -> Iterator[Living]:
+    together: dict[tuple[str, str], Living] = {}
+    for one in liveness.alive(liveness.peak_at):
+        key = one.kind, one.module
+        before = together.get(key, Living(one.kind, one.module, 0))
+        together[key] = replace(before, bytes=before.bytes + one.bytes)
+    yield from sorted(together.values(), key=lambda one: (-one.bytes, one.kind, one.module))

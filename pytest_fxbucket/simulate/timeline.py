@@ -1,0 +1,108 @@
+"""What a simulated step did: when each node ran on which stream, what communication was exposed, what lived at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.collectives import Kind as CollectiveKind
+    from pytest_fxbucket.simulate.memory import Kind as MemoryKind
+    from pytest_fxbucket.step.roles import Direction, Phase
+
+Why = Literal["", "too little compute", "behind another launch", "launched too late", "memory"]
+"""Why a collective is exposed: no compute is left to hide it; its stream was busy with the one before; it could have been
+launched before, and memory allows it, or does not. Empty if it is hidden."""
+HIDDEN = 1e-9
+"""Seconds of exposure that count as none: rounding of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One collective, from its launch to its wait. Times are seconds since the step began."""
+
+    node: str
+    """Name of the launching node."""
+    phase: Phase
+    place: int
+    """Position of that node in its graph."""
+    kind: CollectiveKind
+    group: str
+    direction: Direction
+    bytes: int
+    """Of the larger side."""
+    launched: float
+    """When its stream was told."""
+    start: float
+    end: float
+    waited: float
+    """When the first wait for it began; its end where nobody waits."""
+    exposed: float
+    """Seconds that waits for it blocked compute."""
+    why: Why
+    behind: str = ""
+    """Name of the launch before it on its stream, where that is why."""
+
+    @property
+    def seconds(self) -> float:
+        """In flight."""
+        return self.end - self.start
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether no wait for it blocked compute."""
+        return self.exposed <= HIDDEN
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One node on a stream."""
+
+    node: str
+    phase: Phase
+    place: int
+    stream: str
+    """compute, host copies, or the name of a process group."""
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """What lives at the peak, together."""
+
+    kind: MemoryKind
+    module: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step on one rank."""
+
+    seconds: float
+    """From its first node to the end of the last."""
+    compute: float
+    """Seconds that compute took, without what held it up."""
+    flights: tuple[Flight, ...]
+    """In the order of their launches."""
+    peak_bytes: int
+    peak_node: str
+    """Name of the first node that runs while so many bytes live."""
+    peak_phase: Phase
+    living: tuple[Living, ...]
+    """What lives then, by kind and module, the most first."""
+    ran: tuple[Ran, ...] = field(default=(), repr=False)
+    streams: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of work on each stream."""
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that waits blocked compute."""
+        return sum(one.exposed for one in self.flights)
+
+    @property
+    def hidden(self) -> int:
+        """How many collectives no wait was blocked by."""
+        return sum(one.is_hidden for one in self.flights)
