@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
+from torch import fx
+
 from pytest_fxbucket.compat.fake_tensors import storage_key
-from pytest_fxbucket.graph.collectives import is_wait, launch_kind, sent_by, tensors, tensors_sent, waits_of
+from pytest_fxbucket.compat.fx import inputs_of
+from pytest_fxbucket.graph.collectives import flight, is_wait, launch_kind, sent_by, tensors, tensors_sent
+from pytest_fxbucket.graph.effects import effects_of
+from pytest_fxbucket.graph.effects import shared as shared_by
 from pytest_fxbucket.graph.modules import direction_of, module_of
+from pytest_fxbucket.graph.ops import by_operator, held_by, is_view_operator
+from pytest_fxbucket.graph.storages import is_part
 
 if TYPE_CHECKING:
     import torch
-    from torch import fx
 
     from pytest_fxbucket.step.roles import Value
 
@@ -35,20 +41,45 @@ _KIND_OF_ROLE: Mapping[str, Kind] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Storage:
     """One allocation."""
 
     bytes: int
     first: int
-    """Position of the node that makes it; -1 of an input."""
+    """Position of the node that makes it; -1 of what is there before."""
     last: int
     """Position of the last node that needs it; of what is held throughout, and of outputs, the graph's last."""
-    node: str
-    """Name of the node that makes it."""
-    module: str
-    """FQN of the module that it was made in; of an input its own."""
-    kind: Kind
+    maker: fx.Node
+    """The node that makes it, or is it."""
+    ender: fx.Node
+    """The last node that needs it."""
+    value: Value | None = None
+    """The input or output that it is."""
+
+    @property
+    def node(self) -> str:
+        """Name of the node that makes it."""
+        return self.maker.name
+
+    @property
+    def module(self) -> str:
+        """FQN of the module that it was made in; of an input or output its own."""
+        return self.value.fqn if self.value is not None and self.value.fqn else module_of(self.maker)
+
+    @property
+    def kind(self) -> Kind:
+        """What it holds."""
+        if self.value is not None:
+            return _KIND_OF_ROLE[self.value.role]
+        kind = launch_kind(self.maker)
+        if kind == "all_gather":
+            return "gathered"
+        if kind is not None or any(launch_kind(user) is not None for user in self.maker.users):
+            return "communication"
+        if direction_of(self.maker) == "forward" and direction_of(self.ender) != "forward":
+            return "activation"
+        return "temporary"
 
 
 @dataclass(frozen=True)
@@ -78,99 +109,125 @@ class Liveness:
 def liveness_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Value], rounding: int = 1) -> Liveness:
     """Read it off ``graph``, linear in its nodes and their inputs.
 
-    Inputs are the caller's, and live throughout; so do outputs once they are made. What is sent lives until its wait.
+    Inputs are the caller's, and live throughout; outputs live once they are made. Other values end with their last user, as in
+    the code that torch generates. What is sent lives until its wait; without one, to the end.
     """
     nodes = list(graph.nodes)
-    index = {node: place for place, node in enumerate(nodes)}
-    walk = _Walk(index)
-    for node in nodes:
-        walk.meet(node)
-    end = len(nodes) - 1
-    roles = {node: value for node, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True)}
-    made = _made_for(graph, outputs)
-    storages = []
-    for root in walk.roots():
-        maker = nodes[root.first]
-        held = maker.op in ("placeholder", "get_attr")
-        value = roles.get(maker)
-        size = -(-root.bytes // rounding) * rounding
-        kind = _KIND_OF_ROLE[value.role] if value is not None else _kind(maker, nodes[root.last], made.get(root.key))
-        module = value.fqn if value is not None else module_of(maker)
-        storages.append(Storage(size, -1 if held else root.first, end if held else root.last, maker.name, module, kind))
-    change = [0] * (end + 2)
-    for one in storages:
+    walk = _Walk(iter(inputs))
+    for place, node in enumerate(nodes):
+        walk.meet(place, node)
+    walk.end(nodes[-1], len(nodes) - 1, outputs)
+    change = [0] * (len(nodes) + 1)
+    for one in walk.storages:
+        one.bytes = -(-one.bytes // rounding) * rounding
         change[max(one.first, 0)] += one.bytes
         change[one.last + 1] -= one.bytes
-    return Liveness(tuple(storages), tuple(accumulate(change))[: end + 1])
+    return Liveness(tuple(walk.storages), tuple(accumulate(change))[:-1])
 
 
-@dataclass(slots=True)
-class _Root:
-    key: int
-    first: int
-    last: int
-    bytes: int
+_Shares = Literal["all", "some"]
+"""A result has all storages of what it may share, or those that its fake values have, too."""
+
+
+def _by_schema(op: torch._ops.OpOverload) -> _Shares:
+    returns = [one.alias_info for one in op._schema.returns]
+    if flight(op) == "wait" or (len(returns) == 1 and returns[0] is not None and returns[0].is_write):
+        return "all"
+    return "all" if is_view_operator(op) and op._schema.name not in _MAYBE_VIEWS else "some"
+
+
+_HOLD = ("all_gather", "reduce_scatter", "all_to_all")
+"""Kinds of launches that read what they are given until their wait; others work in place, on it or on a copy."""
+_MAYBE_VIEWS = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to", "aten::view_as"})
+_SOME: _Shares = "some"
+_how = by_operator(_by_schema, _SOME)
 
 
 class _Walk:
-    """Joins values into storages: by the storage of fake values, and a wait with what it waits for."""
+    """Meets nodes in order; notes who makes a storage, and who needs it last.
 
-    def __init__(self, index: Mapping[fx.Node, int]) -> None:
-        self._index = index
-        self._root_of: dict[int, _Root] = {}
-        self._keys: dict[fx.Node, list[int]] = {}
+    Values share a storage by operators first: fake values of a node that was copied are those of the node that it is a copy of.
+    """
 
-    def roots(self) -> list[_Root]:
-        """Storages in the order in which they are made."""
-        return sorted({id(one): one for one in self._root_of.values()}.values(), key=lambda one: (one.first, one.key))
+    def __init__(self, inputs: Iterator[Value]) -> None:
+        self.storages: list[Storage] = []
+        self._inputs = inputs
+        self._of: dict[fx.Node, tuple[Storage, ...]] = {}
+        self._held: dict[object, Storage] = {}
+        """Storages of inputs and attributes."""
+        self._sent: dict[fx.Node, list[Storage]] = {}
+        """By launch, and by each part of what it brings, what it sends."""
+        self._waited: set[fx.Node] = set()
 
-    def meet(self, node: fx.Node) -> None:
-        """Note what ``node`` makes, and how long its value is needed."""
-        values = tensors(node.meta.get("val")) if node.op != "output" else []
-        place = self._index[node]
-        last = max((self._index[user] for user in node.users), default=place)
-        if launch_kind(node) is not None:
-            self._hold_sent(node)
-        if is_wait(node) and isinstance(source := sent_by(node), type(node)):
-            self._alias(node, source, values)
-        for value in values:
-            key = storage_key(value)
-            root = self._root_of.get(key)
-            if root is None:
-                root = self._root_of[key] = _Root(key, place, place, value.untyped_storage().nbytes())
-            root.last = max(root.last, last)
-        self._keys[node] = [storage_key(value) for value in values]
+    def meet(self, place: int, node: fx.Node) -> None:
+        """Note what ``node`` makes and needs."""
+        if node.op in ("placeholder", "get_attr"):
+            self._of[node] = self._given(node)
+            return
+        for source in inputs_of(node):
+            for storage in self._of[source]:
+                storage.last, storage.ender = place, node
+        if node.op != "output":
+            self._of[node] = self._gives(node, place)
+        if is_wait(node):
+            self._wait(node, place)
+        elif launch_kind(node) in _HOLD:
+            self._sent[node] = [storage for source in tensors_sent(node) for storage in self._of[source]]
 
-    def _alias(self, wait: fx.Node, source: fx.Node, values: Sequence[torch.Tensor]) -> None:
-        for value, key in zip(values, self._keys.get(source, ()), strict=False):
-            self._root_of.setdefault(storage_key(value), self._root_of[key])
+    def end(self, output: fx.Node, place: int, outputs: Sequence[Value]) -> None:
+        """Inputs are held to the end, and so is what nobody waited for; outputs are what they are."""
+        unwaited = (storage for launch, sent in self._sent.items() if launch not in self._waited for storage in sent)
+        for storage in (*self._held.values(), *unwaited):
+            storage.last, storage.ender = place, output
+        returned = output.args[0]
+        for node, value in zip(returned if isinstance(returned, (list, tuple)) else [returned], outputs, strict=False):
+            for storage in self._of.get(node, ()) if isinstance(node, fx.Node) else ():
+                storage.value = storage.value or value
 
-    def _hold_sent(self, launch: fx.Node) -> None:
-        waits = waits_of(launch)
-        until = max((self._index[wait] for wait in waits), default=self._index[launch])
-        for source in tensors_sent(launch):
-            for key in self._keys.get(source, ()):
-                self._root_of[key].last = max(self._root_of[key].last, until)
+    def _given(self, node: fx.Node) -> tuple[Storage, ...]:
+        value = next(self._inputs) if node.op == "placeholder" else None
+        held = node.meta.get("val") if value or "val" in node.meta else held_by(node.graph.owning_module, str(node.target))
+        found = []
+        for tensor in tensors(held):
+            key = storage_key(tensor)
+            if key not in self._held:
+                self._held[key] = Storage(tensor.untyped_storage().nbytes(), -1, -1, node, node, value)
+                self.storages.append(self._held[key])
+            found.append(self._held[key])
+        return tuple(found)
 
+    def _gives(self, node: fx.Node, place: int) -> tuple[Storage, ...]:
+        value, effects = node.meta.get("val"), effects_of(node)
+        shared = shared_by(node, effects) if effects.shares or effects.everything or effects.shares_all else ()
+        if not shared:
+            return tuple([self._made(tensor, place, node) for tensor in tensors(value)])
+        if is_part(node):
+            return self._part(node)
+        if _how(node) == "all":
+            return self._of[shared[0]]
+        known: dict[int, Storage] = {}
+        for source in shared:
+            known.update(zip(map(storage_key, tensors(source.meta.get("val"))), self._of[source], strict=False))
+        return tuple([known.get(storage_key(one)) or self._made(one, place, node) for one in tensors(value)])
 
-def _made_for(graph: fx.Graph, outputs: Sequence[Value]) -> dict[int, Value]:
-    """By storage the output that it is."""
-    found: dict[int, Value] = {}
-    returned = graph.output_node().args[0]
-    for node, value in zip(returned if isinstance(returned, (list, tuple)) else [returned], outputs, strict=False):
-        for tensor in tensors(getattr(node, "meta", {}).get("val")):
-            found.setdefault(storage_key(tensor), value)
-    return found
+    def _part(self, node: fx.Node) -> tuple[Storage, ...]:
+        source, index = node.all_input_nodes[0], node.args[1]
+        of, values = self._of[source], source.meta["val"]
+        if source in self._sent:
+            self._sent[node] = self._sent[source]
+        if len(of) != len(tensors(values)) or not isinstance(index, int):  # all are parts of one
+            return of
+        before = len(tensors(values[:index]))
+        return of[before : before + len(tensors(values[index]))]
 
+    def _made(self, tensor: torch.Tensor, place: int, node: fx.Node) -> Storage:
+        made = Storage(tensor.untyped_storage().nbytes(), place, place, node, node)
+        self.storages.append(made)
+        return made
 
-def _kind(maker: fx.Node, last: fx.Node, given_out: Value | None) -> Kind:
-    if given_out is not None:
-        return _KIND_OF_ROLE[given_out.role]
-    kind = launch_kind(maker)
-    if kind == "all_gather":
-        return "gathered"
-    if kind is not None or any(launch_kind(user) is not None for user in maker.users):
-        return "communication"
-    if direction_of(maker) == "forward" and direction_of(last) != "forward":
-        return "activation"
-    return "temporary"
+    def _wait(self, node: fx.Node, place: int) -> None:
+        source = sent_by(node)
+        if isinstance(source, fx.Node):
+            self._waited.update((source, *(source.all_input_nodes if is_part(source) else ())))
+            for storage in self._sent.get(source, ()):
+                storage.last, storage.ender = place, node
