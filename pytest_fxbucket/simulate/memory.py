@@ -11,7 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.fx import inputs_of
-from pytest_fxbucket.graph.collectives import flight, is_wait, launch_kind, sent_by, tensors, tensors_sent
+from pytest_fxbucket.graph.collectives import flight, is_wait, launch_kind, tensors, tensors_sent
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.effects import shared as shared_by
 from pytest_fxbucket.graph.modules import direction_of, module_of
@@ -89,6 +89,9 @@ class Liveness:
     storages: tuple[Storage, ...]
     at: tuple[int, ...]
     """Bytes that live while each node runs."""
+    inputs: tuple[tuple[Storage, ...], ...] = ()
+    """Of each input what it lives in."""
+    outputs: tuple[tuple[Storage, ...], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -116,13 +119,14 @@ def liveness_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Valu
     walk = _Walk(iter(inputs))
     for place, node in enumerate(nodes):
         walk.meet(place, node)
-    walk.end(nodes[-1], len(nodes) - 1, outputs)
+    returned = walk.end(nodes[-1], len(nodes) - 1, outputs)
     change = [0] * (len(nodes) + 1)
     for one in walk.storages:
         one.bytes = -(-one.bytes // rounding) * rounding
         change[max(one.first, 0)] += one.bytes
         change[one.last + 1] -= one.bytes
-    return Liveness(tuple(walk.storages), tuple(accumulate(change))[:-1])
+    taken = tuple([walk.of[node] for node in nodes if node.op == "placeholder"])
+    return Liveness(tuple(walk.storages), tuple(accumulate(change))[:-1], taken, returned)
 
 
 _Shares = Literal["all", "some"]
@@ -152,37 +156,42 @@ class _Walk:
     def __init__(self, inputs: Iterator[Value]) -> None:
         self.storages: list[Storage] = []
         self._inputs = inputs
-        self._of: dict[fx.Node, tuple[Storage, ...]] = {}
+        self.of: dict[fx.Node, tuple[Storage, ...]] = {}
         self._held: dict[object, Storage] = {}
         """Storages of inputs and attributes."""
-        self._sent: dict[fx.Node, list[Storage]] = {}
-        """By launch, and by each part of what it brings, what it sends."""
-        self._waited: set[fx.Node] = set()
+        self._sent: dict[Storage, list[Storage]] = {}
+        """By what launches bring, until it is waited for, what they send."""
 
     def meet(self, place: int, node: fx.Node) -> None:
         """Note what ``node`` makes and needs."""
         if node.op in ("placeholder", "get_attr"):
-            self._of[node] = self._given(node)
+            self.of[node] = self._given(node)
             return
         for source in inputs_of(node):
-            for storage in self._of[source]:
+            for storage in self.of[source]:
                 storage.last, storage.ender = place, node
         if node.op != "output":
-            self._of[node] = self._gives(node, place)
+            self.of[node] = self._gives(node, place)
         if is_wait(node):
-            self._wait(node, place)
+            for brought in self.of[node]:
+                for storage in self._sent.pop(brought, ()):
+                    storage.last, storage.ender = place, node
         elif launch_kind(node) in _HOLD:
-            self._sent[node] = [storage for source in tensors_sent(node) for storage in self._of[source]]
+            sent = [storage for source in tensors_sent(node) for storage in self.of[source]]
+            self._sent.update(dict.fromkeys(self.of[node], sent))
 
-    def end(self, output: fx.Node, place: int, outputs: Sequence[Value]) -> None:
+    def end(self, output: fx.Node, place: int, outputs: Sequence[Value]) -> tuple[tuple[Storage, ...], ...]:
         """Inputs are held to the end, and so is what nobody waited for; outputs are what they are."""
-        unwaited = (storage for launch, sent in self._sent.items() if launch not in self._waited for storage in sent)
+        unwaited = (storage for sent in self._sent.values() for storage in sent)
         for storage in (*self._held.values(), *unwaited):
             storage.last, storage.ender = place, output
         returned = output.args[0]
-        for node, value in zip(returned if isinstance(returned, (list, tuple)) else [returned], outputs, strict=False):
-            for storage in self._of.get(node, ()) if isinstance(node, fx.Node) else ():
+        listed = returned if isinstance(returned, (list, tuple)) else [returned]
+        found = tuple([self.of[node] if isinstance(node, fx.Node) else () for node in listed])
+        for storages, value in zip(found, outputs, strict=False):
+            for storage in storages:
                 storage.value = storage.value or value
+        return found
 
     def _given(self, node: fx.Node) -> tuple[Storage, ...]:
         value = next(self._inputs) if node.op == "placeholder" else None
@@ -204,17 +213,15 @@ class _Walk:
         if is_part(node):
             return self._part(node)
         if _how(node) == "all":
-            return self._of[shared[0]]
+            return self.of[shared[0]]
         known: dict[int, Storage] = {}
         for source in shared:
-            known.update(zip(map(storage_key, tensors(source.meta.get("val"))), self._of[source], strict=False))
+            known.update(zip(map(storage_key, tensors(source.meta.get("val"))), self.of[source], strict=False))
         return tuple([known.get(storage_key(one)) or self._made(one, place, node) for one in tensors(value)])
 
     def _part(self, node: fx.Node) -> tuple[Storage, ...]:
         source, index = node.all_input_nodes[0], node.args[1]
-        of, values = self._of[source], source.meta["val"]
-        if source in self._sent:
-            self._sent[node] = self._sent[source]
+        of, values = self.of[source], source.meta["val"]
         if len(of) != len(tensors(values)) or not isinstance(index, int):  # all are parts of one
             return of
         before = len(tensors(values[:index]))
@@ -224,10 +231,3 @@ class _Walk:
         made = Storage(tensor.untyped_storage().nbytes(), place, place, node, node)
         self.storages.append(made)
         return made
-
-    def _wait(self, node: fx.Node, place: int) -> None:
-        source = sent_by(node)
-        if isinstance(source, fx.Node):
-            self._waited.update((source, *(source.all_input_nodes if is_part(source) else ())))
-            for storage in self._sent.get(source, ()):
-                storage.last, storage.ender = place, node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import finalize
@@ -15,7 +15,8 @@ from pytest_fxbucket.checks.bitwise.job import BitwiseTask, final_run, graphs_of
 from pytest_fxbucket.compat.fake_tensors import TorchDispatchMode, storage_key
 from pytest_fxbucket.graph.collectives import flight
 from pytest_fxbucket.ranks import device
-from pytest_fxbucket.step_runner import OneGraph, StepRun, state_and_batches
+from pytest_fxbucket.step.iterations import Results, Take
+from pytest_fxbucket.step_runner import OneGraph, StepRun, ThreeGraphs, state_and_batches
 
 
 @dataclass(slots=True)
@@ -111,7 +112,18 @@ def _counted(run: StepRun, graphs: Mapping[str, fx.GraphModule], batches: Any, t
         counting.see(batch)
         torch.manual_seed(task.seed + step)
         with counting:
-            run.step(batch, step + 1, 2)
+            if isinstance(run, ThreeGraphs):
+                _call(run, run.iterating.step, batch)
+            else:
+                run.step(batch, step + 1, 2)
         run.seen.clear()
-        del batch
+    if isinstance(run, ThreeGraphs):
+        with counting:
+            _call(run, run.iterating.rest, batch)
     return counting.counted
+
+
+def _call(run: ThreeGraphs, call: Callable[[Take], Results], batch: Sequence[torch.Tensor]) -> None:
+    """As a trainer does, which keeps nothing but state."""
+    made = call(lambda values: run.take(values, run.state, batch))
+    run.keep(run.state, {(value.role, value.fqn): one for value, one in made})
