@@ -177,14 +177,14 @@ class Checks:
         default=True,
         metadata=check_switch("every output and written input stands for the expression that it stood for before the pass"),
     )
+    overlap: Overlapped | Literal[False] = field(
+        default=False,
+        metadata=check_switch("communication is hidden by compute in the step simulated on `[cluster]`", Overlapped),
+    )
     bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
     eager: bool = field(
         default=True,
         metadata=check_switch("the bucketed step gives the bits of torch's own, of FSDP2 or DDP"),
-    )
-    overlap: Overlapped | Literal[False] = field(
-        default=False,
-        metadata=check_switch("communication is hidden by compute in the step simulated on `[cluster]`", Overlapped),
     )
     benchmark: Benchmark | Literal[False] = field(
         default=False, metadata=check_switch("step time, bucketed beside unbucketed, and against stored runs", Benchmark)
