@@ -57,5 +57,6 @@ def as_traced(plan: Plan) -> Plan:
         transform=(),
         run=Run(seed=plan.run.seed),
         eager=Eager(),
+        cluster=None,
         checks=Checks(),
     )

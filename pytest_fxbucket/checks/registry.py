@@ -42,6 +42,7 @@ CHECKS = {
         Check("golden", "pytest_fxbucket.checks.golden"),
         Check("collectives", "pytest_fxbucket.checks.collectives"),
         Check("same", "pytest_fxbucket.same.check"),
+        Check("overlap", "pytest_fxbucket.checks.overlap"),
         Check("bitwise", "pytest_fxbucket.checks.bitwise.check", on_ranks=True),
         Check("eager", "pytest_fxbucket.eager.check", on_ranks=True),
         Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True),

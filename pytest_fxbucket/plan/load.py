@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.cluster import Cluster
 from pytest_fxbucket.plan.consistency import agree
 from pytest_fxbucket.plan.rules import Rule, wrong
 from pytest_fxbucket.plan.schema import Plan, may_be_several, tables
@@ -42,16 +43,27 @@ def load_rows(path: Path) -> list[Plan | BrokenRow]:
 
     Raises PlanError if the file cannot be read, or if what stands above the rows is no plan.
     """
+    return _rows(_text(path, "plan"), path)
+
+
+def load_cluster(path: Path) -> Cluster:
+    """Read a file of the keys of ``[cluster]``.
+
+    Raises PlanError, one sentence that names the file and the key.
+    """
+    return cast(Cluster, _read_table("cluster", _parse(_text(path, "preset"), str(path)), f"{path}:"))
+
+
+def _text(path: Path, what: str) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise PlanError(f"{path}: the plan cannot be read: {error.strerror or error}") from error
+        raise PlanError(f"{path}: the {what} cannot be read: {error.strerror or error}") from error
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise PlanError(f"{path}:{line}: a plan must be UTF-8, and byte {error.start} is not") from error
-    return _rows(text, path)
+        raise PlanError(f"{path}:{line}: a {what} must be UTF-8, and byte {error.start} is not") from error
 
 
 def parse_plans(text: str, path: Path) -> list[Plan]:

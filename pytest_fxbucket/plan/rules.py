@@ -162,7 +162,7 @@ def seconds(doc: str) -> Metadata:
     expects = "a number of seconds above 0"
 
     def read(value: object, where: str) -> object:
-        found = _number(value, where, expects, lambda number: 0 < number < math.inf)
+        found = finite_number(value, where, expects, lambda number: 0 < number < math.inf)
         if found > LONGEST_S:
             raise PlanError(f"{where} must be at most {LONGEST_S} seconds, not {show(value)}")
         return found
@@ -226,7 +226,7 @@ def caps(doc: str) -> Metadata:
 
 
 def _cap(value: object, where: str, expects: str) -> float:
-    return _number(value, where, expects, lambda number: 0 <= number < math.inf)
+    return finite_number(value, where, expects, lambda number: 0 <= number < math.inf)
 
 
 def degrees(doc: str) -> Metadata:
@@ -256,16 +256,16 @@ def _of_several(degree: object, where: str) -> object:
 def number(doc: str, *, least: float) -> Metadata:
     """Take a finite number from ``least``, as a float."""
     expects = f"a number of at least {least:g}"
-    return {"rule": Rule(doc, expects, partial(_number, expects=expects, fits=lambda found: least <= found < math.inf))}
+    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: least <= found < math.inf))}
 
 
 def part(doc: str) -> Metadata:
     """Take a number from 0 and below 1, as a float: a part of something."""
     expects = "a number from 0 and below 1, such as 0.03 for 3 %"
-    return {"rule": Rule(doc, expects, partial(_number, expects=expects, fits=lambda found: 0 <= found < 1))}
+    return {"rule": Rule(doc, expects, partial(finite_number, expects=expects, fits=lambda found: 0 <= found < 1))}
 
 
-def _number(value: object, where: str, expects: str, fits: Callable[[float], bool]) -> float:
+def finite_number(value: object, where: str, expects: str, fits: Callable[[float], bool]) -> float:
     """Give a number that ``fits`` as a float; one too large for a float counts as infinite."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         found = float(value) if abs(value) < 1e300 else math.inf

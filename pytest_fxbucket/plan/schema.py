@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pytest_fxbucket.backends import CHOICES, PLACES
+from pytest_fxbucket.plan.cluster import Cluster, Overlapped
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.rules import (
     DEGREES,
@@ -35,6 +36,7 @@ __all__ = [
     "Benchmark",
     "Bucket",
     "Checks",
+    "Cluster",
     "Eager",
     "Entry",
     "Graph",
@@ -42,6 +44,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "Overlap",
+    "Overlapped",
     "Override",
     "Parallel",
     "Pipeline",
@@ -174,6 +177,10 @@ class Checks:
         default=True,
         metadata=check_switch("every output and written input stands for the expression that it stood for before the pass"),
     )
+    overlap: Overlapped | Literal[False] = field(
+        default=False,
+        metadata=check_switch("communication is hidden by compute in the step simulated on `[cluster]`", Overlapped),
+    )
     bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
     eager: bool = field(
         default=True,
@@ -206,6 +213,8 @@ class Plan:
     """Left out: the pass alone."""
     run: Run = field(default_factory=Run, metadata={"table": Run})
     eager: Eager = field(default_factory=Eager, metadata={"table": Eager})
+    cluster: Cluster | None = field(default=None, metadata={"table": Cluster})
+    """Left out: nothing is simulated."""
     checks: Checks = field(default_factory=Checks, metadata={"table": Checks})
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.errors import SimulationError, named
 from pytest_fxbucket.graph.collectives import is_wait, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.flops import bytes_moved, flops_of
 from pytest_fxbucket.graph.ops import is_view
@@ -70,14 +70,17 @@ def launched_bytes(node: fx.Node) -> int:
     return int(max(sent, brought))
 
 
-def checked(model: CostModel, name: str, fallback: CostModel | None = None) -> CostModel:
-    """``model``, a user's own; what it does not know, None, ``fallback`` tells.
+def checked(model: Callable[[fx.Node], float | None], name: str, fallback: CostModel | None = None) -> CostModel:
+    """``model``, a user's own, called ``name``; what it does not know, None, ``fallback`` tells.
 
-    Raises :class:`SimulationError` for what is no number of seconds.
+    What it gives raises :class:`SimulationError` where ``model`` raises, or gives what is no number of seconds.
     """
 
     def seconds(node: fx.Node) -> float:
-        found = model(node)
+        try:
+            found = model(node)
+        except Exception as error:
+            raise SimulationError(f"{name} raised {named(error)} for {node.name} ({node.target})") from error
         if found is None and fallback is not None:
             return fallback(node)
         if not isinstance(found, (int, float)) or not isfinite(found) or found < 0:

@@ -12,11 +12,21 @@ import pytest
 from _pytest.fixtures import FixtureFunctionDefinition
 
 from pytest_fxbucket.cli import __main__ as cli
-from pytest_fxbucket.plan.schema import Benchmark, Key, Ring, keys
+from pytest_fxbucket.plan.cluster import Link
+from pytest_fxbucket.plan.schema import Benchmark, Key, Overlapped, Ring, keys
 from pytest_fxbucket.pytest_plugin import plugin
 from pytest_fxbucket.pytest_plugin.options import TABLE
 from suites.docs.blocks import ROOT
 from suites.plans.plan_reference import END, PAGE, reference, replaced
+
+OPTIONS: dict[tuple[str, str], type] = {
+    ("run", "ring"): Ring,
+    ("cluster", "within"): Link,
+    ("cluster", "between"): Link,
+    ("checks", "benchmark"): Benchmark,
+    ("checks", "overlap"): Overlapped,
+}
+"""Tables that values may be."""
 
 
 def page(name: str) -> str:
@@ -37,7 +47,7 @@ def test_every_key_has_one_row_and_no_cell_is_empty() -> None:
 
 def _within(key: Key) -> list[str]:
     """Keys of the table that the key's value may be."""
-    options = {("run", "ring"): Ring, ("checks", "benchmark"): Benchmark}.get((key.table, key.key))
+    options = OPTIONS.get((key.table, key.key))
     return [f"{key.table}.{key.key}.{spec.name}" for spec in dataclasses.fields(options)] if options is not None else []
 
 

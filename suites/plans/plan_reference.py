@@ -39,12 +39,18 @@ def _rows() -> Iterator[str]:
         yield _row(cells)
         for spec in dataclasses.fields(rule.options) if rule.options is not None else ():
             own = spec.metadata["rule"]
-            default = f"`{to_toml(list(spec.default) if isinstance(spec.default, tuple) else spec.default)}`"
-            yield _row([f"`{key.table}.{key.key}.{spec.name}`", _TOML.sub(r"`\g<0>`", own.expects), default, own.doc])
+            yield _row(
+                [f"`{key.table}.{key.key}.{spec.name}`", _TOML.sub(r"`\g<0>`", own.expects), _said(spec.default), own.doc]
+            )
 
 
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _said(value: object) -> str:
+    """The default of a key within a key."""
+    return "left out" if value is None else f"`{to_toml(list(value) if isinstance(value, tuple) else value)}`"
 
 
 def _default(key: Key) -> str:

@@ -1,0 +1,99 @@
+"""The check ``overlap``: is communication hidden by compute, in the step simulated on the plan's cluster?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.context import capped, looked_at
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
+from pytest_fxbucket.simulate.presets import cluster_of
+from pytest_fxbucket.words import counted
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.plan.cluster import Exposed
+
+_MOST = 5
+"""Buckets that a limit names."""
+_TO_DO = {
+    "too little compute": "more compute in front of its wait: launch it sooner, or spread its bytes over more entries",
+    "behind another launch": 'smaller buckets before it, or [overlap] gather_group = "own", where gathers wait for reductions',
+    "launched too late": "a larger [overlap] prefetch, or launch_at by hand",
+    "memory": "less that lives there: smaller buckets, reshard_after_forward = true, checkpoints",
+}
+
+
+def run(context: Context) -> Verdict:
+    """Hold the simulated step of every distinct rank against the limits."""
+    limits, cluster = context.plan.checks.overlap, cluster_of(context.plan)
+    assert limits  # the plan has it on, and then has a cluster too
+    assert cluster is not None
+    found = simulated_ranks(context.world, cluster)
+    lines = _by_ranks(found, limits.limits())
+    worst = max(found, key=lambda one: one.timeline.exposed)
+    line = worst.timeline
+    hidden = f"{line.hidden} of {counted(len(line.flights), 'launch')} hidden"
+    summary = f"{_ms(line.exposed)} of {_ms(line.seconds)} ms exposed, {hidden}, on {cluster.name}"
+    if lines:
+        return failed("overlap", summary, [*capped(lines), *_advice(found)])
+    return passed("overlap", f"{summary}; {looked_at(context.world)}")
+
+
+def _by_ranks(found: Sequence[SimulatedRank], limits: Mapping[str, Exposed]) -> list[str]:
+    """Problems of each set of ranks that has the same ones; those of all ranks name none."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for one in found:
+        ranks.setdefault(tuple(problems(one, limits)), []).extend(one.ranks)
+    lines: list[str] = []
+    for block, its in ranks.items():
+        of = "" if len(ranks) == 1 else f"rank {', '.join(map(str, sorted(its)))}: "
+        lines += [line if line.startswith(" ") else of + line for line in block]
+    return lines
+
+
+def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[str]:
+    """What is above a limit, and the buckets that are exposed most; ``limits`` by direction, of all under an empty name."""
+    for direction, limit in limits.items():
+        flights = [one for one in found.flights if direction in ("", one.direction)]
+        of, key = (f"{direction}: ", f"{direction}.") if direction else ("", "")
+        exposed = sum(one.flight.exposed for one in flights)
+        hidden = sum(one.flight.is_hidden for one in flights)
+        broken = False
+        if limit.exposed_max_ms is not None and exposed * 1000 > limit.exposed_max_ms:
+            yield f"{of}{_ms(exposed)} ms exposed, at most {limit.exposed_max_ms:g} by checks.overlap.{key}exposed_max_ms"
+            broken = True
+        if limit.hidden_min is not None and hidden < limit.hidden_min * len(flights):
+            yield (
+                f"{of}{hidden} of {counted(len(flights), 'launch')} hidden, at least {100 * limit.hidden_min:g} % by "
+                f"checks.overlap.{key}hidden_min"
+            )
+            broken = True
+        if broken:
+            yield from map(_told, worst(flights)[:_MOST])
+
+
+def worst(flights: Sequence[NamedFlight]) -> list[NamedFlight]:
+    """Those that are exposed, the most first."""
+    exposed = [one for one in flights if not one.flight.is_hidden]
+    return sorted(exposed, key=lambda one: (-one.flight.exposed, one.flight.start))
+
+
+def _told(one: NamedFlight) -> str:
+    return f"  {one.name}: {_ms(one.flight.exposed)} ms exposed, {_ms(one.flight.seconds)} ms in flight: {one.reason}"
+
+
+def _advice(found: Sequence[SimulatedRank]) -> Iterator[str]:
+    """What to do about the reason that exposes most."""
+    seconds: dict[str, float] = {}
+    for rank in found:
+        for one in rank.flights:
+            seconds[one.flight.why] = seconds.get(one.flight.why, 0.0) + one.flight.exposed
+    if reasons := [why for why in _TO_DO if seconds.get(why)]:
+        why = max(reasons, key=lambda one: seconds[one])
+        yield f"what exposes most is {why}; what helps: {_TO_DO[why]}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"

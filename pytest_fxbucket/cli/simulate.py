@@ -1,0 +1,191 @@
+"""``fxbucket simulate PLAN``: a plan's step on a cluster that is not there, bucket by bucket; without ranks."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.errors import UsageError
+from pytest_fxbucket.explain.find import find_plan
+from pytest_fxbucket.plan.cluster import PRESETS
+from pytest_fxbucket.plan.consistency import agree
+from pytest_fxbucket.plan.rules import DEGREES
+from pytest_fxbucket.plan.schema import rule_of
+from pytest_fxbucket.words import counted, human_bytes, nearest
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
+    from pytest_fxbucket.simulate.timeline import Timeline
+
+    _Sides = list[tuple[SimulatedRank, Timeline]]
+    """Of each class of ranks the step behind the pass, and the one before it."""
+_MOST_EXPOSED, _MOST_LIVING = 20, 8
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``fxbucket simulate``."""
+    add_plan(parser)
+    parser.add_argument(
+        "--cluster", metavar="PRESET", help=f"{', '.join(PRESETS)} or a TOML file; left out: the plan's [cluster]"
+    )
+    parser.add_argument(
+        "--world",
+        action="append",
+        default=[],
+        metavar="DIM=SIZE",
+        help="a size of the mesh instead of [parallel]'s, as in dp_shard=512; any number of them",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
+    add_pass(parser)
+
+
+def run(options: Namespace) -> int:
+    """Trace the plan's step, run the pass, simulate both, and tell; raises FxbucketError, and then nothing is on stdout."""
+    refuse_no_pass(options.pass_name)
+    plan, rows = find_plan(options.plan)
+    plan = _on_world(plan, options.world)
+    name = name_of(plan)
+    with working_on(plan, name) as say:
+        from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+        from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
+
+        cluster = _cluster(plan, options.cluster)
+        world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
+        sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster)]
+    if options.json:
+        head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": options.pass_name}
+        on = {"cluster": cluster.name, "mesh": plan.degrees, "classes": [_document(*both) for both in sides]}
+        print(json.dumps({**head, **on}, indent=2, sort_keys=True))
+        return 0
+    print(f"{name}: {counted(plan.world_size, 'rank')} on {cluster.name}, pass {options.pass_name}")
+    for line in _lines(sides):
+        print(line)
+    if rows and plan.matrix_id is None:
+        print(f"\nthis is the plan above its [[matrix]] rows; a row is told as {plan.path}::{rows[0]}: {', '.join(rows)}")
+    return 0
+
+
+def _cluster(plan: Plan, asked: str | None) -> Cluster:
+    from pytest_fxbucket.simulate.presets import cluster_named, cluster_of
+
+    if asked is not None:
+        return cluster_named(asked, Path())
+    found = cluster_of(plan)
+    if found is None:
+        raise UsageError(f"{plan.path} has no [cluster]; name one, as in --cluster {PRESETS[0]}")
+    return found
+
+
+def _on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
+    """``plan`` with ``sizes``, each as ``dp_shard=512``. Raises UsageError, or PlanError for a mesh that cannot be."""
+    degrees: dict[str, Any] = {}
+    for text in sizes:
+        dim, _, size = text.partition("=")
+        if dim not in DEGREES:
+            raise UsageError(f'--world {text}: there is no dimension "{dim}"{nearest(dim, list(DEGREES))}')
+        if not size.isascii() or not size.isdigit():
+            raise UsageError(f"--world {text}: a size must be a whole number, as in dp_shard=512")
+        degrees[dim] = cast(int, rule_of("parallel", dim).read(int(size), f"--world {dim}"))
+    if degrees:  # none of its ranks is run
+        plan = replace(plan, parallel=replace(plan.parallel, **degrees), run=replace(plan.run, world={}))
+        agree(plan, f"{plan.path} with --world {' '.join(sizes)}")
+    return plan
+
+
+# For people.
+
+
+def _lines(sides: _Sides) -> Iterator[str]:
+    for found, before in sides:
+        yield ""
+        if len(sides) > 1:
+            yield f"rank {', '.join(map(str, found.ranks))}"
+        yield from _sums(found.timeline, before)
+        yield from _exposed(found.flights)
+        yield from _living(found.timeline)
+
+
+def _sums(after: Timeline, before: Timeline) -> Iterator[str]:
+    rows = [
+        ("", "bucketed", "unbucketed"),
+        *((what, *(f"{_ms(getattr(one, what))} ms" for one in (after, before))) for what in ("seconds", "compute", "exposed")),
+        ("hidden", *(f"{one.hidden} of {len(one.flights)}" for one in (after, before))),
+        ("peak memory", *(human_bytes(one.peak_bytes) for one in (after, before))),
+    ]
+    for label, *cells in rows:
+        yield f"{'step' if label == 'seconds' else label:<12}{cells[0]:>14}{cells[1]:>14}"
+
+
+def _exposed(flights: Sequence[NamedFlight]) -> Iterator[str]:
+    exposed = sorted((one for one in flights if not one.flight.is_hidden), key=lambda one: -one.flight.exposed)
+    if not exposed:
+        yield "\nexposed: nothing"
+        return
+    width = max(len(one.name) for one in exposed[:_MOST_EXPOSED])
+    yield f"\n{'exposed':<{width + 2}}  exposed ms  in flight ms  why"
+    for one in exposed[:_MOST_EXPOSED]:
+        yield f"  {one.name:<{width}}{_ms(one.flight.exposed):>12}{_ms(one.flight.seconds):>14}  {one.reason}"
+    if rest := exposed[_MOST_EXPOSED:]:
+        yield f"  ... and {len(rest)} more, {_ms(sum(one.flight.exposed for one in rest))} ms exposed"
+
+
+def _living(line: Timeline) -> Iterator[str]:
+    yield f"\nat the peak, {line.peak_node} in the {line.peak_phase} graph"
+    for one in line.living[:_MOST_LIVING]:
+        yield f"  {human_bytes(one.bytes):>10}  {one.kind:<13}  {one.module or '(no module)'}"
+    if rest := line.living[_MOST_LIVING:]:
+        yield f"  {human_bytes(sum(one.bytes for one in rest)):>10}  of {len(rest)} more"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.3f}"
+
+
+# For programs.
+
+
+def _document(found: SimulatedRank, before: Timeline) -> dict[str, Any]:
+    """Times in seconds since the step began, sizes in bytes."""
+    return {
+        "ranks": list(found.ranks),
+        "bucketed": _step(found.timeline),
+        "unbucketed": _step(before),
+        "buckets": [_bucket(one) for one in found.flights],
+    }
+
+
+def _step(line: Timeline) -> dict[str, Any]:
+    return {
+        "seconds": line.seconds,
+        "compute": line.compute,
+        "exposed": line.exposed,
+        "hidden": line.hidden,
+        "launches": len(line.flights),
+        "peak_bytes": line.peak_bytes,
+        "peak_node": line.peak_node,
+        "peak_graph": line.peak_phase,
+        "living": [{"kind": one.kind, "module": one.module, "bytes": one.bytes} for one in line.living],
+    }
+
+
+def _bucket(one: NamedFlight) -> dict[str, Any]:
+    flight = one.flight
+    times = {key: getattr(flight, key) for key in ("launched", "start", "end", "waited", "exposed")}
+    return {
+        "name": one.name,
+        "direction": one.direction,
+        "kind": flight.kind,
+        "graph": flight.phase,
+        "launch": flight.node,
+        "bytes": flight.bytes,
+        "why": flight.why or None,
+        "behind": one.behind or None,
+        **times,
+    }

@@ -1,0 +1,186 @@
+"""``[cluster]``: what a step is simulated on, and the limits of ``[checks] overlap``. A preset file has the same keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.plan.rules import (
+    Metadata,
+    Rule,
+    callable_name,
+    finite_number,
+    number,
+    switch,
+    table_of,
+    whole,
+    wrong,
+)
+from pytest_fxbucket.words import nearest, one_or_other, show
+
+PRESETS = ("h100-sxm", "h200-sxm", "b200", "a100-80g", "cpu-gloo")
+"""Built-in ones: each is a file of its name in ``pytest_fxbucket/simulate/clusters``."""
+DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+"""Those that products are computed in."""
+
+
+def preset(doc: str) -> Metadata:
+    """Take the name of a built-in preset, or the path of a TOML file as text; no file is opened."""
+    expects = f'{one_or_other([show(one) for one in PRESETS])}, or a file such as "ours.toml"'
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, str):
+            raise wrong(where, expects, value)
+        if value not in PRESETS and not value.endswith(".toml"):
+            raise PlanError(f"{wrong(where, expects, value)}{nearest(value, list(PRESETS))}")
+        return value
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def above_zero(doc: str) -> Metadata:
+    """Take a finite number above 0, as a float."""
+    return {"rule": Rule(doc, "a number above 0", _above_zero)}
+
+
+def _above_zero(value: object, where: str) -> float:
+    return finite_number(value, where, "a number above 0", lambda found: 0 < found < math.inf)
+
+
+def share(doc: str, *, zero: bool = False) -> Metadata:
+    """Take a number up to 1, as a float; with ``zero`` from 0, else above it."""
+    expects = f"a number {'from' if zero else 'above'} 0 and at most 1"
+
+    def read(value: object, where: str) -> object:
+        return finite_number(value, where, expects, lambda found: 0 < found <= 1 or (zero and found == 0))
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+def rates(doc: str) -> Metadata:
+    """Take a table of dtype = number above 0, as a dict."""
+    expects = "a table such as { bfloat16 = 989, float32 = 67 }"
+
+    def read(value: object, where: str) -> object:
+        if not isinstance(value, Mapping):
+            raise wrong(where, expects, value)
+        for name in value:
+            if name not in DTYPES:
+                known = nearest(str(name), list(DTYPES)) or f"; known are {', '.join(DTYPES)}"
+                raise PlanError(f'{where} has no dtype "{name}"{known}')
+        return {name: _above_zero(rate, f"{where}.{name}") for name, rate in value.items()}
+
+    return {"rule": Rule(doc, expects, read)}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """``[cluster] within`` or ``between``: how a device reaches others."""
+
+    bandwidth: float | None = field(
+        default=None, metadata=above_zero("GB/s, of 10**9 bytes, that a device sends while it receives as much")
+    )
+    latency_us: float | None = field(default=None, metadata=number("microseconds of one hop", least=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``[cluster]``: a preset, and what is other than there."""
+
+    preset: str | None = field(
+        default=None,
+        metadata=preset(
+            "where figures are from that the table does not have: a built-in one, or a file of keys as these, its path from "
+            "the plan's folder; without it all must be here that has no default"
+        ),
+    )
+    tflops: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=rates(
+            "10**12 floating point operations a second of dense products, by dtype; `float32` counts for what is not there"
+        ),
+    )
+    memory_bandwidth: float | None = field(
+        default=None, metadata=above_zero("GB/s, of 10**9 bytes, between a device and its own memory")
+    )
+    memory_gb: float | None = field(default=None, metadata=above_zero("memory of a device in 2**30 bytes"))
+    devices_per_node: int | None = field(default=None, metadata=whole("devices of a node; ranks fill nodes in order", least=1))
+    within: Link | None = field(default=None, metadata=table_of("the link between devices of a node", Link))
+    between: Link | None = field(default=None, metadata=table_of("the link between nodes, for each device", Link))
+    compute_efficiency: float | None = field(default=None, metadata=share("part of `tflops` that products get, else 1"))
+    memory_efficiency: float | None = field(default=None, metadata=share("part of `memory_bandwidth` that is had, else 1"))
+    network_efficiency: float | None = field(
+        default=None, metadata=share("part of the bandwidth of both links that collectives get, else 1")
+    )
+    launch_us: float | None = field(
+        default=None, metadata=number("microseconds that the host takes to call an operator, else 0", least=0)
+    )
+    kernel_us: float | None = field(
+        default=None, metadata=number("microseconds that any kernel takes, whatever it computes, else 0", least=0)
+    )
+    collective_us: float | None = field(
+        default=None, metadata=number("microseconds that any collective takes, whatever it carries, else 0", least=0)
+    )
+    blocking: bool | None = field(
+        default=None,
+        metadata=switch("the host itself computes, as on a CPU: it calls nothing before what it called is done, else false"),
+    )
+    allocation_bytes: int | None = field(
+        default=None, metadata=whole("bytes that an allocation is a multiple of, else 1", least=1)
+    )
+    cost: str | None = field(
+        default=None,
+        metadata=callable_name(
+            "an estimate of your own: `callable(node) -> seconds` of an `fx.Node`; where it gives None, the built-in one counts"
+        ),
+    )
+
+
+NEEDED = ("tflops", "memory_bandwidth", "memory_gb", "devices_per_node", "within", "between")
+"""What has no default."""
+
+
+def lacking(table: Cluster) -> str:
+    """The first figure that ``table`` has not and that has no default; empty if there is none."""
+    for name in NEEDED:
+        if not getattr(table, name):
+            return name
+    if "float32" not in table.tflops:
+        return "tflops.float32"
+    for name in ("within", "between"):
+        link: Link = getattr(table, name)
+        if part := next((key for key in ("bandwidth", "latency_us") if getattr(link, key) is None), ""):
+            return f"{name}.{part}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """``[checks] overlap``, of one direction: how much of its communication may be exposed."""
+
+    exposed_max_ms: float | None = field(
+        default=None, metadata=number("milliseconds of a simulated step, at most, that waits hold up compute", least=0)
+    )
+    hidden_min: float | None = field(
+        default=None, metadata=share("part of all collectives, at least, that hold up nothing", zero=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Overlapped(Exposed):
+    """``[checks] overlap``: limits of the whole step, and of a direction's own."""
+
+    forward: Exposed | None = field(default=None, metadata=table_of("the same limits for what forward launches", Exposed))
+    backward: Exposed | None = field(default=None, metadata=table_of("the same limits for what backward launches", Exposed))
+    optimizer: Exposed | None = field(default=None, metadata=table_of("the same limits for what updates launch", Exposed))
+
+    def limits(self) -> dict[str, Exposed]:
+        """Limits by direction; those of the whole step under an empty name."""
+        found = {"": self, "forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
+        return {
+            name: one
+            for name, one in found.items()
+            if one is not None and (one.exposed_max_ms is not None or one.hidden_min is not None)
+        }

@@ -1,0 +1,125 @@
+"""A plan's step, simulated on its cluster: every distinct rank, with the names of its buckets, and the step before the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from pytest_fxbucket.golden.schedule import named_buckets
+from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.plan.factories import import_callable
+from pytest_fxbucket.simulate.costs import Roofline, checked
+from pytest_fxbucket.simulate.simulator import groups_of, simulate
+from pytest_fxbucket.simulate.timeline import Flight, Timeline
+from pytest_fxbucket.step.pipelined import TIES, UPDATE
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
+    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.step.roles import Direction, Phase, StepGraph
+
+_REPEATED = "steady"
+"""Of a step that crosses iterations the one graph that is run over and over."""
+_OF_STAGES: Mapping[Phase, Direction] = {TIES: "backward", UPDATE: "optimizer"}
+"""Graphs of pipeline stages whose launches no tracer has marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFlight:
+    """One collective, as people call it."""
+
+    flight: Flight
+    name: str
+    """``forward all_gather layers.0``; of what nothing is known its kind and its node."""
+    direction: Direction
+    behind: str
+    """Name of the one before it on its stream, where it waits for that."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is exposed, as a clause; empty if it is hidden."""
+        return f"{self.behind} is in flight before it" if self.behind else _CLAUSES[self.flight.why]
+
+
+_CLAUSES = {
+    "": "",
+    "too little compute": "too little compute runs beside it",
+    "behind another launch": "another launch is in flight before it",
+    "launched too late": "launched too late, what it sends was there before",
+    "memory": "what it brings would not fit into memory any earlier",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRank:
+    """What the ranks of one class do in a step."""
+
+    ranks: tuple[int, ...]
+    timeline: Timeline
+    flights: tuple[NamedFlight, ...]
+    """In the order of their launches."""
+
+
+def simulated_ranks(world: PlanOnMesh, cluster: Cluster) -> list[SimulatedRank]:
+    """The step that ranks run, simulated once for each distinct set of graphs, the one of rank 0 first.
+
+    Raises SimulationError for a cost model of the plan's own that gives no number of seconds.
+    """
+    found = []
+    for ranks, graphs in world.distinct():
+        step = replace(world.final_step(ranks[0]), graphs={phase: _bare(one) for phase, one in graphs.items()})
+        timeline = _simulated(world.plan, step, ranks[0], cluster)
+        found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of))))
+    return found
+
+
+def unbucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
+    """The step that the pass is given as ``rank`` has it, simulated."""
+    return _simulated(world.plan, world.way(rank).step, rank, cluster)
+
+
+def _simulated(plan: Plan, step: StepGraph, rank: int, cluster: Cluster) -> Timeline:
+    step = replace(step, rank=rank)  # a model is traced once for all
+    if _REPEATED in step.graphs:
+        step = replace(step, graphs={_REPEATED: step.graphs[_REPEATED]})
+    cost = Roofline(cluster, groups_of(step))
+    if plan.cluster is None or plan.cluster.cost is None:
+        return simulate(step, cluster, cost)
+    name = plan.cluster.cost
+    own = import_callable(name, f"{plan.path}: [cluster] cost")
+    return simulate(step, cluster, checked(own, f'[cluster] cost = "{name}"', cost))
+
+
+def _bare(passed: Passed) -> fx.GraphModule:
+    """The graph without the nodes that only keep its order."""
+    return fx.GraphModule(passed.bucketed.root, without_kept_order(passed.bucketed.graph))
+
+
+def _named(timeline: Timeline, graphs: Mapping[Phase, Passed], entry_of: Mapping[str, str]) -> Sequence[NamedFlight]:
+    phases = {flight.phase for flight in timeline.flights}
+    names: dict[tuple[Phase, str], tuple[str, Direction]] = {}
+    for phase in phases:
+        reading = graphs[phase].reading
+        where = f" in {phase}" if len(phases) > 1 else ""
+        named = dict(named_buckets(reading, entry_of, dict.fromkeys((one.group for one in reading.buckets), "")))
+        for one in reading.buckets:
+            direction: Direction = _OF_STAGES.get(phase, one.direction)
+            known = any(one.fqns) or one.module or one.direction == "optimizer"
+            name = named[one.node].name if known else f"{direction} {one.kind} {one.node}"
+            names[phase, one.node] = name + where, direction
+    found = []
+    for flight in timeline.flights:
+        name, direction = names[flight.phase, flight.node]
+        behind = _behind(flight, timeline, names) if flight.behind else ""
+        found.append(NamedFlight(flight, name, direction, behind))
+    return found
+
+
+def _behind(flight: Flight, timeline: Timeline, names: Mapping[tuple[Phase, str], tuple[str, Direction]]) -> str:
+    """Name of the launch that ``flight`` queues behind, which may be in the graph before."""
+    before = [one for one in timeline.flights if one.node == flight.behind and one.start <= flight.start]
+    return names[before[-1].phase, flight.behind][0]

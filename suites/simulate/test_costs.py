@@ -1,0 +1,92 @@
+"""Seconds of nodes by what a cluster can do: the longer of operations and bytes, collectives by the ranks of their group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pytest_fxbucket.simulate.cluster import Cluster, Link
+from pytest_fxbucket.simulate.costs import Roofline
+from pytest_fxbucket.simulate.network import collective_seconds
+from pytest_fxbucket.simulate.simulator import groups_of
+from pytest_fxbucket.step.mesh import Mesh, fake_mesh, mesh_with
+from suites.graph.handmade import Handmade, aten
+from suites.simulate.timed_graphs import Timed
+
+CLUSTER = Cluster(
+    name="c",
+    flops={"float32": 1e12, "bfloat16": 1e13},
+    memory_bandwidth=1e11,
+    memory=1e12,
+    devices_per_node=2,
+    within=Link(1e10, 1e-6),
+    between=Link(1e9, 5e-6),
+    least=1e-9,
+)
+
+
+def roofline(cluster: Cluster = CLUSTER) -> Roofline:
+    return Roofline(cluster, lambda group, count: range(count))
+
+
+@pytest.mark.parametrize(("dtype", "rate"), [(torch.float32, 1e12), (torch.bfloat16, 1e13), (torch.float64, 1e12)])
+def test_a_large_product_takes_as_long_as_its_operations(dtype: torch.dtype, rate: float) -> None:
+    made = Handmade()
+    a, b = made.given("batch", "a", 1024, 4096, dtype=dtype), made.given("batch", "b", 4096, 2048, dtype=dtype)
+    node = made.call(aten.mm.default, a, b)
+    assert roofline()(node) == pytest.approx(2 * 1024 * 4096 * 2048 / rate)
+    assert roofline(replace(CLUSTER, compute_efficiency=0.5))(node) == pytest.approx(2 * 2 * 1024 * 4096 * 2048 / rate)
+
+
+def test_a_thin_product_takes_as_long_as_its_bytes() -> None:
+    made = Handmade()
+    node = made.call(aten.mm.default, made.batch(1, 4096), made.batch(4096, 4096))
+    assert roofline()(node) == pytest.approx(4 * (4096 + 4096 * 4096 + 4096) / 1e11)
+
+
+def test_what_multiplies_nothing_takes_as_long_as_its_bytes() -> None:
+    made = Handmade()
+    node = made.call(aten.add.Tensor, made.batch(1000), made.batch(1000))
+    assert roofline()(node) == pytest.approx(3 * 4000 / 1e11)
+    assert roofline(replace(CLUSTER, memory_efficiency=0.25))(node) == pytest.approx(4 * 3 * 4000 / 1e11)
+
+
+def test_a_row_that_is_expanded_is_read_once() -> None:
+    made = Handmade()
+    row = made.call(aten.expand.default, made.batch(1, 1000), [500, 1000])
+    node = made.call(aten.neg.default, row)
+    assert roofline()(node) == pytest.approx((4000 + 500 * 4000) / 1e11)
+
+
+def test_no_kernel_takes_less_than_any_does_and_views_take_nothing() -> None:
+    made = Handmade()
+    given = made.batch(4)
+    assert roofline(replace(CLUSTER, least=1e-5))(made.call(aten.neg.default, given)) == 1e-5
+    free = [given, made.call(aten.view.default, given, [2, 2]), made.wait(made.gather(given))]
+    assert [roofline(replace(CLUSTER, least=1e-5))(node) for node in free] == [0.0, 0.0, 0.0]
+
+
+def test_a_collective_takes_what_its_ranks_need_for_its_larger_side() -> None:
+    mesh = mesh_with({"dp_replicate": 2, "dp_shard": 4, "tp": 1})
+    made = Timed()
+    with fake_mesh(mesh, 5):
+        nodes = {
+            name: made.gather(made.shard(256), mesh.degree(name), mesh.group(name).name)
+            for name in ("dp_replicate", "dp_shard")
+        }
+        step = replace(made.step(), mesh=mesh.dims, rank=5)
+        cost = Roofline(CLUSTER, groups_of(step))
+        found = {name: cost(node) for name, node in nodes.items()}
+    assert found == {
+        "dp_replicate": collective_seconds("all_gather", 2 * 1024, Mesh(mesh.dims).ranks(5, "dp_replicate"), CLUSTER),
+        "dp_shard": collective_seconds("all_gather", 4 * 1024, (4, 5, 6, 7), CLUSTER),
+    }
+    assert found["dp_replicate"] == pytest.approx(5e-6 + 1024 / 1e9), "its two ranks are on two nodes"
+
+
+def test_a_reduction_counts_what_it_is_given() -> None:
+    made = Handmade(ranks=2)
+    node = made.reduce(made.batch(1024))
+    assert roofline()(node) == collective_seconds("reduce_scatter", 4096, range(2), CLUSTER)

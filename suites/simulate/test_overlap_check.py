@@ -1,0 +1,155 @@
+"""The check ``overlap``: green within its limits, red above them with the buckets that are exposed most and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.capture.last_step import LastStep
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.errors import FxbucketError
+from pytest_fxbucket.plan.cluster import Cluster, Exposed, Link, Overlapped
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Checks, Graph, Overlap, Plan
+from pytest_fxbucket.plan.selectors import ROOT
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun, item_names
+from pytest_fxbucket.settings import RunSettings
+
+PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
+PLAN = load_plans(PLANS / "llama.toml")[0]
+FAST = Cluster(preset="h100-sxm", launch_us=50.0)
+"""Kernels are so small that calls are what takes time, and hide everything."""
+SLOW = Cluster(preset="h100-sxm", launch_us=0.0, within=Link(bandwidth=0.001))
+ALL = Overlapped(exposed_max_ms=0.0)
+
+Check = Callable[..., Verdict]
+
+
+@pytest.fixture(scope="module")
+def last_step() -> LastStep:
+    return LastStep()
+
+
+@pytest.fixture
+def check(pools: Pools, tmp_path: Path, last_step: LastStep) -> Check:
+    def run(cluster: Cluster, limits: Overlapped, plan: Plan = PLAN, **change: object) -> Verdict:
+        plan = replace(plan, cluster=cluster, checks=replace(Checks(), overlap=limits), **change)
+        settings = RunSettings(PLANS.parents[1], tmp_path / "golden", tmp_path / "artifacts")
+        return PlanRun(plan, settings, pools, last_step=last_step).check("overlap")
+
+    return run
+
+
+def test_it_is_an_item_where_a_plan_has_limits() -> None:
+    assert not [name for name in item_names(PLAN) if name.startswith("overlap")]
+    limited = replace(PLAN, cluster=FAST, checks=replace(Checks(), overlap=ALL))
+    assert "overlap" in item_names(limited)
+
+
+def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Check) -> None:
+    verdict = check(FAST, Overlapped(exposed_max_ms=1.0, hidden_min=0.9))
+    assert verdict, verdict
+    assert re.fullmatch(
+        r"0\.0\d\d of \d+\.\d\d\d ms exposed, 15 of 16 launches hidden, on h100-sxm with figures of its own; 4 ranks",
+        verdict.summary,
+    )
+
+
+def test_what_is_above_its_limits_is_red_and_names_what_is_exposed_most_by_its_entry(check: Check) -> None:
+    verdict = check(SLOW, Overlapped(exposed_max_ms=1.5, hidden_min=0.9))
+    assert verdict.outcome == "failed"
+    first, second, *rest = verdict.lines
+    assert re.fullmatch(r"[\d.]+ ms exposed, at most 1\.5 by checks\.overlap\.exposed_max_ms", first)
+    assert second == "0 of 16 launches hidden, at least 90 % by checks.overlap.hidden_min"
+    told = [re.fullmatch(r"  (.+): ([\d.]+) ms exposed, ([\d.]+) ms in flight: (.+)", line) for line in rest[:5]]
+    assert all(told)
+    exposed = [float(one[2]) for one in told if one]
+    assert exposed == sorted(exposed, reverse=True)
+    assert sum(exposed) < float(first.partition(" ")[0]) < 16 / 5 * sum(exposed)
+    names = {one[1] for one in told if one}
+    assert any(re.fullmatch(r"(forward|backward) (all_gather|reduce_scatter) layers\.\d", name) for name in names)
+    assert {one[4] for one in told if one} & {f"{name} is in flight before it" for name in names} or any(
+        "too little compute" in line for line in rest
+    )
+    assert rest[-1].startswith("what exposes most is ")
+
+
+def test_only_a_direction_with_a_limit_is_held_to_it(check: Check) -> None:
+    backward = check(SLOW, Overlapped(backward=Exposed(exposed_max_ms=0.0)))
+    assert {line.split()[0] for line in backward.lines if line.startswith("  ")} == {"backward"}
+    assert re.fullmatch(
+        r"backward: [\d.]+ ms exposed, at most 0 by checks\.overlap\.backward\.exposed_max_ms", backward.lines[0]
+    )
+    assert check(FAST, Overlapped(forward=Exposed(exposed_max_ms=0.1), backward=Exposed(hidden_min=0.9)))
+
+
+def test_a_prefetch_that_is_lost_is_red_where_the_plans_own_is_green(check: Check) -> None:
+    limits = Overlapped(forward=Exposed(hidden_min=0.8))
+    assert check(FAST, limits)
+    lost = check(FAST, limits, overlap=Overlap(prefetch=0))
+    assert lost.outcome == "failed"
+    assert [line for line in lost.lines if re.search("forward all_gather layers.*launched too late", line)]
+    assert "prefetch" in lost.lines[-1]
+
+
+def test_one_giant_bucket_is_red_where_the_plans_own_is_green(check: Check) -> None:
+    limits = Overlapped(hidden_min=0.9)
+    assert check(FAST, limits)
+    giant = check(FAST, limits, bucket=replace(PLAN.bucket, plan=(), unplanned="root"))
+    assert giant.outcome == "failed"
+    assert [line for line in giant.lines if line.startswith(f"  backward reduce_scatter {ROOT}: ")]
+
+
+def test_ranks_that_differ_name_themselves(check: Check) -> None:
+    verdict = check(SLOW, ALL, load_plans(PLANS / "pipeline.toml")[0])
+    heads = [line for line in verdict.lines if not line.startswith("  ")]
+    assert [line.partition(":")[0] for line in heads[:2]] == ["rank 0, 1", "rank 2, 3"]
+    assert [line for line in verdict.lines if line.startswith("  backward reduce_scatter layers.0 in stage 0 reduce: ")]
+
+
+def test_a_step_that_crosses_iterations_is_held_to_its_limits_in_its_steady_graph(check: Check) -> None:
+    plan = load_plans(PLANS / "iterations.toml")[0]
+    verdict = check(SLOW, ALL, plan)
+    assert verdict.outcome == "failed"
+    assert " of 16 launches hidden" in verdict.summary, "not those of all its graphs"
+
+
+def test_buckets_of_a_graph_without_roles_are_named_by_what_they_are(check: Check) -> None:
+    plan = replace(load_plans(PLANS / "traced.toml")[0], graph=Graph("fixtures.models.traced:bare"))
+    verdict = check(SLOW, ALL, plan)
+    assert verdict.outcome == "failed"
+    assert [line for line in verdict.lines if re.match(r"  \w+ (all_gather|reduce_scatter) \S+: ", line)]
+
+
+def test_golden_holds_no_estimates(pools: Pools, tmp_path: Path, last_step: LastStep) -> None:
+    root = PLANS.parents[1]
+    plan = replace(PLAN, cluster=SLOW, checks=replace(Checks(), overlap=ALL))
+    verdict = PlanRun(plan, RunSettings(root, root / "golden", tmp_path), pools, last_step=last_step).check("golden")
+    assert verdict, "it is the golden of the plan without a cluster"
+
+
+def test_a_cost_of_ones_own_is_asked_and_what_it_does_not_know_estimated(check: Check) -> None:
+    slow = check(replace(FAST, cost="suites.simulate.own_costs:slow_gathers"), ALL)
+    assert [line for line in slow.lines if re.match(r"  \w+ all_gather .* 1000\.000 ms in flight", line)]
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (
+            "suites.simulate.own_costs:not_a_number",
+            r"= \"suites\.simulate\.own_costs:not_a_number\" says that .* takes nan seconds",
+        ),
+        ("suites.simulate.own_costs:negative", r"takes -1\.0 seconds, expected 0 or more"),
+        ("suites.simulate.own_costs:nothing", r"\[cluster\] cost: module \"suites\.simulate\.own_costs\" has no \"nothing\""),
+    ],
+)
+def test_a_cost_that_cannot_be_is_told_in_one_sentence(check: Check, cost: str, said: str) -> None:
+    with pytest.raises(FxbucketError, match=said) as caught:
+        check(replace(FAST, cost=cost), ALL)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,246 @@
+"""Steps whose timeline is known to the microsecond: streams in order, waits, the host, and why each collective is exposed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.simulate.cluster import Cluster
+from pytest_fxbucket.simulate.costs import checked
+from pytest_fxbucket.simulate.simulator import COPIES, simulate
+from suites.simulate.timed_graphs import FREE, Timed, aten, only, us
+
+CALLS = replace(FREE, launch=2e-6)
+"""Each call costs the host two microseconds."""
+
+
+def spans(timed: Timed, cluster: Cluster = FREE) -> list[tuple[float, float]]:
+    """When each kernel and each collective ran, in the order of the calls."""
+    return [(us(ran.start), us(ran.end)) for ran in timed.simulated(cluster).ran]
+
+
+def test_kernels_run_one_after_the_other_whatever_they_read() -> None:
+    made = Timed()
+    made.work(3)
+    made.work(4)
+    assert spans(made) == [(0, 3), (3, 7)]
+    assert us(made.simulated().seconds) == 7
+
+
+def test_a_collective_beside_enough_compute_is_hidden() -> None:
+    made = Timed()
+    flying = made.launch(10)
+    made.work(12)
+    made.work(1, made.wait(flying))
+    found = made.simulated()
+    assert (us(found.seconds), us(found.compute), us(found.exposed), found.hidden) == (13, 13, 0, 1)
+    assert (only(found).is_hidden, only(found).why) == (True, "")
+
+
+def test_a_collective_beside_too_little_compute_holds_it_up_for_the_rest() -> None:
+    made = Timed()
+    flying = made.launch(10)
+    made.work(6)
+    made.work(5, made.wait(flying))
+    found = made.simulated()
+    assert spans(made) == [(0, 10), (0, 6), (10, 15)]
+    assert (us(found.seconds), us(found.compute), us(found.exposed), found.hidden) == (15, 11, 4, 0)
+    assert (us(only(found).waited), only(found).why) == (6, "too little compute")
+
+
+def test_a_collective_starts_when_the_kernels_before_it_have_run() -> None:
+    made = Timed()
+    made.launch(10, made.work(6))
+    assert spans(made) == [(0, 6), (6, 16)]
+
+
+def test_what_could_have_been_launched_before_is_launched_too_late() -> None:
+    made = Timed()
+    made.work(6)
+    made.work(1, made.wait(made.launch(10)))
+    flight = only(made.simulated())
+    assert (us(flight.launched), us(flight.exposed), flight.why) == (6, 10, "launched too late")
+
+
+def test_what_is_sent_at_once_and_read_at_once_has_too_little_compute() -> None:
+    made = Timed()
+    made.work(1, made.wait(made.launch(10, made.work(6))))
+    flight = only(made.simulated())
+    assert (us(flight.exposed), flight.why) == (10, "too little compute")
+
+
+def test_a_little_late_is_not_why() -> None:
+    made = Timed()
+    made.work(4)
+    made.work(1, made.wait(made.launch(10)))
+    assert only(made.simulated()).why == "too little compute", "4 of 10 would have been saved"
+
+
+def test_a_launch_queues_behind_the_one_before_it_on_its_group() -> None:
+    made = Timed()
+    first, second = made.launch(10), made.launch(10)
+    made.work(10)
+    made.work(1, made.wait(first))
+    made.work(1, made.wait(second))
+    found = made.simulated()
+    assert [(us(one.start), us(one.end), us(one.exposed), one.why, one.behind) for one in found.flights] == [
+        (0, 10, 0, "", ""),
+        (10, 20, 9, "behind another launch", first.name),
+    ]
+
+
+def test_launches_of_two_groups_fly_at_once() -> None:
+    made = Timed()
+    first, second = made.launch(10), made.launch(10, group="other")
+    made.work(10)
+    made.work(1, made.wait(first))
+    made.work(1, made.wait(second))
+    found = made.simulated()
+    assert [(us(one.start), us(one.end), us(one.exposed)) for one in found.flights] == [(0, 10, 0), (0, 10, 0)]
+    assert us(found.seconds) == 12
+    assert {name: us(seconds) for name, seconds in found.streams.items()} == {"0": 10, "other": 10, "compute": 12}
+
+
+def test_a_wait_for_one_group_holds_up_compute_and_with_it_what_another_group_launches_next() -> None:
+    made = Timed()
+    slow = made.launch(20)
+    made.wait(slow)
+    made.launch(5, group="other")
+    made.work(3)
+    assert spans(made) == [(0, 20), (20, 25), (20, 23)]
+
+
+def test_a_collective_that_is_waited_for_twice_holds_up_once() -> None:
+    made = Timed()
+    flying = made.launch(10)
+    first = made.wait(flying)
+    made.work(2, first)
+    made.wait(flying)
+    made.work(2, first)
+    flight = only(made.simulated())
+    assert (us(flight.exposed), us(flight.waited)) == (10, 0)
+
+
+def test_a_step_ends_when_the_last_stream_does() -> None:
+    made = Timed()
+    made.launch(10)
+    made.work(1)
+    found = made.simulated()
+    assert (us(found.seconds), us(found.exposed), us(only(found).waited)) == (10, 0, 10)
+
+
+def test_kernels_that_are_shorter_than_their_calls_wait_for_the_host() -> None:
+    made = Timed()
+    for _ in range(3):
+        made.work(1)
+    assert spans(made, CALLS) == [(2, 3), (4, 5), (6, 7)]
+
+
+def test_the_host_runs_ahead_of_kernels_that_are_longer() -> None:
+    made = Timed()
+    for _ in range(3):
+        made.work(5)
+    assert spans(made, CALLS) == [(2, 7), (7, 12), (12, 17)]
+
+
+def test_a_launch_costs_the_host_a_call_too() -> None:
+    made = Timed()
+    made.launch(1)
+    made.work(1)
+    assert spans(made, CALLS) == [(2, 3), (4, 5)]
+
+
+def test_views_and_waits_cost_nothing() -> None:
+    made = Timed()
+    seen = made.call(aten.view.default, made.given_in, [2, 2])
+    made.work(1, made.call(aten.t.default, seen))
+    assert spans(made, CALLS) == [(2, 3)]
+
+
+def test_a_host_that_computes_calls_nothing_meanwhile() -> None:
+    made = Timed()
+    made.work(5)
+    made.launch(10)
+    made.work(5)
+    assert spans(made, replace(CALLS, blocking=True)) == [(2, 7), (9, 19), (11, 16)]
+    assert spans(made, CALLS) == [(2, 7), (7, 17), (7, 12)]
+
+
+def test_a_host_that_computes_waits_itself() -> None:
+    made = Timed()
+    made.wait(made.launch(10))
+    made.work(5)
+    assert spans(made, replace(CALLS, blocking=True)) == [(2, 12), (14, 19)]
+    assert spans(made, CALLS) == [(2, 12), (12, 17)]
+
+
+def test_a_launch_that_does_not_fit_any_earlier_is_memorys() -> None:
+    made = Timed()
+    big = made.timed(made.call(aten.repeat.default, made.given_in, [1000]), 6)  # 16,000 bytes, which are gone before the launch
+    made.work(0, big)
+    made.work(1, made.wait(made.launch(10, made.shard(1000))))  # gathers 16,000 bytes
+    assert only(made.simulated()).why == "launched too late"
+    peak = made.simulated().peak_bytes
+    assert only(made.simulated(replace(FREE, memory=peak))).why == "memory"
+    assert only(made.simulated(replace(FREE, memory=peak + 16_000))).why == "launched too late"
+
+
+def test_copies_to_the_host_have_a_stream_of_their_own() -> None:
+    made = Timed()
+    with made.mode:
+        made.given_in.meta["val"] = torch.empty(4, device="cuda")
+    first = made.timed(made.call(aten._to_copy.default, made.given_in, device="cpu"), 10)
+    made.work(3)
+    made.timed(made.call(aten._to_copy.default, made.given_in, device="cpu"), 10)
+    made.work(1, first)
+    found = made.simulated()
+    assert [(ran.stream, us(ran.start), us(ran.end)) for ran in found.ran] == [
+        (COPIES, 0, 10),
+        ("compute", 0, 3),
+        (COPIES, 10, 20),
+        ("compute", 10, 11),
+    ]
+
+
+def test_graphs_of_a_step_run_one_after_the_other() -> None:
+    first, second = Timed(), Timed()
+    first.work(3)
+    second.work(4)
+    one, other = first.step(), second.step()
+    step = replace(
+        one,
+        graphs={"forward": one.graphs["joint"], "backward": other.graphs["joint"]},
+        inputs={"forward": one.inputs["joint"], "backward": other.inputs["joint"]},
+        outputs={"forward": (), "backward": ()},
+    )
+    found = simulate(step, FREE, lambda node: 3e-6 if node.graph is first.graph else 4e-6)
+    assert [(ran.phase, us(ran.start), us(ran.end)) for ran in found.ran] == [("forward", 0, 3), ("backward", 3, 7)]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, "1", None])
+def test_a_cost_that_is_no_number_of_seconds_is_told_in_one_sentence(seconds: object) -> None:
+    made = Timed()
+    node = made.work(1)
+    with pytest.raises(SimulationError) as caught:
+        simulate(made.step(), FREE, checked(lambda _: seconds, "mine:cost"))
+    assert str(caught.value) == (
+        f"mine:cost says that {node.name} (aten.neg.default) takes {seconds!r} seconds, expected 0 or more"
+    )
+
+
+def test_what_a_cost_of_ones_own_does_not_know_the_estimate_tells() -> None:
+    made = Timed()
+    made.work(1)
+    known = made.work(2)
+    cost = checked(lambda node: 7e-6 if node.name == known.name else None, "mine:cost", made.cost)
+    assert us(simulate(made.step(), FREE, cost).seconds) == 8
+
+
+def test_a_cost_that_raises_is_told_in_one_sentence() -> None:
+    made = Timed()
+    node = made.work(1)
+    with pytest.raises(SimulationError, match=rf"^mine:cost raised KeyError: 'x' for {node.name} \(aten.neg.default\)$"):
+        simulate(made.step(), FREE, checked(lambda _: {}["x"], "mine:cost"))
