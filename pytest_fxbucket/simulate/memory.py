@@ -15,7 +15,7 @@ from pytest_fxbucket.graph.collectives import flight, is_wait, launch_kind, tens
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.effects import shared as shared_by
 from pytest_fxbucket.graph.modules import direction_of, module_of
-from pytest_fxbucket.graph.ops import by_operator, held_by, is_view_operator
+from pytest_fxbucket.graph.ops import by_operator, held_by, is_view_operator, operator_name
 from pytest_fxbucket.graph.storages import is_part
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class _Walk:
         value = next(self._inputs) if node.op == "placeholder" else None
         held = node.meta.get("val") if value or "val" in node.meta else held_by(node.graph.owning_module, str(node.target))
         found = []
-        for tensor in tensors(held):
+        for tensor in _leaves(held):
             key = storage_key(tensor)
             if key not in self._held:
                 self._held[key] = Storage(tensor.untyped_storage().nbytes(), -1, -1, node, node, value)
@@ -209,25 +209,41 @@ class _Walk:
         value, effects = node.meta.get("val"), effects_of(node)
         shared = shared_by(node, effects) if effects.shares or effects.everything or effects.shares_all else ()
         if not shared:
-            return tuple([self._made(tensor, place, node) for tensor in tensors(value)])
+            return tuple([self._made(tensor, place, node) for tensor in _leaves(value)])
         if is_part(node):
             return self._part(node)
         if _how(node) == "all":
             return self.of[shared[0]]
         known: dict[int, Storage] = {}
         for source in shared:
-            known.update(zip(map(storage_key, tensors(source.meta.get("val"))), self.of[source], strict=False))
-        return tuple([known.get(storage_key(one)) or self._made(one, place, node) for one in tensors(value)])
+            known.update(zip(map(storage_key, _leaves(source.meta.get("val"))), self.of[source], strict=False))
+        found = [known.get(storage_key(one)) for one in _leaves(value)]
+        if found == [None] and operator_name(node) in _MAYBE_VIEWS and _lies_the_same(shared[0].meta.get("val"), value):
+            return self.of[shared[0]]
+        return tuple([one or self._made(tensor, place, node) for one, tensor in zip(found, _leaves(value), strict=True)])
 
     def _part(self, node: fx.Node) -> tuple[Storage, ...]:
         source, index = node.all_input_nodes[0], node.args[1]
         of, values = self.of[source], source.meta["val"]
-        if len(of) != len(tensors(values)) or not isinstance(index, int):  # all are parts of one
+        if len(of) != len(_leaves(values)) or not isinstance(index, int):  # all are parts of one
             return of
-        before = len(tensors(values[:index]))
-        return of[before : before + len(tensors(values[index]))]
+        before = len(_leaves(values[:index]))
+        return of[before : before + len(_leaves(values[index]))]
 
     def _made(self, tensor: torch.Tensor, place: int, node: fx.Node) -> Storage:
         made = Storage(tensor.untyped_storage().nbytes(), place, place, node, node)
         self.storages.append(made)
         return made
+
+
+def _leaves(value: object) -> list[torch.Tensor]:
+    """Tensors in a node's ``meta["val"]``, those in lists of lists as well."""
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _leaves(one)]
+    return tensors(value)
+
+
+def _lies_the_same(source: object, value: object) -> bool:
+    """Whether a copy of ``source`` would be needless: it has all elements of ``value`` in their order."""
+    both = (*tensors(source), *tensors(value))
+    return len({one.dtype for one in both}) == 1 and all(one.is_contiguous() for one in both)

@@ -11,7 +11,8 @@ from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch,
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.simulate.costs import CostModel, Roofline, is_free, launched_bytes
-from pytest_fxbucket.simulate.memory import Liveness, liveness_of
+from pytest_fxbucket.simulate.held import memory_of
+from pytest_fxbucket.simulate.memory import Liveness
 from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, Living, Ran, Timeline, Why
 from pytest_fxbucket.step.mesh import Mesh
 
@@ -32,9 +33,8 @@ def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -
     Linear in nodes. Raises :class:`SimulationError` for a cost that is no number of seconds.
     """
     cost = cost or Roofline(cluster, groups_of(step))
-    clock, liveness = _Clock(cluster, cost), {}
+    clock, liveness = _Clock(cluster, cost), memory_of(step, cluster.rounding)
     for phase, module in step.graphs.items():
-        liveness[phase] = liveness_of(module.graph, step.inputs[phase], step.outputs[phase], cluster.rounding)
         clock.run(phase, module.graph)
     peak = max(liveness, key=lambda phase: liveness[phase].peak)
     flights = tuple(_Reasons(clock, liveness, cluster).flights())
