@@ -93,6 +93,11 @@ _NO_FLIGHT: Kind | Literal["wait"] | None = None
 _flight = by_operator(flight, _NO_FLIGHT)
 
 
+def flight_of(node: fx.Node) -> Kind | Literal["wait"] | None:
+    """As :func:`flight`, of the operator that ``node`` calls; None if it calls none."""
+    return _flight(node)
+
+
 def is_wait(node: fx.Node) -> bool:
     """Whether ``node`` waits for a collective."""
     return _flight(node) == "wait"

@@ -1,4 +1,4 @@
-"""Floating point operations of a node, and the bytes that it reads and writes, by its fake values."""
+"""Floating point operations of a node, and the bytes of what it gives, by its fake values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from pytest_fxbucket.graph.collectives import tensors
-from pytest_fxbucket.graph.ops import overload
+from pytest_fxbucket.graph.ops import by_operator, overload
 
 if TYPE_CHECKING:
     import torch
@@ -24,14 +24,24 @@ def flops_of(node: fx.Node) -> int:
     return int(count(*args, **kwargs, out_val=node.meta["val"]))
 
 
-def bytes_moved(node: fx.Node) -> int:
-    """Bytes of all tensors that ``node`` is given and gives, each once: a row that is expanded counts as one."""
-    given = {id(one): one for source in node.all_input_nodes for one in tensors(source.meta.get("val"))}
-    return sum(map(_bytes, given.values())) + sum(map(_bytes, tensors(node.meta.get("val"))))
+def counts_flops(node: fx.Node) -> bool:
+    """Whether torch's table has ``node``'s operator."""
+    return _counts(node)
+
+
+_counts = by_operator(lambda op: op.overloadpacket in flop_registry, False)
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Bytes of the elements that ``node`` gives, those of a row that is expanded once."""
+    return sum(map(_bytes, tensors(node.meta.get("val"))))
 
 
 def _bytes(tensor: torch.Tensor) -> int:
+    strides = tensor.stride()
+    if 0 not in strides:
+        return tensor.numel() * tensor.element_size()
     elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+    for size, stride in zip(tensor.shape, strides, strict=True):
         elements *= int(size if stride else min(size, 1))
     return elements * tensor.element_size()

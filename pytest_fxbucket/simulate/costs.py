@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from torch import fx
+
+from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.errors import SimulationError, named
-from pytest_fxbucket.graph.collectives import is_wait, read_launch, tensors, tensors_sent
-from pytest_fxbucket.graph.flops import bytes_moved, flops_of
-from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.graph.collectives import flight, read_launch, tensors, tensors_sent
+from pytest_fxbucket.graph.flops import bytes_of, counts_flops, flops_of
+from pytest_fxbucket.graph.ops import by_operator, is_view_operator
 from pytest_fxbucket.graph.storages import is_part
 from pytest_fxbucket.simulate.network import collective_seconds
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from pytest_fxbucket.simulate.cluster import Cluster
 
 CostModel = Callable[["fx.Node"], float]
@@ -25,7 +26,12 @@ _IDLE = ("placeholder", "get_attr", "output")
 
 def is_free(node: fx.Node) -> bool:
     """Whether ``node`` runs no kernel: inputs, views, parts of lists, and waits, which only hold up others."""
-    return node.op in _IDLE or is_wait(node) or is_view(node) or is_part(node)
+    found = _is_free(node)
+    return node.op in _IDLE or is_part(node) if found is None else found
+
+
+_UNKNOWN: bool | None = None
+_is_free = by_operator(lambda op: flight(op) == "wait" or is_view_operator(op), _UNKNOWN)
 
 
 class Roofline:
@@ -38,14 +44,13 @@ class Roofline:
     def __init__(self, cluster: Cluster, ranks_of: Callable[[str, int], Sequence[int]]) -> None:
         self._cluster, self._ranks_of = cluster, ranks_of
         self._known: dict[tuple[object, ...], float] = {}
+        self._bytes: dict[fx.Node, int] = {}
 
     def __call__(self, node: fx.Node) -> float:
         """Seconds of ``node``."""
-        if is_free(node):
-            return 0.0
         launch = read_launch(node)
         if launch is None:
-            return self._compute(node)
+            return 0.0 if is_free(node) else self._compute(node)
         size = launched_bytes(node)
         key = ("launch", launch.kind, launch.group, launch.ranks, size)
         if key not in self._known:
@@ -55,12 +60,29 @@ class Roofline:
 
     def _compute(self, node: fx.Node) -> float:
         cluster = self._cluster
-        seconds = bytes_moved(node) / (cluster.memory_bandwidth * cluster.memory_efficiency)
-        if flops := flops_of(node):
+        moved = self._moved(node) + sum([self._moved(source) for source in inputs_of(node)])
+        seconds = moved / (cluster.memory_bandwidth * cluster.memory_efficiency)
+        if counts_flops(node) and (flops := self._flops(node)):
             dtype = next((str(one.dtype).removeprefix("torch.") for one in tensors(node.meta.get("val"))), "float32")
             rate = cluster.flops.get(dtype, cluster.flops["float32"])
             seconds = max(seconds, flops / (rate * cluster.compute_efficiency))
         return max(seconds, cluster.least)
+
+    def _moved(self, node: fx.Node) -> int:
+        """Bytes of what ``node`` gives; most nodes are read several times."""
+        found = self._bytes.get(node)
+        if found is None:
+            found = self._bytes[node] = bytes_of(node)
+        return found
+
+    def _flops(self, node: fx.Node) -> float:
+        """Of nodes of one operator on equal shapes those of the first."""
+        of = [one for source in (*inputs_of(node), node) for one in tensors(source.meta.get("val"))]
+        numbers = [one for one in (*node.args, *node.kwargs.values()) if not isinstance(one, fx.Node)]
+        key = ("flops", node.target, tuple([one.shape for one in of]), str(numbers))
+        if key not in self._known:
+            self._known[key] = flops_of(node)
+        return self._known[key]
 
 
 def launched_bytes(node: fx.Node) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.simulate.memory import Liveness, Storage, liveness_of
 from pytest_fxbucket.simulate.runs import Held, Runs
-from pytest_fxbucket.simulate.runs_of_stages import run_stages
 
 if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, StepGraph
@@ -29,7 +28,12 @@ def memory_of(step: StepGraph, rounding: int = 1) -> dict[Phase, Liveness]:
         for phase, module in step.graphs.items()
     }
     runs = Runs(step, alone)
-    held = [*runs.kept(), *(run_stages(runs, step.pipelined, rounding) if step.pipelined else runs.in_turn())]
+    if step.pipelined is None:
+        held = [*runs.kept(), *runs.in_turn()]
+    else:
+        from pytest_fxbucket.simulate.runs_of_stages import run_stages  # torch's schedules take a second to import
+
+        held = [*runs.kept(), *run_stages(runs, step.pipelined, rounding)]
     live = _totals(held, len(runs.phases))
     found: dict[Phase, Liveness] = {}
     for phase, one in alone.items():

@@ -11,7 +11,7 @@ from torch import fx
 
 from pytest_fxbucket.compat.fake_tensors import storage_key
 from pytest_fxbucket.compat.fx import inputs_of
-from pytest_fxbucket.graph.collectives import flight, is_wait, launch_kind, tensors, tensors_sent
+from pytest_fxbucket.graph.collectives import flight, flight_of, launch_kind, tensors, tensors_sent
 from pytest_fxbucket.graph.effects import effects_of
 from pytest_fxbucket.graph.effects import shared as shared_by
 from pytest_fxbucket.graph.modules import direction_of, module_of
@@ -172,11 +172,12 @@ class _Walk:
                 storage.last, storage.ender = place, node
         if node.op != "output":
             self.of[node] = self._gives(node, place)
-        if is_wait(node):
+        kind = flight_of(node)
+        if kind == "wait":
             for brought in self.of[node]:
                 for storage in self._sent.pop(brought, ()):
                     storage.last, storage.ender = place, node
-        elif launch_kind(node) in _HOLD:
+        elif kind in _HOLD:
             sent = [storage for source in tensors_sent(node) for storage in self.of[source]]
             self._sent.update(dict.fromkeys(self.of[node], sent))
 

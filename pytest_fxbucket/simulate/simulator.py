@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.c10d import DEFAULT, untwinned
-from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch, tensors, tensors_sent
+from pytest_fxbucket.compat.fx import inputs_of
+from pytest_fxbucket.graph.collectives import flight_of, launch_kind, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.process import collector
 from pytest_fxbucket.simulate.costs import CostModel, Roofline, is_free, launched_bytes
 from pytest_fxbucket.simulate.held import memory_of
 from pytest_fxbucket.simulate.memory import Liveness
@@ -33,9 +35,11 @@ def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -
     Linear in nodes. Raises :class:`SimulationError` for a cost that is no number of seconds.
     """
     cost = cost or Roofline(cluster, groups_of(step))
-    clock, liveness = _Clock(cluster, cost), memory_of(step, cluster.rounding)
-    for phase, module in step.graphs.items():
-        clock.run(phase, module.graph)
+    clock = _Clock(cluster, cost)
+    with collector.paused():
+        liveness = memory_of(step, cluster.rounding)
+        for phase, module in step.graphs.items():
+            clock.run(phase, module.graph)
     peak = max(liveness, key=lambda phase: liveness[phase].peak)
     flights = tuple(_Reasons(clock, liveness, cluster).flights())
     return Timeline(
@@ -113,9 +117,10 @@ class _Clock:
     def run(self, phase: Phase, graph: fx.Graph) -> None:
         """Run all nodes of ``graph`` behind what ran before."""
         for place, node in enumerate(graph.nodes):
-            if is_wait(node):
+            kind = flight_of(node)
+            if kind == "wait":
                 self._wait(node)
-            elif launch_kind(node) is not None:
+            elif kind is not None:
                 self._launch(node, phase, place)
             elif not is_free(node):
                 self._call(node, phase, place)
@@ -125,16 +130,17 @@ class _Clock:
         """When the value of ``node`` is there: views have that of what they see, a wait that of what was launched."""
         if node in self._there:
             return
-        sources = [self._there[source] for source in node.all_input_nodes if source in self._there]
+        sources = [self._there[source] for source in inputs_of(node)]
         self._there[node] = max(sources, default=(0.0, -1))
-        flight = next((self._in_flight[one] for one in node.all_input_nodes if one in self._in_flight), None)
+        flight = next((self._in_flight[one] for one in inputs_of(node) if one in self._in_flight), None)
         if flight is not None:
             self._in_flight[node] = flight
 
     def _call(self, node: fx.Node, phase: Phase, place: int) -> None:
         seconds = self._cost(node)
         self._host += self._cluster.launch
-        needed = max((self._copied[source] for source in node.all_input_nodes if source in self._copied), default=0.0)
+        copied = self._copied
+        needed = max((copied[one] for one in inputs_of(node) if one in copied), default=0.0) if copied else 0.0
         if stream := _copies(node):
             start = max(self._host, self._compute, self._free.get(COPIES, (0.0, ""))[0])
             self._free[COPIES] = start + seconds, node.name
