@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
@@ -82,6 +83,10 @@ class Storage:
         return "temporary"
 
 
+_BLOCK = 256
+"""Nodes whose most is known together."""
+
+
 @dataclass(frozen=True)
 class Liveness:
     """All allocations of one graph."""
@@ -93,10 +98,22 @@ class Liveness:
     """Of each input what it lives in."""
     outputs: tuple[tuple[Storage, ...], ...] = ()
 
-    @property
+    @cached_property
     def peak(self) -> int:
         """Most bytes that live at once."""
         return max(self.at, default=0)
+
+    def most(self, first: int, last: int) -> int:
+        """Most bytes that live at once while the nodes from ``first`` to ``last`` run; many may ask."""
+        begin, end = -(-first // _BLOCK), (last + 1) // _BLOCK
+        if begin >= end:
+            return max(self.at[first : last + 1])
+        edges = (*self.at[first : begin * _BLOCK], *self.at[end * _BLOCK : last + 1])
+        return max((*self._blocks[begin:end], *edges))
+
+    @cached_property
+    def _blocks(self) -> list[int]:
+        return [max(self.at[n : n + _BLOCK]) for n in range(0, len(self.at), _BLOCK)]
 
     @property
     def peak_at(self) -> int:

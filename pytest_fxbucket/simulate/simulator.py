@@ -245,7 +245,7 @@ class _Reasons:
         liveness, size = self.liveness[one.phase], launched_bytes(one.node)
         if liveness.peak + size <= self.cluster.memory:
             return True
-        return max(liveness.at[max(one.could_place, 0) : one.place + 1]) + size <= self.cluster.memory
+        return liveness.most(max(one.could_place, 0), one.place) + size <= self.cluster.memory
 
 
 def _living(liveness: Liveness) -> Iterator[Living]:
