@@ -67,13 +67,14 @@ class Runs:
         return last
 
     def kept(self) -> Iterator[Held]:
-        """What is there before: inputs that no graph before makes, each once; and attributes."""
+        """What is there before: inputs that no graph before makes, each once, and attributes. Stages receive theirs."""
         there: set[object] = set()
         for phase in self.step.graphs:
             alone = self.alone[phase]
             mine: set[Storage] = set()
             for value, storages in zip(self.step.inputs[phase], alone.inputs, strict=True):
-                if value.role in WITHIN or (key := _key(value) if value.role != "value" else (phase, value.fqn)) in there:
+                key = _key(value) if value.role != "value" else (phase, value.fqn)
+                if key in there or (value.role in WITHIN and self.step.pipelined is not None):
                     mine.update(storages)
                     continue
                 there.add(key)

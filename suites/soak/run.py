@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from suites.soak.allocations import allocations
 from suites.soak.garbage import garbage
 from suites.soak.kills import kills
 from suites.soak.parts import faults, graphs, items, verdicts
@@ -24,7 +25,7 @@ from suites.soak.speeds import speeds
 ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE, PIPELINES = 1000, 200, 20, 2000, 50, 2000, 300
 EQUAL, SLOWED = 50, 20
 """runs of fxbucket compare"""
-PARTS = ("items", "verdicts", "faults", "graphs", "kills", "garbage", "speeds", "pipelines")
+PARTS = ("items", "verdicts", "faults", "graphs", "kills", "garbage", "speeds", "pipelines", "allocations")
 
 
 def main() -> int:
@@ -59,6 +60,7 @@ def soak(part: float, seed: int, names: Sequence[str]) -> list[str]:
         "garbage": partial(garbage, round(GARBAGE * part), seed, say),
         "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),
         "pipelines": partial(pipelines, round(PIPELINES * part), seed, say),
+        "allocations": partial(allocations, part, say),
     }
     return [problem for name in names for problem in parts[name]()]
 
