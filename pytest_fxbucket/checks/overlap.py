@@ -71,17 +71,13 @@ def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[st
             )
             broken = True
         if broken:
-            yield from map(_told, worst(flights)[:_MOST])
+            yield from (f"  {one.name}: {one.told}" for one in worst(flights)[:_MOST])
 
 
 def worst(flights: Sequence[NamedFlight]) -> list[NamedFlight]:
     """Those that are exposed, the most first."""
     exposed = [one for one in flights if not one.flight.is_hidden]
     return sorted(exposed, key=lambda one: (-one.flight.exposed, one.flight.start))
-
-
-def _told(one: NamedFlight) -> str:
-    return f"  {one.name}: {_ms(one.flight.exposed)} ms exposed, {_ms(one.flight.seconds)} ms in flight: {one.reason}"
 
 
 def _advice(found: Sequence[SimulatedRank]) -> Iterator[str]:
