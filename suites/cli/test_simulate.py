@@ -1,4 +1,4 @@
-"""``fxbucket simulate``, and what ``explain`` says where there is a cluster: tables, documents, a sentence where there is none."""
+"""``fxbucket simulate``, and what ``explain`` says where there is a cluster: tables, documents, else a sentence."""
 
 from __future__ import annotations
 
