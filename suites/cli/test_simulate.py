@@ -127,6 +127,7 @@ def test_ranks_of_pipeline_stages_are_told_apart(capsys: Capsys, monkeypatch: py
     text = said(capsys, "simulate", "fixtures/plans/pipeline.toml", "--cluster", "h100-sxm")
     assert re.findall(r"^rank (.+)$", text, re.MULTILINE) == ["0, 1", "2, 3"]
     assert "this is the plan above its [[matrix]] rows" in text
+    assert re.search(r"^  optimizer all_reduce \S+ in update ", text, re.MULTILINE)
 
 
 def test_explain_says_how_exposed_each_bucket_is_and_why(plan: Path, capsys: Capsys) -> None:
