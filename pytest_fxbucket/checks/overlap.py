@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MOST = 5
 """Buckets that a limit names."""
 _TO_DO = {
-    "too little compute": "more compute in front of its wait: launch it sooner, or spread its bytes over more entries",
+    "too little compute": "more compute in front of its wait, or fewer bytes",
     "behind another launch": 'smaller buckets before it, or [overlap] gather_group = "own", where gathers wait for reductions',
     "launched too late": "a larger [overlap] prefetch, or launch_at by hand",
     "memory": "less that lives there: smaller buckets, reshard_after_forward = true, checkpoints",
@@ -71,17 +71,13 @@ def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[st
             )
             broken = True
         if broken:
-            yield from map(_told, worst(flights)[:_MOST])
+            yield from (f"  {one.name}: {one.told}" for one in worst(flights)[:_MOST])
 
 
 def worst(flights: Sequence[NamedFlight]) -> list[NamedFlight]:
     """Those that are exposed, the most first."""
     exposed = [one for one in flights if not one.flight.is_hidden]
     return sorted(exposed, key=lambda one: (-one.flight.exposed, one.flight.start))
-
-
-def _told(one: NamedFlight) -> str:
-    return f"  {one.name}: {_ms(one.flight.exposed)} ms exposed, {_ms(one.flight.seconds)} ms in flight: {one.reason}"
 
 
 def _advice(found: Sequence[SimulatedRank]) -> Iterator[str]:

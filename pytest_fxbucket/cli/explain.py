@@ -58,7 +58,9 @@ def _all(found: Explanation, shown: str) -> tuple[dict[str, Any], list[str]]:
         entries.setdefault(entry, []).append(fqn)
     graphs = {graph.phase: graph_as_data(graph) for graph in found.graphs}
     transformations = [asdict(one) for one in found.transformations]
-    return {"entries": entries, "graphs": graphs, "transformations": transformations}, list(explained(found, shown))
+    cluster = found.simulation.cluster if found.simulation is not None else None
+    document = {"entries": entries, "graphs": graphs, "transformations": transformations, "cluster": cluster}
+    return document, list(explained(found, shown))
 
 
 def _why(found: Explanation, asked: str) -> tuple[dict[str, Any], list[str]]:

@@ -177,7 +177,6 @@ def _step(line: Timeline) -> dict[str, Any]:
 
 def _bucket(one: NamedFlight) -> dict[str, Any]:
     flight = one.flight
-    times = {key: getattr(flight, key) for key in ("launched", "start", "end", "waited", "exposed")}
     return {
         "name": one.name,
         "direction": one.direction,
@@ -185,7 +184,5 @@ def _bucket(one: NamedFlight) -> dict[str, Any]:
         "graph": flight.phase,
         "launch": flight.node,
         "bytes": flight.bytes,
-        "why": flight.why or None,
-        "behind": one.behind or None,
-        **times,
+        **one.as_data(),
     }

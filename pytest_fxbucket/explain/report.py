@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.explain.simulation import Simulation, simulation_of
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
 from pytest_fxbucket.graph.collectives import REDUCTIONS, communicates
 from pytest_fxbucket.graph.ops import dtype_name
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed
+    from pytest_fxbucket.simulate.of_plan import NamedFlight
     from pytest_fxbucket.step.pipelined import Pipelined
     from pytest_fxbucket.step.roles import Phase, Transformed
 
@@ -200,6 +202,8 @@ class GraphReport:
     """Which reductions feed the updates of each entry; empty without an optimizer."""
     kept: tuple[str, ...] = ()
     """Entries, or of what is in none the parameters, whose gathers backward reads too, instead of gathering again."""
+    simulated: Mapping[str, NamedFlight] = field(default_factory=dict)
+    """Each launch by the name of its node, on the plan's cluster; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,8 @@ class Explanation:
     """Whether the pass said this itself; otherwise it was read off the graph that came out, which does not say why."""
     pipelined: Pipelined | None = None
     """How its pipeline stages are run; None without."""
+    simulation: Simulation | None = None
+    """The step on the plan's cluster; None without one."""
 
 
 def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Explanation:
@@ -240,13 +246,14 @@ def explanation_of(plan: Plan, pass_name: str, say: Callable[[str], None]) -> Ex
             f"{plan.path}: pass {pass_name} gives no report, and without the roles of the graph's inputs none can be read off "
             "the graph; let the [graph] factory return a TracedStep with roles and fqns, or explain the pass manual"
         )
-    graphs = tuple(_graph(world, rank, phase, one) for rank in places for phase, one in world.passed(rank).items())
+    on_cluster = simulation_of(world)
+    graphs = tuple(_graph(world, rank, phase, one, on_cluster) for rank in places for phase, one in world.passed(rank).items())
     transformed = world.final_step(0).transformed
     parameters, pipelined = _parameters(world, graphs), world.final_step(0).pipelined
-    return Explanation(plan, pass_name, graphs, world.entry_of, parameters, transformed, by_report, pipelined)
+    return Explanation(plan, pass_name, graphs, world.entry_of, parameters, transformed, by_report, pipelined, on_cluster)
 
 
-def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed) -> GraphReport:
+def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed, on_cluster: Simulation | None) -> GraphReport:
     staged = world.plan.pipeline is not None
     before = world.way(rank).step.graphs[phase] if staged else world.step(rank).graphs[phase]
     dims = world.dims_of(before.graph) | world.dims_of(passed.bucketed.graph)
@@ -262,7 +269,9 @@ def _graph(world: PlanOnMesh, rank: int, phase: Phase, passed: Passed) -> GraphR
     read = [fqn for bucket in gathers if bucket.backward_use is not None for fqn in bucket.fqns if fqn]
     kept = tuple(dict.fromkeys(world.entry_of.get(fqn, fqn) for fqn in read))
     name = f"pp {world.mesh.at(rank, 'pp')} {phase}" if staged and stage_of(phase) is None else phase
-    return GraphReport(name, report, dims, members, names, entry_updates(passed.reading, world.entry_of, names), kept)
+    updates = entry_updates(passed.reading, world.entry_of, names)
+    simulated = on_cluster.launches(rank, phase) if on_cluster is not None else {}
+    return GraphReport(name, report, dims, members, names, updates, kept, simulated)
 
 
 def _parameters(world: PlanOnMesh, graphs: tuple[GraphReport, ...]) -> tuple[ExplainedParameter, ...]:
@@ -287,5 +296,7 @@ def graph_as_data(graph: GraphReport) -> dict[str, Any]:
         plain["label"] = graph.labels[bucket.launch]
         plain["group"] = graph.dims.get(bucket.group, "unknown group")
         plain["offsets"] = [member.offset for member in read] if known else None
+        one = graph.simulated.get(bucket.launch)
+        plain["simulated"] = one.as_data() if one is not None else None
     data["updates"] = [asdict(one) for one in graph.updates]
     return data

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.explain.simulation import simulation_lines
 from pytest_fxbucket.passes.report import sentence
 from pytest_fxbucket.words import counted, human_bytes, some
 
@@ -118,6 +119,10 @@ def explained(found: Explanation, name: str) -> Iterator[str]:
     for one in found.transformations:
         yield ""
         yield from transformation_lines(one)
+    if found.simulation is not None:
+        yield ""
+        for line in simulation_lines(found.simulation):
+            yield from wrapped(line.lstrip(), "  " if line.startswith(" ") else "", "  ")
 
 
 def wrapped(text: str, indent: str = "", more: str = "") -> Iterator[str]:

@@ -56,6 +56,8 @@ class BucketPlace:
     apart: tuple[OtherBucket, ...]
     reasons: tuple[Reason, ...]
     """What parted them; if it was left alone, why that is."""
+    simulated: str | None = None
+    """How much of it is exposed on the plan's cluster, and why; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn
     # A graph without roles names no members, but has them in the same order.
     member = read[bucket.members.index(fqn)] if len(read) == len(bucket.members) else None
     known = found.by_report or not others
+    flight = graph.simulated.get(bucket.launch)
     unknown = Reason("unknown", f"pass {found.pass_name} gives no reason", "ask the pass manual: leave out --pass")
     return BucketPlace(
         graph=graph.phase,
@@ -112,6 +115,7 @@ def _in_bucket(found: Explanation, graph: GraphReport, bucket: BucketReport, fqn
         of_bytes=sum(one.bytes for one in read) if member else None,
         members=bucket.members,
         apart=others,
+        simulated=f"on {found.simulation.cluster}: {flight.told}" if found.simulation is not None and flight else None,
         reasons=tuple(
             Reason(split.reason, sentence(split, bucket.kind, graph.dims), remedy(split, bucket.kind))
             for split in bucket.splits
@@ -162,6 +166,8 @@ def _lines(one: Why) -> Iterator[str]:
     for place in one.places:
         graph = f" in the {place.graph} graph" if several else ""
         yield f"  {place.direction} {place.kind}{graph}: {_where(place)}"
+        if place.simulated is not None:
+            yield f"    simulated {place.simulated}"
         yield from _neighbours(place, one.parameter)
         for reason in place.reasons:
             if reason.reason != "direction":

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_fxbucket.simulate.cluster import Cluster, Link
+    from pytest_fxbucket.simulate.presets import cluster_named
     from pytest_fxbucket.simulate.simulator import simulate
     from pytest_fxbucket.simulate.timeline import Timeline
 
-__all__ = ["Cluster", "Link", "Timeline", "simulate"]
-_HOME = {"Cluster": "cluster", "Link": "cluster", "Timeline": "timeline", "simulate": "simulator"}
+__all__ = ["Cluster", "Link", "Timeline", "cluster_named", "simulate"]
+_HOME = {
+    "Cluster": "cluster",
+    "Link": "cluster",
+    "Timeline": "timeline",
+    "cluster_named": "presets",
+    "simulate": "simulator",
+}
 
 
 def __getattr__(name: str) -> Any:

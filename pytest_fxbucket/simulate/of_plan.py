@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -43,6 +43,20 @@ class NamedFlight:
     def reason(self) -> str:
         """Why it is exposed, as a clause; empty if it is hidden."""
         return f"{self.behind} is in flight before it" if self.behind else _CLAUSES[self.flight.why]
+
+    @property
+    def told(self) -> str:
+        """How much of it is exposed, in milliseconds, and why."""
+        flying = f"{1000 * self.flight.seconds:.3f} ms in flight"
+        if self.flight.is_hidden:
+            return f"hidden, {flying}"
+        return f"{1000 * self.flight.exposed:.3f} ms exposed, {flying}: {self.reason}"
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON: bytes, and seconds since the step began."""
+        flight = self.flight
+        times = {key: getattr(flight, key) for key in ("launched", "start", "end", "waited", "exposed")}
+        return {"why": flight.why or None, "behind": self.behind or None, **times}
 
 
 _CLAUSES = {

@@ -1,0 +1,94 @@
+"""Plans on clusters: whose groups are where, orders that are written into graphs, what is simulated of which graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.simulate.cluster import Link
+from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
+from pytest_fxbucket.simulate.presets import cluster_named
+
+ROOT = Path(__file__).parents[2]
+TEXT = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 1, dim = 16 }
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+
+[parallel]
+"""
+H100 = cluster_named("h100-sxm", Path())
+STRADDLED = replace(H100, devices_per_node=3, between=Link(1e6, 1.0))
+"""Ranks 0 and 1 are on one node, 2 and 3 on two, far apart."""
+
+
+def plan_of(text: str) -> Plan:
+    return parse_plans(TEXT + text, ROOT / "p.toml")[0]
+
+
+def on_mesh(text: str) -> PlanOnMesh:
+    plan = plan_of(text)
+    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> PlanOnMesh:
+    return on_mesh('mode = "hybrid_shard"\ndp_shard = 2\ndp_replicate = 2')
+
+
+def test_a_group_is_where_its_ranks_are(hybrid: PlanOnMesh) -> None:
+    gathers = {
+        rank: [one.seconds for one in unbucketed(hybrid, rank, STRADDLED).flights if one.kind == "all_gather"]
+        for rank in (0, 2)
+    }
+    assert max(gathers[0]) < 1e-3
+    assert min(gathers[2]) > 1.0, "each has a hop of a second"
+
+
+def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> None:
+    (only,) = simulated_ranks(hybrid, H100)
+    assert only.ranks == (0, 1, 2, 3)
+    assert {one.flight.group for one in only.flights} == {"mesh_dp_shard", "mesh_dp_replicate"}
+
+
+def test_reductions_of_two_levels_are_named_by_their_entry_both(hybrid: PlanOnMesh) -> None:
+    names = [one.name for one in simulated_ranks(hybrid, H100)[0].flights]
+    assert len(set(names)) == len(names)
+    assert {"forward all_gather layers.0", "backward reduce_scatter layers.0", "backward all_reduce layers.0"} <= {*names}
+
+
+def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
+    plain, pinned = (
+        simulated_ranks(on_mesh(f"dp_shard = 4\n[overlap]\ninsert_overlap_deps = {deps}"), H100)[0]
+        for deps in ("false", "true")
+    )
+    assert [one.name for one in plain.flights] == [one.name for one in pinned.flights]
+    assert plain.timeline.seconds == pinned.timeline.seconds
+
+
+def test_norms_that_clipping_sends_are_the_optimizers() -> None:
+    found = simulated_ranks(
+        on_mesh('dp_shard = 4\n[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }'), H100
+    )[0]
+    assert [one.name for one in found.flights if one.direction == "optimizer"] == ["optimizer all_reduce norms"]
+
+
+def test_a_queue_names_what_is_in_flight(hybrid: PlanOnMesh) -> None:
+    slow = replace(H100, launch=0.0, within=Link(1e6, 0.0))
+    flights = simulated_ranks(hybrid, slow)[0].flights
+    waiting = [one for one in flights if one.flight.why == "behind another launch"]
+    assert waiting
+    for one in waiting:
+        before = [other for other in flights if other.name == one.behind]
+        assert [(other.flight.group, other.flight.end) for other in before] == [(one.flight.group, one.flight.start)]
+        assert one.reason == f"{one.behind} is in flight before it"
