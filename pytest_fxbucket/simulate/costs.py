@@ -57,10 +57,14 @@ class Roofline:
         cluster = self._cluster
         seconds = bytes_moved(node) / (cluster.memory_bandwidth * cluster.memory_efficiency)
         if flops := flops_of(node):
-            dtype = next((str(one.dtype).removeprefix("torch.") for one in tensors(node.meta.get("val"))), "float32")
-            rate = cluster.flops.get(dtype, cluster.flops["float32"])
-            seconds = max(seconds, flops / (rate * cluster.compute_efficiency))
+            seconds = max(seconds, flops / (rate_of(node, cluster) * cluster.compute_efficiency))
         return max(seconds, cluster.least)
+
+
+def rate_of(node: fx.Node, cluster: Cluster) -> float:
+    """Floating point operations a second of ``node``'s dtype."""
+    dtype = next((str(one.dtype).removeprefix("torch.") for one in tensors(node.meta.get("val"))), "float32")
+    return cluster.flops.get(dtype, cluster.flops["float32"])
 
 
 def launched_bytes(node: fx.Node) -> int:
@@ -68,6 +72,11 @@ def launched_bytes(node: fx.Node) -> int:
     sent = sum(one.numel() * one.element_size() for source in tensors_sent(node) for one in tensors(source.meta.get("val")))
     brought = sum(one.numel() * one.element_size() for one in tensors(node.meta.get("val")))
     return int(max(sent, brought))
+
+
+def enqueue_seconds(size: int, cluster: Cluster) -> float:
+    """Seconds that the host takes to launch a collective of ``size`` bytes."""
+    return cluster.launch + cluster.enqueue + cluster.enqueue_per_byte * size
 
 
 def checked(model: CostModel, name: str, fallback: CostModel | None = None) -> CostModel:
