@@ -19,7 +19,7 @@ from pytest_fxbucket.simulate.simulator import groups_of
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.simulate.cluster import Cluster, Link
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 Where = Literal["host", "device", "network"]
@@ -84,12 +84,10 @@ def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) ->
     stretches = [reader.found(one) for one in measured]
     if cluster.blocking:
         cluster = replace(cluster, least=0.0)  # the host computes: whatever any operator takes is what its call costs
-    if any(one.where == "host" for one in stretches):
-        cluster = _with_waits(cluster, stretches)
-    for _ in range(_ROUNDS):
-        cluster = _with_calls(cluster, stretches)
-        cluster = _with_links(cluster, list(reader.flights(stretches, cluster.waiting)))
+    cluster = replace(cluster, waiting=_quick_wait(stretches, cluster))
     flights = list(reader.flights(stretches, cluster.waiting))
+    for _ in range(_ROUNDS):
+        cluster = _with_links(_with_calls(cluster, stretches), flights)
     return Calibrated(cluster, {work: error for work, error in _errors(step, cluster, stretches, flights) if error is not None})
 
 
@@ -182,9 +180,10 @@ def _above(source: fx.Node | None) -> Iterator[fx.Node]:
         source = next(iter(source.all_input_nodes), None) if is_free(source) else None
 
 
-def _with_waits(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
+def _quick_wait(stretches: Sequence[_Found], cluster: Cluster) -> float:
+    """Seconds of a wait for what is there: a tenth of all are quicker."""
     waits = [one.seconds for one in stretches if one.where == "host" and one.kind == "wait"]
-    return replace(cluster, waiting=quantiles(waits, n=10, method="inclusive")[0] if len(waits) > 1 else cluster.waiting)
+    return quantiles(waits, n=10, method="inclusive")[0] if len(waits) > 1 else cluster.waiting
 
 
 def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
@@ -244,13 +243,18 @@ def _with_links(cluster: Cluster, flights: Sequence[_Flight]) -> Cluster:
     if all(one.is_bound for one in flights):
         return cluster
     collective, late, slow, far_late, far_slow = fitted(sums, [max(cluster.collective, _LITTLE), 1.0, 1.0, 1.0, 1.0])
-    within, between = cluster.within, cluster.between
     return replace(
         cluster,
         collective=collective,
-        within=replace(within, latency=within.latency * late, bandwidth=within.bandwidth / (slow or 1.0)),
-        between=replace(between, latency=between.latency * far_late, bandwidth=between.bandwidth / (far_slow or 1.0)),
+        within=_with_factors(cluster.within, late, slow, cluster.memory_bandwidth),
+        between=_with_factors(cluster.between, far_late, far_slow, cluster.memory_bandwidth),
     )
+
+
+def _with_factors(link: Link, late: float, slow: float, most: float) -> Link:
+    """``link`` with so many times its latency, and its time for a byte; no faster than memory, where all bytes come from."""
+    bandwidth = min(link.bandwidth / slow, most) if slow > 0 else most
+    return replace(link, latency=link.latency * late, bandwidth=bandwidth)
 
 
 def _errors(
