@@ -63,11 +63,6 @@ class StagedTimeline:
         """Seconds that waits block compute within graphs, once of each, on the rank that it is most on."""
         return max(sum(one.exposed for one in phases.values()) for phases in self.phases)
 
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes of any one graph: what microbatches keep for each other is not in it."""
-        return max(one.peak_bytes for phases in self.phases for one in phases.values())
-
 
 def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostModel | None = None) -> StagedTimeline:
     """Simulate a step in stages; ``places`` has the step of each rank along pp.
