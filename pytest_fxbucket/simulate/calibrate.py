@@ -82,8 +82,8 @@ def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) ->
     """
     reader = _Reader(step, cluster.blocking)
     stretches = [reader.found(one) for one in measured]
-    if cluster.blocking:
-        cluster = replace(cluster, least=0.0)  # the host computes: whatever any operator takes is what its call costs
+    # Where the host computes, what any operator takes is what its call costs.
+    cluster = replace(cluster, least=0.0 if cluster.blocking else _least_kernel(stretches, cluster))
     cluster = replace(cluster, waiting=_quick_wait(stretches, cluster))
     flights = list(reader.flights(stretches, cluster.waiting))
     for _ in range(_ROUNDS):
@@ -141,6 +141,7 @@ class _Reader:
 
         Of one that no wait was held up by is known that it took no longer.
         """
+        is_told = any(one.where == "network" for one in stretches)
         clock, busy = 0.0, dict[str, float]()
         launched: dict[fx.Node, float] = {}
         for one in stretches:
@@ -153,7 +154,7 @@ class _Reader:
                 launched[one.nodes[0]] = clock
             source = next(iter(one.nodes[0].all_input_nodes), None) if one.kind == "wait" else None
             launch = next((each for each in _above(source) if each in launched), None)
-            if not self._blocking or launch is None:
+            if is_told or not self._blocking or launch is None:
                 continue
             start = max(launched.pop(launch), busy.get(_group(launch), 0.0))
             is_known = one.seconds > _WAITED * quick or begin <= start
@@ -184,6 +185,12 @@ def _quick_wait(stretches: Sequence[_Found], cluster: Cluster) -> float:
     """Seconds of a wait for what is there: a tenth of all are quicker."""
     waits = [one.seconds for one in stretches if one.where == "host" and one.kind == "wait"]
     return quantiles(waits, n=10, method="inclusive")[0] if len(waits) > 1 else cluster.waiting
+
+
+def _least_kernel(stretches: Sequence[_Found], cluster: Cluster) -> float:
+    """Seconds of the quickest kernels: one of twenty is quicker."""
+    alone = [one.seconds for one in stretches if one.where == "device" and len(one.nodes) == 1]
+    return quantiles(alone, n=20, method="inclusive")[0] if len(alone) > 1 else cluster.least
 
 
 def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
@@ -267,7 +274,8 @@ def _errors(
     yield "compute", _error(compute)
     launches = [one for one in stretches if one.where == "host" and one.kind == "launch"]
     yield "launches", _error([(enqueue_seconds(launched_bytes(one.nodes[0]), cluster), one.seconds) for one in launches])
-    flown = [(collective_seconds(one.kind, one.bytes, one.ranks, cluster), one.seconds) for one in flights if not one.is_bound]
+    told = [one for one in flights if not one.is_bound and one.seconds > cluster.waiting]  # others are over before a wait is
+    flown = [(collective_seconds(one.kind, one.bytes, one.ranks, cluster), one.seconds) for one in told]
     yield "collectives", _error(flown)
 
 
