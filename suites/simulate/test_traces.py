@@ -61,7 +61,9 @@ def test_a_trace_of_another_graph_is_refused(tmp_path: Path) -> None:
     words = rf"^{path}: the trace is of another graph: it has 10 calls more, first of aten::tanh$"  # ends of steps
     with pytest.raises(SimulationError, match=words):
         cluster_from_trace(path, computing(20), HOST)
-    words = rf"^{path}: the trace is of another graph: behind add_tensor_23 is no call of aten::mm, as mm_default_24 of the joint "
+    words = (
+        rf"^{path}: the trace is of another graph: behind add_tensor_23 is no call of aten::mm, as mm_default_24 of the joint "
+    )
     with pytest.raises(SimulationError, match=words):
         cluster_from_trace(path, computing(40), HOST)
 
@@ -92,7 +94,9 @@ def test_kernels_are_of_the_call_that_launched_them_and_collectives_of_nccl(tmp_
         kernel, took = "gemm", 50.0
         if "gather" in name:
             kernel, took = "ncclDevKernel_AllGather", 100 + launched_bytes(node) / 1e3  # a nanosecond for a byte
-        events.append({"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 3, "tid": 1, "args": {"correlation": number}})
+        events.append(
+            {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 3, "tid": 1, "args": {"correlation": number}}
+        )
         work = {"cat": "kernel", "name": kernel, "ts": 1000 + at, "dur": took, "tid": 7, "args": {"correlation": number}}
         events.append(work)
         if "gather" in name:  # what NCCL is given is copied first
@@ -123,9 +127,21 @@ def test_threads_of_gloo_say_how_long_collectives_take(tmp_path: Path) -> None:
     ("events", "cluster", "words"),
     [
         ([{"cat": "kernel", "name": "k", "ts": 0}], HOST, "has kernels of a device, but assumed computes on the host$"),
-        ([{"cat": "cpu_op", "name": "aten::mm", "ts": 0}], ASSUMED, "has no kernels of a device, but assumed computes on devices$"),
-        ([{"cat": "cpu_op", "name": "aten::mm", "ts": "x"}], HOST, "is no trace that torch.profiler's export_chrome_trace wrote$"),
-        ([{"cat": "cpu_op", "name": "aten::mm", "ts": 0}], HOST, "is of another graph: in it is no call of _c10d_functional::.*$"),
+        (
+            [{"cat": "cpu_op", "name": "aten::mm", "ts": 0}],
+            ASSUMED,
+            "has no kernels of a device, but assumed computes on devices$",
+        ),
+        (
+            [{"cat": "cpu_op", "name": "aten::mm", "ts": "x"}],
+            HOST,
+            "is no trace that torch.profiler's export_chrome_trace wrote$",
+        ),
+        (
+            [{"cat": "cpu_op", "name": "aten::mm", "ts": 0}],
+            HOST,
+            "is of another graph: in it is no call of _c10d_functional::.*$",
+        ),
     ],
 )
 def test_other_traces_are_refused(events: list[dict[str, Any]], cluster: Any, words: str, tmp_path: Path) -> None:
