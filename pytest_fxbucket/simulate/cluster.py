@@ -37,6 +37,14 @@ class Cluster:
     network_efficiency: float = 1.0
     launch: float = 0.0
     """Seconds that the host takes to call an operator."""
+    view: float = 0.0
+    """Seconds that the host takes to call one that runs no kernel, a view."""
+    enqueue: float = 0.0
+    """Seconds that the host takes to launch a collective, beyond :attr:`launch`."""
+    enqueue_per_byte: float = 0.0
+    """Seconds more for each byte of its larger side, as where the host copies what it hands over."""
+    waiting: float = 0.0
+    """Seconds that the host takes to call a wait, even for what is there."""
     least: float = 0.0
     """Seconds that any kernel takes."""
     collective: float = 0.0

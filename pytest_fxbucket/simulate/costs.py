@@ -63,9 +63,7 @@ class Roofline:
         moved = self._moved(node) + sum([self._moved(source) for source in inputs_of(node)])
         seconds = moved / (cluster.memory_bandwidth * cluster.memory_efficiency)
         if counts_flops(node) and (flops := self._flops(node)):
-            dtype = next((str(one.dtype).removeprefix("torch.") for one in tensors(node.meta.get("val"))), "float32")
-            rate = cluster.flops.get(dtype, cluster.flops["float32"])
-            seconds = max(seconds, flops / (rate * cluster.compute_efficiency))
+            seconds = max(seconds, flops / (rate_of(node, cluster) * cluster.compute_efficiency))
         return max(seconds, cluster.least)
 
     def _moved(self, node: fx.Node) -> int:
@@ -85,11 +83,22 @@ class Roofline:
         return self._known[key]
 
 
+def rate_of(node: fx.Node, cluster: Cluster) -> float:
+    """Floating point operations a second of ``node``'s dtype."""
+    dtype = next((str(one.dtype).removeprefix("torch.") for one in tensors(node.meta.get("val"))), "float32")
+    return cluster.flops.get(dtype, cluster.flops["float32"])
+
+
 def launched_bytes(node: fx.Node) -> int:
     """Bytes of the larger side of the launch ``node``."""
     sent = sum(one.numel() * one.element_size() for source in tensors_sent(node) for one in tensors(source.meta.get("val")))
     brought = sum(one.numel() * one.element_size() for one in tensors(node.meta.get("val")))
     return int(max(sent, brought))
+
+
+def enqueue_seconds(size: int, cluster: Cluster) -> float:
+    """Seconds that the host takes to launch a collective of ``size`` bytes."""
+    return cluster.launch + cluster.enqueue + cluster.enqueue_per_byte * size
 
 
 def checked(model: Callable[[fx.Node], float | None], name: str, fallback: CostModel | None = None) -> CostModel:

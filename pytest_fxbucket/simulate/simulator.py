@@ -10,9 +10,9 @@ from pytest_fxbucket.compat.c10d import DEFAULT, untwinned
 from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.graph.collectives import flight_of, launch_kind, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.modules import direction_of
-from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.simulate.costs import CostModel, Roofline, is_free, launched_bytes
+from pytest_fxbucket.simulate.costs import CostModel, Roofline, enqueue_seconds, is_free, launched_bytes
 from pytest_fxbucket.simulate.held import memory_of
 from pytest_fxbucket.simulate.memory import Liveness
 from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, Living, Ran, Timeline, Why
@@ -124,6 +124,8 @@ class _Clock:
                 self._launch(node, phase, place)
             elif not is_free(node):
                 self._call(node, phase, place)
+            elif is_view(node):
+                self._host += self._cluster.view
             self._note(node, place)
 
     def _note(self, node: fx.Node, place: int) -> None:
@@ -158,7 +160,7 @@ class _Clock:
         said = read_launch(node)
         assert said is not None
         seconds, (free, behind) = self._cost(node), self._free.get(said.group, (0.0, ""))
-        self._host += self._cluster.launch
+        self._host += enqueue_seconds(launched_bytes(node), self._cluster)
         ready = max(self._host, self._compute)
         start = max(ready, free)
         could, could_place = max((self._there[one] for one in tensors_sent(node)), default=(0.0, -1))
@@ -179,6 +181,7 @@ class _Clock:
         self._compute = max(self._compute, flight.end)
         if self._cluster.blocking:
             self._host = max(self._host, flight.end)
+        self._host += self._cluster.waiting
 
     def _add(self, ran: Ran) -> None:
         self.ran.append(ran)

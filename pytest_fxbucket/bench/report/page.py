@@ -40,7 +40,8 @@ class ReportInput:
     stored: Sequence[Record] = ()
     """Of earlier runs of the plan, oldest first."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
-    """By variant, one step of all ranks; without any, the page says that there is no timeline."""
+    """By variant, one step of all ranks; without any, the page says that there is no timeline. Of one that the record does not
+    have, such as a simulated step, only that step is shown, on a scale of its own."""
     stages: Mapping[str, Any] | None = None
     """Of a plan with stages their picture, as :func:`pytest_fxbucket.bench.report.stages.picture_of` gives it."""
 
@@ -122,13 +123,18 @@ def plan_page(given: ReportInput, traces: Mapping[str, str]) -> str:
         f"samples-{number}": samples_figure(runs.records[-MOST_RUNS:], is_newest_ours=not runs.differs)
         for number, runs in enumerate(groups)
     }
-    shown = [variant for variant in names if given.spans.get(variant)]
-    length_ms = max((span.end_ns for variant in shown for span in given.spans[variant]), default=0) / 1e6
+    ends = {variant: max(span.end_ns for span in spans) / 1e6 for variant, spans in given.spans.items() if spans}
+    shown = [*(name for name in names if name in ends), *(variant for variant in ends if variant not in names)]
+    length_ms = max((ends[variant] for variant in shown if variant in names), default=0.0)
     steps = []
     for number, variant in enumerate(shown):
         seen = drawn(given.spans[variant])
-        figures[f"step-{number}"] = step_figure(seen.spans, record.buckets(variant), round(length_ms * 1.01, 6))
-        steps.append({"variant": variant, "left_out": seen.left_out, "trace": traces.get(variant)})
+        is_measured = variant in names  # what is simulated has another machine's scale
+        end_ms = length_ms if is_measured else ends[variant]
+        buckets = record.buckets(variant if is_measured else "bucketed")
+        figures[f"step-{number}"] = step_figure(seen.spans, buckets, round(end_ms * 1.01, 6))
+        step = {"variant": variant, "left_out": seen.left_out, "trace": traces.get(variant), "is_measured": is_measured}
+        steps.append(step)
     return html_page(
         "plan.html",
         f"{record.title} @ {commit_text(record)}",

@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -42,7 +43,7 @@ class Page(HTMLParser):
         elif self.inside != "style":
             self.text += data
 
-    def figures(self) -> dict[str, dict[str, object]]:
+    def figures(self) -> dict[str, dict[str, Any]]:
         ids = [attrs["id"] for tag, attrs in self.tags if tag == "script" and attrs.get("type") == "application/json"]
         return {str(name): json.loads(text) for name, text in zip(ids, self.scripts, strict=False)}
 
@@ -184,7 +185,7 @@ def test_runs_on_other_machines_stand_apart_and_say_why(written: Path) -> None:
         "Not comparable with this run: another machine: cores was 8 and is 2, cpu was Intel Xeon 6960P and is AMD EPYC 9B14"
         in page.text
     )
-    labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]  # type: ignore[index]  # JSON
+    labels = [figures[name]["layout"]["xaxis"]["ticktext"] for name in ("samples-0", "samples-1")]
     assert labels[0] == ["000000001", "000000002", "000000003", "<b>this run</b><br>fffffffff<br>dirty"]
     assert labels[1] == ["000000001", "000000002"]
 
@@ -217,6 +218,22 @@ def test_a_pass_that_ran_beside_has_its_row_its_step_and_its_trace(tmp_path: Pat
     assert set(page.figures()) == {"samples-0", "step-0", "step-1", "step-2"}
     boxes = [attrs["value"] for tag, attrs in page.tags if tag == "input"]
     assert boxes == ["bucketed", "unbucketed", "mine:my_pass"]
+
+
+def test_a_simulated_step_is_drawn_beside_measured_ones_on_a_scale_of_its_own(tmp_path: Path) -> None:
+    one = given()
+    plain = Page(write_report(tmp_path / "plain", [one])[1])
+    paths = write_report(tmp_path, [ReportInput(one.record, (), {**one.spans, "simulated on h100-sxm": step(1, 1000)})])
+    assert "plans.tiny.simulated.on.h100-sxm.trace.json" in {path.name for path in paths}
+    page = Page(paths[1])
+    linked = [attrs["data-figure"] for tag, attrs in page.tags if "data-linked" in attrs]
+    assert linked == ["step-0", "step-1"]
+    rows = [text.count("simulated on h100-sxm") for text in (plain.text, page.text)]
+    assert rows == [0, 2]  # its box and its heading, and no row of what was measured
+    found, before = page.figures(), plain.figures()
+    assert (found["step-0"], found["step-1"]) == (before["step-0"], before["step-1"])
+    assert found["step-2"]["layout"]["xaxis"]["range"] == [0, pytest.approx(1.01 * max(s.end_ns for s in step(1, 1000)) / 1e6)]
+    assert "KiB<br>" in json.dumps(found["step-2"]["data"])
 
 
 def test_a_page_says_what_of_a_step_it_does_not_draw(tmp_path: Path) -> None:

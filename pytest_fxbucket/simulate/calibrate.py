@@ -1,0 +1,296 @@
+"""Fits a cluster's figures to a step that was measured, and says what they leave unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Literal
+
+from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
+from pytest_fxbucket.graph.flops import bytes_of, flops_of
+from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.simulate.costs import Roofline, enqueue_seconds, is_free, launched_bytes, rate_of
+from pytest_fxbucket.simulate.fit import Sum, fitted
+from pytest_fxbucket.simulate.network import collective_seconds
+from pytest_fxbucket.simulate.simulator import groups_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.simulate.cluster import Cluster, Link
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+
+Where = Literal["host", "device", "network"]
+Work = Literal["compute", "launches", "collectives"]
+_ROUNDS = 6
+"""How often it is asked anew whether operations or bytes bound each operator."""
+_WAITED = 2.0
+"""A wait that took so many times as long as the quick ones held up its rank."""
+_LITTLE, _LITTLE_BYTE = 1e-7, 1e-12
+"""Seconds, of a call and of a byte, to begin with where the cluster says none: what is 0 stays 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a step that was measured."""
+
+    phase: Phase
+    nodes: tuple[str, ...]
+    """Names of what ran, in graph order."""
+    seconds: float
+    where: Where = "host"
+    """host: the thread that calls operators took as long, and came to the next stretch right after; device: kernels did;
+    network: the collective that the only node launches was in flight as long, with its stream to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """What the model leaves: of all measurements of a kind of work."""
+
+    count: int
+    middle: float
+    """Median of |predicted - measured| / measured."""
+    most: float
+    """Its 90th percentile."""
+
+    def __str__(self) -> str:
+        return f"{self.middle:.0%} (90 % of {self.count} within {self.most:.0%})"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A cluster as measurements have it."""
+
+    cluster: Cluster
+    errors: Mapping[Work, Error]
+    """Of each kind of work that was measured."""
+    unmatched: tuple[str, ...] = ()
+    """What was measured of nothing in the graph, or not measured, a clause each."""
+
+    def __str__(self) -> str:
+        left = ", ".join(f"{work} {error}" for work, error in self.errors.items())
+        return "; ".join([f"error left: {left or 'nothing was measured'}", *self.unmatched])
+
+
+def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) -> Calibrated:
+    """``cluster`` with its figures as ``measured`` has them, in the order in which they ran; figures that nothing tells stay.
+
+    Fitted are what a call costs the host, the shares of compute and memory bandwidth that are had, and latency and bandwidth
+    of the links. Raises :class:`SimulationError` for what is not of ``step``, and for seconds that are none.
+    """
+    reader = _Reader(step, cluster.blocking)
+    stretches = [reader.found(one) for one in measured]
+    # Where the host computes, what any operator takes is what its call costs.
+    cluster = replace(cluster, least=0.0 if cluster.blocking else _least_kernel(stretches, cluster))
+    cluster = replace(cluster, waiting=_quick_wait(stretches, cluster))
+    flights = list(reader.flights(stretches, cluster.waiting))
+    for _ in range(_ROUNDS):
+        cluster = _with_links(_with_calls(cluster, stretches), flights)
+    return Calibrated(cluster, {work: error for work, error in _errors(step, cluster, stretches, flights) if error is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A stretch with its nodes."""
+
+    phase: Phase
+    nodes: tuple[fx.Node, ...]
+    seconds: float
+    where: Where
+
+    @property
+    def kind(self) -> Literal["launch", "wait", "compute"]:
+        if launch_kind(self.nodes[0]) is not None:
+            return "launch"
+        return "wait" if is_wait(self.nodes[0]) else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    kind: str
+    bytes: int
+    ranks: tuple[int, ...]
+    seconds: float
+    is_bound: bool
+
+
+class _Reader:
+    """Knows the nodes of a step."""
+
+    def __init__(self, step: StepGraph, blocking: bool) -> None:
+        self._nodes = {phase: {node.name: node for node in module.graph.nodes} for phase, module in step.graphs.items()}
+        self._groups, self._blocking = groups_of(step), blocking
+
+    def found(self, one: Stretch) -> _Found:
+        """``one`` with its nodes."""
+        if one.phase not in self._nodes:
+            raise SimulationError(f"the timeline has a graph {one.phase}, the step has {', '.join(self._nodes)}")
+        known = self._nodes[one.phase]
+        if (other := next((name for name in one.nodes if name not in known), None)) is not None or not one.nodes:
+            raise SimulationError(
+                f"the timeline is of another graph: {other or 'a stretch without nodes'} is not in the {one.phase} graph"
+            )
+        if not 0 <= one.seconds < float("inf"):
+            raise SimulationError(f"{one.nodes[0]} of the {one.phase} graph took {one.seconds!r} seconds, expected 0 or more")
+        return _Found(one.phase, tuple(known[name] for name in one.nodes), one.seconds, one.where)
+
+    def flights(self, stretches: Sequence[_Found], quick: float) -> Iterator[_Flight]:
+        """Collectives that were measured; where the host blocks also by when waits for them ended, but for ``quick`` seconds.
+
+        Of one that no wait was held up by is known that it took no longer.
+        """
+        is_told = any(one.where == "network" for one in stretches)
+        clock, busy = 0.0, dict[str, float]()
+        launched: dict[fx.Node, float] = {}
+        for one in stretches:
+            if one.where == "network":
+                yield self._flight(one.nodes[0], one.seconds, False)
+            if one.where != "host":
+                continue
+            begin, clock = clock, clock + one.seconds
+            if one.kind == "launch":
+                launched[one.nodes[0]] = clock
+            source = next(iter(one.nodes[0].all_input_nodes), None) if one.kind == "wait" else None
+            launch = next((each for each in _above(source) if each in launched), None)
+            if is_told or not self._blocking or launch is None:
+                continue
+            start = max(launched.pop(launch), busy.get(_group(launch), 0.0))
+            is_known = one.seconds > _WAITED * quick or begin <= start
+            end = max(start, clock - quick) if is_known else begin
+            busy[_group(launch)] = end
+            yield self._flight(launch, end - start, not is_known)
+
+    def _flight(self, launch: fx.Node, seconds: float, is_bound: bool) -> _Flight:
+        said = read_launch(launch)
+        assert said is not None
+        ranks = tuple(self._groups(said.group, said.ranks if isinstance(said.ranks, int) else 0))
+        return _Flight(said.kind, launched_bytes(launch), ranks, seconds, is_bound)
+
+
+def _group(launch: fx.Node) -> str:
+    said = read_launch(launch)
+    return said.group if said is not None else ""
+
+
+def _above(source: fx.Node | None) -> Iterator[fx.Node]:
+    """What a wait is given, and what that is a part of."""
+    while source is not None:
+        yield source
+        source = next(iter(source.all_input_nodes), None) if is_free(source) else None
+
+
+def _quick_wait(stretches: Sequence[_Found], cluster: Cluster) -> float:
+    """Seconds of a wait for what is there: a tenth of all are quicker."""
+    waits = [one.seconds for one in stretches if one.where == "host" and one.kind == "wait"]
+    return quantiles(waits, n=10, method="inclusive")[0] if len(waits) > 1 else cluster.waiting
+
+
+def _least_kernel(stretches: Sequence[_Found], cluster: Cluster) -> float:
+    """Seconds of the quickest kernels: one of twenty is quicker."""
+    alone = [one.seconds for one in stretches if one.where == "device" and len(one.nodes) == 1]
+    return quantiles(alone, n=20, method="inclusive")[0] if len(alone) > 1 else cluster.least
+
+
+def _with_calls(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
+    """Fit what calls cost, and what is had of compute and memory."""
+    computes = [one for one in stretches if one.where != "network" and one.kind == "compute"]
+    begin = [max(cluster.launch, _LITTLE), max(cluster.view, _LITTLE), cluster.least, 1.0, 1.0]
+    sums = [Sum(_parts(one, cluster), one.seconds) for one in computes]
+    seen = [any(one.parts[i] for one in sums) for i in range(len(begin))]
+    launch, view, least, slower, narrower = fitted(sums, begin)
+    cluster = _with_launches(replace(cluster, launch=launch if seen[0] else cluster.launch), stretches)
+    return replace(
+        cluster,
+        view=view if seen[1] else cluster.view,
+        least=least,
+        compute_efficiency=cluster.compute_efficiency / slower if slower else cluster.compute_efficiency,
+        memory_efficiency=cluster.memory_efficiency / narrower if narrower else cluster.memory_efficiency,
+    )
+
+
+def _with_launches(cluster: Cluster, stretches: Sequence[_Found]) -> Cluster:
+    """Fit what launches of collectives cost the host."""
+    launches = [one for one in stretches if one.where == "host" and one.kind == "launch"]
+    sums = [Sum((1.0, launched_bytes(one.nodes[0])), one.seconds) for one in launches]
+    if not sums:
+        return cluster
+    each, byte = fitted(sums, [cluster.launch + max(cluster.enqueue, _LITTLE), max(cluster.enqueue_per_byte, _LITTLE_BYTE)])
+    return replace(cluster, enqueue=max(0.0, each - cluster.launch), enqueue_per_byte=byte)
+
+
+def _parts(one: _Found, cluster: Cluster) -> tuple[float, ...]:
+    """Calls, views, least kernels, and seconds that operations and bytes take by ``cluster``."""
+    kernels = [node for node in one.nodes if not is_free(node)]
+    views = sum(is_view(node) for node in one.nodes) if one.where == "host" else 0
+    least = slower = narrower = 0.0
+    for node in kernels if one.where == "device" or cluster.blocking else ():
+        by_bytes = sum(map(bytes_of, (node, *node.all_input_nodes))) / (cluster.memory_bandwidth * cluster.memory_efficiency)
+        by_flops = flops_of(node) / (rate_of(node, cluster) * cluster.compute_efficiency)
+        if max(by_bytes, by_flops) < cluster.least:
+            least += 1
+        elif by_bytes < by_flops:
+            slower += by_flops
+        else:
+            narrower += by_bytes
+    return float(len(kernels) if one.where == "host" else 0), float(views), least, slower, narrower
+
+
+def _with_links(cluster: Cluster, flights: Sequence[_Flight]) -> Cluster:
+    """Fit latency and bandwidth within nodes and between them, and what any collective takes."""
+    sums = []
+    for one in flights:
+        parts = [0.0] * 5
+        fixed = collective_seconds(one.kind, 0, one.ranks, cluster)
+        place = 1 if cluster.nodes_of(one.ranks) == 1 else 3
+        parts[0], parts[place] = 1.0, fixed - cluster.collective
+        parts[place + 1] = collective_seconds(one.kind, one.bytes, one.ranks, cluster) - fixed
+        sums.append(Sum(tuple(parts), one.seconds, one.is_bound))
+    if all(one.is_bound for one in flights):
+        return cluster
+    collective, late, slow, far_late, far_slow = fitted(sums, [max(cluster.collective, _LITTLE), 1.0, 1.0, 1.0, 1.0])
+    return replace(
+        cluster,
+        collective=collective,
+        within=_with_factors(cluster.within, late, slow, cluster.memory_bandwidth),
+        between=_with_factors(cluster.between, far_late, far_slow, cluster.memory_bandwidth),
+    )
+
+
+def _with_factors(link: Link, late: float, slow: float, most: float) -> Link:
+    """``link`` with so many times its latency, and its time for a byte; no faster than memory, where all bytes come from."""
+    bandwidth = min(link.bandwidth / slow, most) if slow > 0 else most
+    return replace(link, latency=link.latency * late, bandwidth=bandwidth)
+
+
+def _errors(
+    step: StepGraph, cluster: Cluster, stretches: Sequence[_Found], flights: Sequence[_Flight]
+) -> Iterator[tuple[Work, Error | None]]:
+    cost = Roofline(cluster, groups_of(step))
+    compute = [
+        (_predicted(one, cluster, cost), one.seconds) for one in stretches if one.where != "network" and one.kind == "compute"
+    ]
+    yield "compute", _error(compute)
+    launches = [one for one in stretches if one.where == "host" and one.kind == "launch"]
+    yield "launches", _error([(enqueue_seconds(launched_bytes(one.nodes[0]), cluster), one.seconds) for one in launches])
+    told = [one for one in flights if not one.is_bound and one.seconds > cluster.waiting]  # others are over before a wait is
+    flown = [(collective_seconds(one.kind, one.bytes, one.ranks, cluster), one.seconds) for one in told]
+    yield "collectives", _error(flown)
+
+
+def _predicted(one: _Found, cluster: Cluster, cost: Roofline) -> float:
+    kernels = [node for node in one.nodes if not is_free(node)]
+    runs = sum(map(cost, kernels)) if one.where == "device" or cluster.blocking else 0.0
+    if one.where == "device":
+        return runs
+    return runs + len(kernels) * cluster.launch + sum(map(is_view, one.nodes)) * cluster.view
+
+
+def _error(pairs: Sequence[tuple[float, float]]) -> Error | None:
+    """Of pairs of predicted and measured."""
+    shares = [abs(predicted - seconds) / seconds for predicted, seconds in pairs if seconds > 0]
+    if not shares:
+        return None
+    most = quantiles(shares, n=10, method="inclusive")[-1] if len(shares) > 1 else shares[0]
+    return Error(len(shares), median(shares), most)

@@ -1,0 +1,178 @@
+"""Simulates a step in pipeline stages: each rank's graphs on their own, and the schedule that orders them, with its bubbles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.pipeline.schedules import COSTS, table_of
+from pytest_fxbucket.pipeline.table import BACKWARD, FORWARD, INPUT_GRADS, WEIGHT_GRADS, leaves
+from pytest_fxbucket.simulate.network import transfer_seconds
+from pytest_fxbucket.simulate.simulator import simulate
+from pytest_fxbucket.step.pipelined import TIES, UPDATE, Work, phase_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.pipeline.table import Action, Table
+    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.simulate.costs import CostModel
+    from pytest_fxbucket.simulate.timeline import Timeline
+    from pytest_fxbucket.step.pipelined import Crossing, Pipelined
+    from pytest_fxbucket.step.roles import Phase, StepGraph
+
+_WORK: Mapping[str, Work] = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADS: "input", WEIGHT_GRADS: "weight"}
+_Sent = tuple[int, int, int | None]
+"""Way, stage that it goes to, and microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One action of a schedule. Times are seconds since the step began."""
+
+    rank: int
+    """Place along pp."""
+    kind: str
+    stage: int
+    microbatch: int | None
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class StagedTimeline:
+    """One step of all ranks along pp."""
+
+    seconds: float
+    """From the first gather to the end of the last update."""
+    done: tuple[Done, ...]
+    """What the schedule orders, in the order in which each rank does it, rank by rank."""
+    bubbles: tuple[float, ...]
+    """Of each rank the share of the schedule's time, from 0 to 1, in which it computes nothing: from the first action of any
+    rank to the end of the last one."""
+    phases: tuple[Mapping[Phase, Timeline], ...] = field(repr=False)
+    """Of each rank its graphs, each simulated on its own."""
+
+    @property
+    def bubble(self) -> float:
+        """The share of all ranks' time."""
+        return sum(self.bubbles) / len(self.bubbles)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that waits block compute within graphs, once of each, on the rank that it is most on."""
+        return max(sum(one.exposed for one in phases.values()) for phases in self.phases)
+
+
+def simulate_stages(places: Sequence[StepGraph], cluster: Cluster, cost: CostModel | None = None) -> StagedTimeline:
+    """Simulate a step in stages; ``places`` has the step of each rank along pp.
+
+    Each graph takes what :func:`simulate` says that it takes alone. A rank gathers what all its stages need, goes through the
+    schedule, and reduces; what stages send each other goes, in order, over the link between their ranks while these go on.
+    Raises :class:`SimulationError` for a step without stages, and as :func:`simulate`.
+    """
+    how = next((one.pipelined for one in places), None)
+    if how is None:
+        raise SimulationError("the step has no pipeline stages, so no schedule orders it; simulate takes it as it is")
+    phases = tuple({phase: _alone(step, phase, cluster, cost) for phase in step.graphs} for step in places)
+    seconds = [{phase: one.seconds for phase, one in each.items()} for each in phases]
+    table = table_of(how.schedule, how.stages, len(places), how.microbatches)
+    ranks = [step.rank for step in places]
+
+    def takes(action: Action) -> float:
+        return seconds[action.rank].get(phase_of(action.stage, _WORK[action.kind]), 0.0)
+
+    def crosses(sender: int, receiver: int) -> float:
+        here, there = ranks[table.owners[sender]], ranks[table.owners[receiver]]
+        sent = sum(one.bytes for one in _crossing(how, sender, receiver))
+        return transfer_seconds(sent, here, there, cluster) if sent and here != there else 0.0
+
+    begins = [sum(each.get(phase_of(stage, "unshard"), 0.0) for stage in range(how.stages)) for each in seconds]
+    done = done_by(table, takes, crosses, begins)
+    ends = [max((one.end for one in done if one.rank == rank), default=begins[rank]) for rank in range(table.pp)]
+    reduced = [
+        end + sum(each.get(phase_of(stage, "reduce"), 0.0) for stage in range(how.stages))
+        for end, each in zip(ends, seconds, strict=True)
+    ]
+    # What several stages have is summed when the last of them is there.
+    tied = [max(reduced) + each[TIES] if TIES in each else own for own, each in zip(reduced, seconds, strict=True)]
+    ended = [own + each.get(UPDATE, 0.0) for own, each in zip(tied, seconds, strict=True)]
+    return StagedTimeline(max(ended), tuple(done), bubbles_of(done, table.pp), phases)
+
+
+def _alone(step: StepGraph, phase: Phase, cluster: Cluster, cost: CostModel | None) -> Timeline:
+    return simulate(replace(step, graphs={phase: step.graphs[phase]}), cluster, cost)
+
+
+def _crossing(how: Pipelined, sender: int, receiver: int) -> Sequence[Crossing]:
+    return how.forward[sender] if receiver > sender else how.backward[receiver]
+
+
+def done_by(
+    table: Table, takes: Callable[[Action], float], crosses: Callable[[int, int], float], begins: Sequence[float]
+) -> list[Done]:
+    """What ranks do when: ``takes``: seconds of what is computed; ``crosses``: seconds from one stage to another.
+
+    Rank r begins at ``begins[r]``. What torch may overlap runs in turn. Raises :class:`SimulationError` for a table in which
+    something waits for ever.
+    """
+    computes = [[one for one in leaves(actions) if one.kind in COSTS] for actions in table.ranks]
+    done: list[list[Done]] = [[] for _ in computes]
+    clocks = list(begins)
+    there: dict[_Sent, float] = {}
+    links: dict[tuple[int, int], float] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, own in enumerate(computes):
+            while len(done[rank]) < len(own) and (ready := _ready(own[len(done[rank])], table, there)) is not None:
+                action = own[len(done[rank])]
+                start = max(clocks[rank], ready)
+                clocks[rank] = end = start + takes(action)
+                done[rank].append(Done(rank, action.kind, action.stage, action.microbatch, start, end))
+                _send(action, end, table, crosses, there, links)
+                moved = True
+    if stuck := [own[len(did)] for own, did in zip(computes, done, strict=True) if len(did) < len(own)]:
+        raise SimulationError(f"{stuck[0]} on rank {stuck[0].rank} of pp waits for ever, so the schedule has no end")
+    return [one for own in done for one in own]
+
+
+def bubbles_of(done: Sequence[Done], ranks: int) -> tuple[float, ...]:
+    """Of each rank the share of the schedule's time in which it does nothing of it."""
+    if not done:
+        return (0.0,) * ranks
+    begin, end = min(one.start for one in done), max(one.end for one in done)
+    busy = [sum(one.end - one.start for one in done if one.rank == rank) for rank in range(ranks)]
+    return tuple(1 - own / (end - begin) if end > begin else 0.0 for own in busy)
+
+
+def _way(action: Action) -> int:
+    """1 for what goes to the next stage, -1 to the one before, 0 for what no stage waits for."""
+    return {FORWARD: 1, WEIGHT_GRADS: 0}.get(action.kind, -1)
+
+
+def _ready(action: Action, table: Table, there: Mapping[_Sent, float]) -> float | None:
+    """When what ``action`` reads from another stage is there; None if that was not sent. The rank's own order says the rest."""
+    way = _way(action)
+    if not way or not 0 <= action.stage - way < table.stages:
+        return 0.0
+    return there.get((way, action.stage, action.microbatch))
+
+
+def _send(
+    action: Action,
+    end: float,
+    table: Table,
+    crosses: Callable[[int, int], float],
+    there: dict[_Sent, float],
+    links: dict[tuple[int, int], float],
+) -> None:
+    """Note when the stage that reads what ``action`` made has it: a link carries one after the other."""
+    way = _way(action)
+    other = action.stage + way
+    if not way or not 0 <= other < table.stages:
+        return
+    arrives, pair = end, (table.owners[action.stage], table.owners[other])
+    if seconds := crosses(action.stage, other):
+        arrives = links[pair] = max(end, links.get(pair, 0.0)) + seconds
+    there[way, other, action.microbatch] = arrives

@@ -1,0 +1,158 @@
+"""Prints what the simulator predicts of step time beside what is measured, on 2 ranks over gloo; ``make bench``.
+
+Variants of one plan take turns, step by step, in the same processes: unbucketed, bucketed, prefetch 0 and 2, a cap, torch's
+pass. The cost model is calibrated on every second step of the unbucketed one alone, and is then asked for all of them; measured
+is the median of the other steps, of the slower rank.
+
+``python -m suites.benchmarks.simulated_time [--rounds 60]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, cast
+
+import torch
+
+from pytest_fxbucket.bench.measure import tasks_of
+from pytest_fxbucket.bench.stats import Pacing
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
+from pytest_fxbucket.bench.timeline.stretches import stretches_of
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.simulate import Cluster, Link, simulate
+from pytest_fxbucket.simulate.calibrate import Calibrated, calibrate
+from pytest_fxbucket.step.roles import StepGraph
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = 2
+DIFFERS = 0.1
+"""Variants whose step times differ by more are to come in the right order."""
+BEGIN = Cluster(
+    name="cpu-gloo",
+    flops={"float32": 50e9},
+    memory_bandwidth=10e9,
+    memory=16e9,
+    devices_per_node=64,
+    within=Link(2e9, 20e-6),
+    between=Link(1e9, 50e-6),
+    launch=5e-6,
+    collective=50e-6,
+    blocking=True,
+)
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = {{ layers = {layers}, dim = {dim} }}
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+cap_mb = {cap_mb}
+
+[overlap]
+prefetch = {prefetch}
+"""
+
+
+class Size(NamedTuple):
+    """Of a Llama, and the cap of its variant with one."""
+
+    layers: int
+    dim: int
+    cap_mb: float
+
+
+SIZES = (Size(4, 64, 0.03), Size(4, 128, 0.1), Size(8, 256, 0.5))
+
+
+def main() -> None:
+    """Print a table for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="steps of each variant")
+    given = parser.parse_args()
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {RANKS} ranks over gloo, float32; {given.rounds} rounds")
+    pools = Pools(warm=("pytest_fxbucket.bench.job",))
+    try:
+        for size in SIZES:
+            for line in _lines(pools, size, given.rounds):
+                print(line, flush=True)
+    finally:
+        pools.close()
+
+
+def _lines(pools: Pools, size: Size, rounds: int) -> Iterator[str]:
+    worlds = worlds_of(size)
+    tasks = tasks_of(worlds, Pacing(0.0, 0.0), 1)
+    pool = pools.get(RANKS, "gloo:plain")
+    job = "suites.benchmarks.simulated_time_jobs:clocked"
+    found = pool.run(job, [(task, rounds) for task in tasks], timeout_s=1200, paths=[str(ROOT)])
+    ranks = cast("list[dict[str, list[list[float]]]]", found)
+    pool.close()
+    ours = calibrated(worlds[UNBUCKETED], [one[UNBUCKETED][::2] for one in ranks])
+    measured = {name: _slowest([one[name][1::2] for one in ranks]) for name in worlds}
+    predicted = {name: simulate(step_of(name, world), ours.cluster).seconds for name, world in worlds.items()}
+    yield f"\nLlama, {size.layers} layers of {size.dim}; {ours}\n"
+    yield "| variant | measured | predicted | error |"
+    yield "|---|---|---|---|"
+    for name, seconds in measured.items():
+        error = predicted[name] / seconds - 1
+        yield f"| {name} | {seconds * 1e3:.1f} ms | {predicted[name] * 1e3:.1f} ms | {error:+.0%} |"
+    differing = [(a, b) for a, b in combinations(worlds, 2) if abs(measured[a] / measured[b] - 1) > DIFFERS]
+    wrong = [f"{a} and {b}" for a, b in differing if (measured[a] < measured[b]) != (predicted[a] < predicted[b])]
+    yield f"\n{len(differing)} pairs differ by more than {DIFFERS:.0%}; not in order: {', '.join(wrong) or 'none'}"
+
+
+def worlds_of(size: Size) -> dict[str, PlanOnMesh]:
+    """The plan in all variants."""
+    plain = _world(size)
+    return {
+        UNBUCKETED: plain,
+        "bucketed": plain,
+        "prefetch 0": _world(size, prefetch=0),
+        "prefetch 2": _world(size, prefetch=2),
+        f"cap of {size.cap_mb:g} MB": _world(size, cap_mb=size.cap_mb),
+        "torch's pass": plain.by_pass("torch"),
+    }
+
+
+def _world(size: Size, prefetch: int = 1, cap_mb: float = 0) -> PlanOnMesh:
+    text = PLAN.format(layers=size.layers, dim=size.dim, prefetch=prefetch, cap_mb=cap_mb)
+    (plan,) = parse_plans(text, ROOT / "plan.toml")
+    return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+
+
+def step_of(name: str, world: PlanOnMesh) -> StepGraph:
+    """The variant's step as rank 0 runs it."""
+    if name == UNBUCKETED:
+        return world.reference(0)
+    return replace(world.final_step(0), graphs={phase: one.bucketed.graph_module for phase, one in world.final(0).items()})
+
+
+def calibrated(world: PlanOnMesh, ranks: Sequence[Sequence[Sequence[float]]]) -> Calibrated:
+    """The cost model by what steps of the unbucketed variant took, by mark, on all ranks."""
+    step = step_of(UNBUCKETED, world)
+    (phase,) = step.graphs
+    marks = marks_of(world, 0, phase, UNBUCKETED)
+    stretches = stretches_of(phase, step.graphs[phase].graph, marks, [one for steps in ranks for one in steps])
+    return calibrate(step, list(stretches), BEGIN)
+
+
+def _slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> float:
+    """The median over steps of the slower rank's seconds."""
+    return median(max(map(sum, step)) for step in zip(*ranks, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A cluster is found again from what it was simulated to do; and timelines of other graphs are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx
+
+from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind
+from pytest_fxbucket.graph.ops import is_view
+from pytest_fxbucket.simulate.calibrate import Stretch, calibrate
+from pytest_fxbucket.simulate.cluster import Cluster, Link
+from pytest_fxbucket.simulate.costs import Roofline, enqueue_seconds, is_free, launched_bytes
+from pytest_fxbucket.simulate.simulator import groups_of, simulate
+from pytest_fxbucket.step.roles import MeshDim, StepGraph
+from suites.graph.handmade import Handmade, aten
+
+RANKS = 4
+ASSUMED = Cluster(
+    name="assumed",
+    flops={"float32": 1e11},
+    memory_bandwidth=1e10,
+    memory=1e12,
+    devices_per_node=8,
+    within=Link(1e9, 1e-5),
+    between=Link(1e9, 1e-5),
+    launch=1e-6,
+    collective=1e-5,
+    least=1e-6,
+)
+HOST = replace(
+    ASSUMED,
+    blocking=True,
+    least=0.0,
+    launch=9e-6,
+    view=4e-6,
+    enqueue=2e-4,
+    enqueue_per_byte=4e-10,
+    waiting=3e-5,
+    compute_efficiency=0.4,
+    memory_efficiency=0.7,
+    within=Link(2e8, 3e-5),
+    collective=4e-5,
+)
+"""What computes itself."""
+DEVICE = replace(HOST, blocking=False, least=2e-5, enqueue_per_byte=0.0)
+
+
+def step_of(sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)) -> StepGraph:
+    """Of each size products, sums and views, and two gathers: one waited for at once, one behind compute."""
+    made = Handmade(RANKS)
+    for size in sizes:
+        a, shard = made.batch(size, size), made.batch(size * size // RANKS)
+        early = made.gather(shard)
+        for _ in range(2):
+            made.call(aten.mm.default, a, a)
+            made.call(aten.t.default, made.call(aten.add.Tensor, a, a))
+            made.call(aten.t.default, a)
+        whole = made.wait(early)
+        made.call(aten.neg.default, made.wait(made.gather(shard)))
+        made.call(aten.neg.default, whole)
+    module = fx.GraphModule(torch.nn.Module(), made.finish())
+    mesh = (MeshDim("dp_shard", RANKS),)
+    return StepGraph({"joint": module}, {"joint": tuple(made.inputs)}, {"joint": tuple(made.outputs)}, (), (), mesh, 0)
+
+
+def nodes_of(step: StepGraph) -> list[fx.Node]:
+    return [node for node in step.graphs["joint"].graph.nodes if node.op == "call_function"]
+
+
+def measured(step: StepGraph, cluster: Cluster) -> Iterator[Stretch]:
+    """What ``cluster`` would be measured to do, a stretch for each node."""
+    timeline, cost = simulate(step, cluster), Roofline(cluster, groups_of(step))
+    exposed = {flight.node: flight.exposed for flight in timeline.flights}
+    for node in nodes_of(step):
+        seconds = cluster.view if is_view(node) else cluster.launch
+        if launch_kind(node) is not None:
+            seconds = enqueue_seconds(launched_bytes(node), cluster)
+        elif is_wait(node):
+            seconds = cluster.waiting + (exposed[node.all_input_nodes[0].name] if cluster.blocking else 0.0)
+        elif cluster.blocking:
+            seconds += cost(node)
+        yield Stretch("joint", (node.name,), seconds)
+        if not cluster.blocking and not is_free(node):
+            yield Stretch("joint", (node.name,), cost(node), "network" if launch_kind(node) is not None else "device")
+
+
+@pytest.mark.parametrize("true", [HOST, DEVICE], ids=["host", "device"])
+def test_a_cluster_is_found_from_what_it_does(true: Cluster) -> None:
+    step = step_of()
+    found = calibrate(step, list(measured(step, true)), replace(ASSUMED, blocking=true.blocking))
+    for error in found.errors.values():
+        assert error.middle < 0.03
+        assert error.most < 0.1
+    assert list(found.errors) == ["compute", "launches", "collectives"]
+    got = found.cluster
+    for name in ("launch", "view", "enqueue", "waiting", "compute_efficiency", "memory_efficiency", "least"):
+        assert getattr(got, name) == pytest.approx(getattr(true, name), rel=0.05), name
+    assert got.within.bandwidth == pytest.approx(true.within.bandwidth, rel=0.05)
+    assert simulate(step, got).seconds == pytest.approx(simulate(step, true).seconds, rel=0.02)
+    assert got.between == ASSUMED.between
+
+
+def test_another_step_is_then_predicted() -> None:
+    step, other = step_of(), step_of((96, 300, 700))
+    found = calibrate(step, list(measured(step, HOST)), replace(ASSUMED, blocking=True))
+    assert simulate(other, found.cluster).seconds == pytest.approx(simulate(other, HOST).seconds, rel=0.03)
+
+
+def test_stretches_of_several_nodes_do_as_well() -> None:
+    step = step_of()
+    each = list(measured(step, HOST))
+    kinds = [(launch_kind(node) is not None, is_wait(node)) for node in nodes_of(step)]
+    joined: list[Stretch] = []
+    for number, one in enumerate(each):
+        if joined and kinds[number] == (False, False) == kinds[number - 1]:
+            joined[-1] = Stretch("joint", joined[-1].nodes + one.nodes, joined[-1].seconds + one.seconds)
+        else:
+            joined.append(one)
+    assert len(joined) < len(each)
+    found = calibrate(step, joined, replace(ASSUMED, blocking=True))
+    assert simulate(step, found.cluster).seconds == pytest.approx(simulate(step, HOST).seconds, rel=0.03)
+
+
+def test_what_was_not_measured_stays_as_it_was() -> None:
+    found = calibrate(step_of(), [], ASSUMED)
+    assert found.cluster == ASSUMED
+    assert str(found) == "error left: nothing was measured"
+
+
+def test_the_error_that_is_left_is_said() -> None:
+    step = step_of()
+    every = [replace(one, seconds=one.seconds * (2.0 if n % 2 else 1.0)) for n, one in enumerate(measured(step, HOST))]
+    found = calibrate(step, every, replace(ASSUMED, blocking=True))
+    assert 0.1 < found.errors["compute"].middle <= found.errors["compute"].most
+    assert str(found).startswith("error left: compute ")
+
+
+@pytest.mark.parametrize(
+    ("stretch", "words"),
+    [
+        (Stretch("joint", ("mm_99",), 1.0), "^the timeline is of another graph: mm_99 is not in the joint graph$"),
+        (Stretch("joint", (), 1.0), "^the timeline is of another graph: a stretch without nodes is not in the joint graph$"),
+        (Stretch("forward", ("mm_default",), 1.0), "^the timeline has a graph forward, the step has joint$"),
+        (
+            Stretch("joint", ("mm_default",), float("nan")),
+            "^mm_default of the joint graph took nan seconds, expected 0 or more$",
+        ),
+        (Stretch("joint", ("mm_default",), -1.0), "^mm_default of the joint graph took -1.0 seconds, expected 0 or more$"),
+    ],
+)
+def test_what_is_not_of_the_step_is_refused(stretch: Stretch, words: str) -> None:
+    with pytest.raises(SimulationError, match=words):
+        calibrate(step_of((64,)), [stretch], ASSUMED)

@@ -1,0 +1,97 @@
+"""A step in stages: equal ones with free transfers idle as the table says; what gathers and transfers add is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import fx
+
+from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.pipeline.schedules import COSTS, SCHEDULES, bubble, table_of
+from pytest_fxbucket.simulate.cluster import Cluster, Link
+from pytest_fxbucket.simulate.schedule import StagedTimeline, bubbles_of, done_by, simulate_stages
+from pytest_fxbucket.step.roles import Phase
+from suites.simulate.staged_graphs import place, two_stages
+
+CLUSTER = Cluster(
+    name="c",
+    flops={"float32": 1e12},
+    memory_bandwidth=1e9,
+    memory=1e12,
+    devices_per_node=8,
+    within=Link(1e9, 0.0),
+    between=Link(1e6, 0.0),
+)
+"""Within a node a byte takes a nanosecond."""
+
+
+@pytest.mark.parametrize("microbatches", [4, 8])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_stages_and_free_transfers_idle_as_the_table_does(name: str, microbatches: int) -> None:
+    each = {"one": 1, "two": 2, "several": 2}[SCHEDULES[name]]
+    table = table_of(name, 4 * each, 4, 8 if name == "DualPipeV" else microbatches)
+    done = done_by(table, lambda action: float(COSTS[action.kind]), lambda sender, receiver: 0.0, [3.0] * 4)
+    bubbles = bubbles_of(done, 4)
+    assert sum(bubbles) / 4 == pytest.approx(bubble(table), abs=1e-12)
+    assert min(one.start for one in done) == 3.0
+    assert all(0 <= one < 1 for one in bubbles)
+
+
+def simulated(phases: list[dict[Phase, float]], crossing_bytes: int, cluster: Cluster = CLUSTER) -> StagedTimeline:
+    how = two_stages("GPipe", 2, crossing_bytes)
+    made = [place(rank, own, how) for rank, own in enumerate(phases)]
+    took: dict[fx.Node, float] = {node: seconds for _, each in made for node, seconds in each.items()}
+    return simulate_stages([step for step, _ in made], cluster, took.__getitem__)
+
+
+def stage(number: int, forward: float = 10, backward: float = 20) -> dict[Phase, float]:
+    return {f"stage {number} forward": forward, f"stage {number} backward": backward}
+
+
+def starts(timeline: StagedTimeline) -> dict[str, float]:
+    return {f"{one.stage}{one.kind}{one.microbatch}": round(one.start * 1e6, 6) for one in timeline.done}
+
+
+def test_transfers_hold_up_the_next_stage() -> None:
+    timeline = simulated([stage(0), stage(1)], 5_000)  # 5 us
+    assert starts(timeline) == {
+        **{"0F0": 0, "0F1": 10, "0B0": 60, "0B1": 80},
+        **{"1F0": 15, "1F1": 25, "1B0": 35, "1B1": 55},
+    }
+    assert timeline.seconds == pytest.approx(100e-6)
+    assert timeline.bubbles == pytest.approx((0.4, 0.4))
+    assert timeline.bubble == pytest.approx(0.4)
+
+
+def test_a_link_carries_one_after_the_other() -> None:
+    assert starts(simulated([stage(0), stage(1)], 15_000))["1F1"] == 40
+
+
+def test_ranks_of_other_nodes_are_further_away() -> None:
+    apart = replace(CLUSTER, devices_per_node=1)
+    assert starts(simulated([stage(0), stage(1)], 100, apart))["1F0"] == 110
+
+
+def test_gathers_come_first_reductions_and_updates_last_and_ties_when_all_are_reduced() -> None:
+    around: dict[Phase, float] = {"stage 0 unshard": 7, "stage 0 reduce": 3, "ties": 2, "update": 4}
+    other: dict[Phase, float] = {"stage 1 unshard": 1, "stage 1 reduce": 40, "ties": 2}
+    timeline = simulated([stage(0) | around, stage(1) | other], 5_000)
+    assert starts(timeline)["0F0"] == 7
+    assert starts(timeline)["1F0"] == 22
+    assert timeline.seconds == pytest.approx((82 + 40 + 2 + 4) * 1e-6)  # the second stage reduces until 122
+    assert timeline.bubbles == pytest.approx((0.4, 0.4))
+    assert timeline.exposed == 0
+
+
+def test_a_step_without_stages_is_refused() -> None:
+    step, _ = place(0, stage(0), two_stages("GPipe", 2, 0))
+    with pytest.raises(SimulationError, match=r"^the step has no pipeline stages, .*$"):
+        simulate_stages([replace(step, pipelined=None)], CLUSTER)
+
+
+def test_a_schedule_without_an_end_is_refused() -> None:
+    table = table_of("GPipe", 2, 2, 2)
+    ranks = (tuple(one for one in table.ranks[0] if one.token != "0F1"), table.ranks[1])
+    with pytest.raises(SimulationError, match=r"^B of stage 0, microbatch 0 on rank 0 of pp waits for ever, .*$"):
+        done_by(replace(table, ranks=ranks), lambda action: 1.0, lambda sender, receiver: 0.0, [0.0, 0.0])
