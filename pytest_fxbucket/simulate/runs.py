@@ -55,7 +55,7 @@ class Runs:
             for value, storages in zip(step.outputs[phase], self.alone[phase].outputs, strict=False):
                 lives = self._last(value, phases, number) if value.role in WITHIN else number if crosses else END
                 until |= {storage: max(until.get(storage, number), lives) for storage in storages}
-            yield from (replace(one, until=until[one.storage]) for one in self.run(phase))
+            yield from (replace(one, until=until.get(one.storage, END)) for one in self.run(phase))
 
     def _last(self, value: Value, phases: Sequence[Phase], number: int) -> int:
         """The last run that takes ``value`` from the run ``number``."""
