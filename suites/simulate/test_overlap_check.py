@@ -125,7 +125,7 @@ def test_buckets_of_a_graph_without_roles_are_named_by_what_they_are(check: Chec
     assert verdict.outcome == "failed"
     named = [line.partition(":")[0] for line in verdict.lines if line.startswith("  ")]
     assert len(set(named)) == len(named) == 5
-    by_module = r"  \w+ (all_gather of layers\.\d \(all_gather_into_tensor\S*\)|reduce_scatter reduce_scatter_tensor\S*)"
+    by_module = r"  \w+ (all_gather|reduce_scatter) (of layers\.\d \()?\1(_into)?_tensor\w*\)?"
     assert [name for name in named if not re.fullmatch(by_module, name)] == []
 
 
