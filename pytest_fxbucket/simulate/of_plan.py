@@ -17,6 +17,7 @@ from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.graph.buckets import Bucket
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
     from pytest_fxbucket.simulate.cluster import Cluster
@@ -34,7 +35,7 @@ class NamedFlight:
 
     flight: Flight
     name: str
-    """``forward all_gather layers.0``; of what nothing is known its kind and its node."""
+    """``forward all_gather layers.0``; of what nothing is known its module and its node."""
     direction: Direction
     behind: str
     """Name of the one before it on its stream, where it waits for that."""
@@ -87,7 +88,7 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster) -> list[SimulatedRank]:
     for ranks, graphs in world.distinct():
         step = replace(world.final_step(ranks[0]), graphs={phase: _bare(one) for phase, one in graphs.items()})
         timeline = _simulated(world.plan, step, ranks[0], cluster)
-        found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of))))
+        found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of, step.has_roles))))
     return found
 
 
@@ -113,7 +114,9 @@ def _bare(passed: Passed) -> fx.GraphModule:
     return fx.GraphModule(passed.bucketed.root, without_kept_order(passed.bucketed.graph))
 
 
-def _named(timeline: Timeline, graphs: Mapping[Phase, Passed], entry_of: Mapping[str, str]) -> Sequence[NamedFlight]:
+def _named(
+    timeline: Timeline, graphs: Mapping[Phase, Passed], entry_of: Mapping[str, str], has_roles: bool
+) -> Sequence[NamedFlight]:
     phases = {flight.phase for flight in timeline.flights}
     names: dict[tuple[Phase, str], tuple[str, Direction]] = {}
     for phase in phases:
@@ -122,8 +125,8 @@ def _named(timeline: Timeline, graphs: Mapping[Phase, Passed], entry_of: Mapping
         named = dict(named_buckets(reading, entry_of, dict.fromkeys((one.group for one in reading.buckets), "")))
         for one in reading.buckets:
             direction: Direction = _OF_STAGES.get(phase, one.direction)
-            known = any(one.fqns) or one.module or one.direction == "optimizer"
-            name = named[one.node].name if known else f"{direction} {one.kind} {one.node}"
+            known = any(one.fqns) or one.direction == "optimizer" or (one.module and has_roles)
+            name = named[one.node].name if known else f"{direction} {one.kind} {_bare_name(one)}"
             names[phase, one.node] = name + where, direction
     found = []
     for flight in timeline.flights:
@@ -131,6 +134,11 @@ def _named(timeline: Timeline, graphs: Mapping[Phase, Passed], entry_of: Mapping
         behind = _behind(flight, timeline, names) if flight.behind else ""
         found.append(NamedFlight(flight, name, direction, behind))
     return found
+
+
+def _bare_name(bucket: Bucket) -> str:
+    """What ``bucket`` is where nobody knows what it carries."""
+    return f"of {bucket.module} ({bucket.node})" if bucket.module else bucket.node
 
 
 def _behind(flight: Flight, timeline: Timeline, names: Mapping[tuple[Phase, str], tuple[str, Direction]]) -> str:

@@ -68,12 +68,12 @@ def test_reductions_of_two_levels_are_named_by_their_entry_both(hybrid: PlanOnMe
 
 
 def test_an_order_that_is_written_into_the_graph_takes_no_time() -> None:
-    plain, pinned = (
-        simulated_ranks(on_mesh(f"dp_shard = 4\n[overlap]\ninsert_overlap_deps = {deps}"), H100)[0]
-        for deps in ("false", "true")
-    )
+    worlds = [on_mesh(f"dp_shard = 4\n[overlap]\ninsert_overlap_deps = {deps}") for deps in ("false", "true")]
+    plain, pinned = (simulated_ranks(world, H100)[0] for world in worlds)
     assert [one.name for one in plain.flights] == [one.name for one in pinned.flights]
     assert plain.timeline.seconds == pinned.timeline.seconds
+    reading = worlds[1].final(0)["joint"].reading
+    assert {one.node: one.place for one in pinned.timeline.flights} == {one.node: one.launch for one in reading.buckets}
 
 
 def test_norms_that_clipping_sends_are_the_optimizers() -> None:
