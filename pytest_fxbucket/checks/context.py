@@ -139,7 +139,7 @@ def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[s
 
 
 def said_in_blocks(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
-    """Lines of each set of ranks that has the same ones; those of all ranks name none. Indented lines belong to the one above."""
+    """Lines of each set of ranks that has the same ones; those of all ranks name none. Indented ones belong to that above."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for its, lines in problems:
         ranks.setdefault(tuple(lines), []).extend(its)

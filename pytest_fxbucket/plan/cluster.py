@@ -1,4 +1,4 @@
-"""``[cluster]``: what a step is simulated on; limits of ``[checks] overlap`` and ``memory``. A preset file has the same keys."""
+"""``[cluster]``: what a step is simulated on; limits of the checks ``overlap`` and ``memory``. A preset file has its keys."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_an_all_reduce_works_on_a_copy_and_holds_nothing() -> None:
     assert lived(made)[waited.name] == 2 * FOUR
 
 
-def test_lists_of_lists_count_each_tensor_once() -> None:
+def test_a_list_keeps_all_its_tensors() -> None:
     made = Handmade()
     given = made.batch(4)
     both = made.call(aten.split_with_sizes_copy.default, given, [1, 3])
