@@ -77,16 +77,33 @@ def test_an_all_reduce_works_on_a_copy_and_holds_nothing() -> None:
     assert lived(made)[waited.name] == 2 * FOUR
 
 
-def test_a_list_keeps_all_its_tensors() -> None:
+@pytest.mark.parametrize(("index", "bytes_"), [(0, 4), (1, 12), (-1, 12)])
+def test_a_list_keeps_all_its_tensors_and_a_part_its_own(index: int, bytes_: int) -> None:
     made = Handmade()
     given = made.batch(4)
     both = made.call(aten.split_with_sizes_copy.default, given, [1, 3])
-    first = made.part(both, 0)
-    last = made.call(aten.neg.default, first)
+    part = made.part(both, index)
+    last = made.call(aten.neg.default, part)
     at = lived(made)
-    assert at[both.name] == 2 * FOUR
-    assert at[first.name] == 2 * FOUR, "the list holds both as long as it is there"
-    assert at[last.name] == FOUR + 4 + 4
+    assert [at[both.name], at[part.name]] == [2 * FOUR, 2 * FOUR], "the list holds both as long as it is there"
+    assert at[last.name] == FOUR + 2 * bytes_
+
+
+def test_a_part_of_lists_is_all_of_its_list() -> None:
+    made = Handmade()
+    given = made.batch(4)
+    lists = made.call(aten.split_with_sizes_copy.default, given, [1, 3])
+    small, large = lists.meta["val"]
+    with made.mode:
+        lists.meta["val"] = [small, [large, torch.empty(4)]]  # as a fused update gives
+    part = made.part(lists, 1)
+    made.call(aten.neg.default, given)
+    last = made.call(aten.neg.default, made.part(part, 1))
+    at = lived(made)
+    assert at[part.name] == FOUR + 4 + 12 + FOUR
+    assert at[last.name] == FOUR + FOUR + FOUR
+    names = [node.name for node in made.graph.nodes]
+    assert at[names[names.index(part.name) + 1]] == FOUR + 12 + FOUR + FOUR, "the list that is taken lives without the other"
 
 
 @pytest.mark.parametrize(("rounding", "bytes_"), [(1, 2 * FOUR), (512, 1024)])
@@ -97,12 +114,13 @@ def test_allocations_are_rounded_up(rounding: int, bytes_: int) -> None:
 
 
 def test_the_most_between_two_nodes_is_what_all_nodes_between_say() -> None:
-    drawn = random.Random(0)
-    found = Liveness((), tuple(drawn.randrange(10**6) for _ in range(2000)))
-    for _ in range(300):
-        first = drawn.randrange(2000)
-        last = drawn.randrange(first, 2000)
-        assert found.most(first, last) == max(found.at[first : last + 1])
+    drawn, count = random.Random(0), 2000
+    for at in (range(count), range(count, 0, -1), [drawn.randrange(10**6) for _ in range(count)]):
+        found = Liveness((), tuple(at))
+        for _ in range(100):
+            first = drawn.randrange(count)
+            last = drawn.randrange(first, count)
+            assert found.most(first, last) == max(at[first : last + 1])
 
 
 def step_of(**graphs: Handmade) -> StepGraph:
