@@ -138,6 +138,18 @@ def said_once(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[s
     ]
 
 
+def said_in_blocks(problems: Iterable[tuple[Sequence[int], Sequence[str]]]) -> list[str]:
+    """Lines of each set of ranks that has the same ones; those of all ranks name none. Indented ones belong to that above."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for its, lines in problems:
+        ranks.setdefault(tuple(lines), []).extend(its)
+    found: list[str] = []
+    for block, its in ranks.items():
+        of = "" if len(ranks) == 1 else f"rank {', '.join(map(str, sorted(its)))}: "
+        found += [line if line.startswith(" ") else of + line for line in block]
+    return found
+
+
 def capped(lines: list[str]) -> list[str]:
     """At most as many lines as a person reads; the count says the rest."""
     return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} more"]

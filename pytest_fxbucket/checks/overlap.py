@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.checks.context import capped, looked_at
+from pytest_fxbucket.checks.context import capped, looked_at, said_in_blocks
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
 from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
 from pytest_fxbucket.simulate.presets import cluster_of
@@ -31,7 +31,7 @@ def run(context: Context) -> Verdict:
     assert limits  # the plan has it on, and then has a cluster too
     assert cluster is not None
     found = simulated_ranks(context.world, cluster)
-    lines = _by_ranks(found, limits.limits())
+    lines = said_in_blocks((one.ranks, list(problems(one, limits.limits()))) for one in found)
     worst = max(found, key=lambda one: one.timeline.exposed)
     line = worst.timeline
     hidden = f"{line.hidden} of {counted(len(line.flights), 'launch')} hidden"
@@ -39,18 +39,6 @@ def run(context: Context) -> Verdict:
     if lines:
         return failed("overlap", summary, [*capped(lines), *_advice(found)])
     return passed("overlap", f"{summary}; {looked_at(context.world)}")
-
-
-def _by_ranks(found: Sequence[SimulatedRank], limits: Mapping[str, Exposed]) -> list[str]:
-    """Problems of each set of ranks that has the same ones; those of all ranks name none."""
-    ranks: dict[tuple[str, ...], list[int]] = {}
-    for one in found:
-        ranks.setdefault(tuple(problems(one, limits)), []).extend(one.ranks)
-    lines: list[str] = []
-    for block, its in ranks.items():
-        of = "" if len(ranks) == 1 else f"rank {', '.join(map(str, sorted(its)))}: "
-        lines += [line if line.startswith(" ") else of + line for line in block]
-    return lines
 
 
 def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[str]:

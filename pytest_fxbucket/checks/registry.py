@@ -43,6 +43,7 @@ CHECKS = {
         Check("collectives", "pytest_fxbucket.checks.collectives"),
         Check("same", "pytest_fxbucket.same.check"),
         Check("overlap", "pytest_fxbucket.checks.overlap"),
+        Check("memory", "pytest_fxbucket.checks.memory"),
         Check("bitwise", "pytest_fxbucket.checks.bitwise.check", on_ranks=True),
         Check("eager", "pytest_fxbucket.eager.check", on_ranks=True),
         Check("benchmark", "pytest_fxbucket.bench.step_time", on_ranks=True),

@@ -1,4 +1,4 @@
-"""``[cluster]``: what a step is simulated on, and the limits of ``[checks] overlap``. A preset file has the same keys."""
+"""``[cluster]``: what a step is simulated on; limits of the checks ``overlap`` and ``memory``. A preset file has its keys."""
 
 from __future__ import annotations
 
@@ -184,3 +184,16 @@ class Overlapped(Exposed):
             for name, one in found.items()
             if one is not None and (one.exposed_max_ms is not None or one.hidden_min is not None)
         }
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """``[checks] memory``: how much the step may take."""
+
+    peak_max_gb: float | None = field(
+        default=None, metadata=above_zero("most that a rank of the simulated step holds at once, in 2**30 bytes")
+    )
+    increase_max: float | None = field(
+        default=None,
+        metadata=number("most that it holds above the unbucketed step, as a part of that one: 0.1 for 10 %", least=0),
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pytest_fxbucket.backends import CHOICES, PLACES
-from pytest_fxbucket.plan.cluster import Cluster, Overlapped
+from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits, Overlapped
 from pytest_fxbucket.plan.entries import Entry, entry_list
 from pytest_fxbucket.plan.rules import (
     DEGREES,
@@ -41,6 +41,7 @@ __all__ = [
     "Entry",
     "Graph",
     "Key",
+    "MemoryLimits",
     "Model",
     "Optimizer",
     "Overlap",
@@ -180,6 +181,10 @@ class Checks:
     overlap: Overlapped | Literal[False] = field(
         default=False,
         metadata=check_switch("communication is hidden by compute in the step simulated on `[cluster]`", Overlapped),
+    )
+    memory: MemoryLimits | Literal[False] = field(
+        default=False,
+        metadata=check_switch("what a rank holds at once in the step simulated on `[cluster]` is within limits", MemoryLimits),
     )
     bitwise: bool = field(default=True, metadata=check_switch("bucketed and unbucketed steps give the same bits"))
     eager: bool = field(

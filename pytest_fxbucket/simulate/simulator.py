@@ -50,6 +50,7 @@ def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -
         peak_node=list(step.graphs[peak].graph.nodes)[liveness[peak].peak_at].name,
         peak_phase=peak,
         living=tuple(_living(liveness[peak])),
+        buffers=_buffers(liveness[peak]),
         ran=tuple(clock.ran),
         streams=dict(clock.work),
     )
@@ -258,3 +259,13 @@ def _living(liveness: Liveness) -> Iterator[Living]:
         before = together.get(key, Living(one.kind, one.module, 0))
         together[key] = replace(before, bytes=before.bytes + one.bytes)
     yield from sorted(together.values(), key=lambda one: (-one.bytes, one.kind, one.module))
+
+
+def _buffers(liveness: Liveness) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in liveness.alive(liveness.peak_at):
+        nodes = (one.maker, *one.maker.users) if one.maker.op == "call_function" else ()
+        launch = next((node.name for node in nodes if launch_kind(node) is not None), "")
+        if launch:
+            found[launch] = found.get(launch, 0) + one.bytes
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

@@ -93,6 +93,8 @@ class Timeline:
     peak_phase: Phase
     living: tuple[Living, ...]
     """What lives then, by kind and module, the most first."""
+    buffers: Mapping[str, int] = field(default_factory=dict)
+    """By name of the launching node the bytes that live then of what it sends and brings, the most first."""
     ran: tuple[Ran, ...] = field(default=(), repr=False)
     streams: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work on each stream."""

@@ -103,3 +103,17 @@ def test_a_cluster_without_a_preset_has_all_figures(line: str, without: str, mis
 )
 def test_limits_that_hold_nothing_are_told_in_one_sentence(checks: str, cluster: str, said: str) -> None:
     assert said in refusal(REST, cluster, f"[checks]\noverlap = {checks}")
+
+
+@pytest.mark.parametrize(
+    ("limits", "cluster", "said"),
+    [
+        ("{ peak_max_gb = 70 }", "", "[checks] memory simulates the step on [cluster], and there is none"),
+        ("true", '[cluster]\npreset = "b200"', "[checks] memory has no limit; give it one"),
+        ("{ peak_max_gb = 0 }", "", "[checks] memory.peak_max_gb must be a number above 0, not 0"),
+        ("{ increase_max = -1 }", "", "[checks] memory.increase_max must be a number of at least 0, not -1"),
+        ("{ increase = 1 }", "", '[checks] memory has no key "increase"; did you mean "increase_max"?'),
+    ],
+)
+def test_limits_of_memory_that_hold_nothing_are_told_in_one_sentence(limits: str, cluster: str, said: str) -> None:
+    assert said in refusal(REST, cluster, f"[checks]\nmemory = {limits}")

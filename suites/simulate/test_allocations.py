@@ -12,7 +12,7 @@ from suites.simulate.allocations import peaks
 
 PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
 SOME = {
-    "adamw": None,  # a fused update, which gives lists of lists
+    "adamw": "ready",  # a fused update, which gives lists of lists
     "buckets": "deps",  # launches behind views that keep an order
     "checkpoint": None,  # what is computed again
     "iterations": "sgd",  # set-up, steady, clean-up

@@ -1,0 +1,63 @@
+"""The check ``memory``: does the step, simulated on the plan's cluster, hold no more at once than it may?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.checks.context import capped, looked_at, said_in_blocks
+from pytest_fxbucket.checks.verdict import Verdict, failed, passed
+from pytest_fxbucket.simulate.of_plan import SimulatedRank, simulated_ranks, unbucketed
+from pytest_fxbucket.simulate.presets import cluster_of
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.plan.cluster import MemoryLimits
+    from pytest_fxbucket.simulate.timeline import Timeline
+
+_MOST = 8
+"""Kinds and modules that a limit names."""
+
+
+def run(context: Context) -> Verdict:
+    """Hold the peak of every distinct rank against the limits."""
+    limits, cluster = context.plan.checks.memory, cluster_of(context.plan)
+    assert limits  # the plan has it on, and then has a cluster too
+    assert cluster is not None
+    found = simulated_ranks(context.world, cluster)
+    before = {one.ranks: unbucketed(context.world, one.ranks[0], cluster) for one in found}
+    lines = said_in_blocks((one.ranks, list(problems(one, before[one.ranks], limits))) for one in found)
+    fattest = max(found, key=lambda one: one.timeline.peak_bytes)
+    peak, of = fattest.timeline.peak_bytes, before[fattest.ranks].peak_bytes
+    summary = f"peak {_gb(peak)} GB, unbucketed {_gb(of)} GB, of {_gb(int(cluster.memory))} GB on {cluster.name}"
+    if lines:
+        return failed("memory", summary, capped(lines))
+    return passed("memory", f"{summary}; {looked_at(context.world)}")
+
+
+def problems(found: SimulatedRank, before: Timeline, limits: MemoryLimits) -> Iterator[str]:
+    """What is above a limit, then what lives at the peak, and the bucket whose buffers take most of it."""
+    line = found.timeline
+    where = f"at {line.peak_node} of {line.peak_phase}"
+    said = []
+    if limits.peak_max_gb is not None and line.peak_bytes > limits.peak_max_gb * 2**30:
+        said.append(f"peak {_gb(line.peak_bytes)} GB {where}, at most {limits.peak_max_gb:g} by checks.memory.peak_max_gb")
+    if limits.increase_max is not None and line.peak_bytes > (1 + limits.increase_max) * before.peak_bytes:
+        more = 100 * (line.peak_bytes / before.peak_bytes - 1)
+        said.append(
+            f"peak {_gb(line.peak_bytes)} GB {where}, {more:.1f} % above the unbucketed step's {_gb(before.peak_bytes)} GB, at "
+            f"most {100 * limits.increase_max:g} % by checks.memory.increase_max"
+        )
+    if not said:
+        return
+    yield from said
+    for one in line.living[:_MOST]:
+        yield f"  {one.kind}{f' of {one.module}' if one.module else ''}: {_gb(one.bytes)} GB"
+    for node, size in list(line.buffers.items())[:1]:
+        names = {one.flight.node: one.name for one in found.flights if one.flight.phase == line.peak_phase}
+        yield f"  the bucket that holds most: {names.get(node, node)}, {_gb(size)} GB of what it sends and brings"
+
+
+def _gb(size: int) -> str:
+    """In 2**30 bytes; small plans have few."""
+    return f"{size / 2**30:.6f}" if size < 2**26 else f"{size / 2**30:.2f}"

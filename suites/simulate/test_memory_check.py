@@ -1,0 +1,76 @@
+"""The check ``memory``: green within its limits, red above them with what lives at the peak and the bucket that holds most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fxbucket.capture.last_step import LastStep
+from pytest_fxbucket.checks.verdict import Verdict
+from pytest_fxbucket.plan.cluster import Cluster, MemoryLimits
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Checks, Plan
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun, item_names
+from pytest_fxbucket.settings import RunSettings
+
+PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
+PLAN = load_plans(PLANS / "llama.toml")[0]
+CLUSTER = Cluster(preset="h100-sxm")
+MIB = 2**-10
+"""In GB."""
+
+Check = Callable[..., Verdict]
+
+
+@pytest.fixture(scope="module")
+def last_step() -> LastStep:
+    return LastStep()
+
+
+@pytest.fixture
+def check(pools: Pools, tmp_path: Path, last_step: LastStep) -> Check:
+    def run(limits: MemoryLimits, plan: Plan = PLAN) -> Verdict:
+        plan = replace(plan, cluster=CLUSTER, checks=replace(Checks(), memory=limits))
+        settings = RunSettings(PLANS.parents[1], tmp_path / "golden", tmp_path / "artifacts")
+        return PlanRun(plan, settings, pools, last_step=last_step).check("memory")
+
+    return run
+
+
+def test_it_is_an_item_where_a_plan_has_limits() -> None:
+    assert "memory" not in item_names(PLAN)
+    assert "memory" in item_names(replace(PLAN, cluster=CLUSTER, checks=replace(Checks(), memory=MemoryLimits(1.0))))
+
+
+def test_what_is_within_its_limits_is_green_and_says_on_which_cluster(check: Check) -> None:
+    verdict = check(MemoryLimits(peak_max_gb=2 * MIB, increase_max=2.0))
+    assert verdict, verdict
+    assert "unbucketed" in verdict.summary
+    assert "on h100-sxm; 4 ranks" in verdict.summary
+
+
+def test_a_peak_above_its_limit_says_what_lives_there_and_which_bucket_holds_most(check: Check) -> None:
+    verdict = check(MemoryLimits(peak_max_gb=MIB / 2))
+    assert verdict.outcome == "failed"
+    first, *rest = verdict.lines
+    assert first.startswith("peak 0.00")
+    assert first.endswith("at most 0.000488281 by checks.memory.peak_max_gb")
+    assert any(line.startswith("  gathered") for line in rest)
+    sizes = [float(line.split()[-2]) for line in rest[:-1]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert rest[-1].startswith("  the bucket that holds most: backward ")
+    assert "layers." in rest[-1]
+
+
+def test_gathers_kept_turn_it_red_over_the_step_before_the_pass(check: Check) -> None:
+    limit = MemoryLimits(increase_max=0.6)
+    assert check(limit)
+    kept = replace(PLAN, overlap=replace(PLAN.overlap, prefetch=8))
+    verdict = check(limit, kept)
+    assert verdict.outcome == "failed"
+    assert "above the unbucketed step" in verdict.lines[0]
+    assert verdict.lines[0].endswith("at most 60 % by checks.memory.increase_max")
