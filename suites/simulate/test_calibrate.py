@@ -15,6 +15,7 @@ from pytest_fxbucket.graph.ops import is_view
 from pytest_fxbucket.simulate.calibrate import Stretch, calibrate
 from pytest_fxbucket.simulate.cluster import Cluster, Link
 from pytest_fxbucket.simulate.costs import Roofline, enqueue_seconds, is_free, launched_bytes
+from pytest_fxbucket.simulate.network import collective_seconds
 from pytest_fxbucket.simulate.simulator import groups_of, simulate
 from pytest_fxbucket.step.roles import MeshDim, StepGraph
 from suites.graph.handmade import Handmade, aten
@@ -100,6 +101,8 @@ def test_a_cluster_is_found_from_what_it_does(true: Cluster) -> None:
     got = found.cluster
     for name in ("launch", "view", "enqueue", "waiting", "compute_efficiency", "memory_efficiency", "least"):
         assert getattr(got, name) == pytest.approx(getattr(true, name), rel=0.05), name
+    empty, wanted = (collective_seconds("all_gather", 0, range(RANKS), cluster) for cluster in (got, true))
+    assert empty == pytest.approx(wanted, rel=0.1)
     assert got.within.bandwidth == pytest.approx(true.within.bandwidth, rel=0.05)
     assert simulate(step, got).seconds == pytest.approx(simulate(step, true).seconds, rel=0.02)
     assert got.between == ASSUMED.between
@@ -127,8 +130,9 @@ def test_stretches_of_several_nodes_do_as_well() -> None:
 
 
 def test_what_was_not_measured_stays_as_it_was() -> None:
-    found = calibrate(step_of(), [], ASSUMED)
-    assert found.cluster == ASSUMED
+    free = replace(ASSUMED, launch=0.0, collective=0.0)
+    found = calibrate(step_of(), [], free)
+    assert found.cluster == free
     assert str(found) == "error left: nothing was measured"
 
 

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.simulate.costs import launched_bytes
+from pytest_fxbucket.simulate.network import collective_seconds
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.simulate.traces import cluster_from_trace
 from pytest_fxbucket.step.roles import StepGraph
@@ -88,7 +89,7 @@ def test_kernels_are_of_the_call_that_launched_them_and_collectives_of_nccl(tmp_
     for number, node in enumerate(nodes_of(step)):
         name, at = name_of(node), number * 10.0
         events.append({"cat": "cpu_op", "name": name, "ts": at, "dur": 8, "tid": 1})
-        events.append({"cat": "cpu_op", "name": "aten::empty", "ts": at + 1, "dur": 1, "tid": 1})
+        events.append({"cat": "cpu_op", "name": "aten::mm", "ts": at + 1, "dur": 1, "tid": 1})
         if name in ("aten::t", "_c10d_functional::wait_tensor"):
             continue
         kernel, took = "gemm", 50.0
@@ -103,6 +104,8 @@ def test_kernels_are_of_the_call_that_launched_them_and_collectives_of_nccl(tmp_
             events.append(work | {"name": "copy", "dur": 5000})
     found = cluster_from_trace(written(tmp_path, events), step, ASSUMED)
     assert found.errors["collectives"].most < 0.02
+    assert collective_seconds("all_gather", 0, range(4), found.cluster) == pytest.approx(100e-6, rel=0.05)
+    assert found.unmatched == ()
     assert found.cluster.least == pytest.approx(50e-6)
     assert found.cluster.launch == pytest.approx(10e-6, rel=0.05)
     assert found.cluster.view == pytest.approx(10e-6, rel=0.05)
@@ -121,6 +124,16 @@ def test_threads_of_gloo_say_how_long_collectives_take(tmp_path: Path) -> None:
     assert found.errors["collectives"].count == 4
     assert found.errors["collectives"].most < 0.02
     assert found.unmatched == ()
+
+
+def test_of_several_steps_the_middle_counts(tmp_path: Path) -> None:
+    step, events, at = computing(), [], 0.0
+    for pace in (90.0, 20.0, 10.0):
+        for node in nodes_of(step):
+            events.append({"cat": "cpu_op", "name": name_of(node), "ts": at, "dur": 5, "tid": 1})
+            at += pace
+    found = cluster_from_trace(written(tmp_path, events), step, HOST)
+    assert found.cluster.view == pytest.approx(20e-6, rel=0.01)
 
 
 @pytest.mark.parametrize(

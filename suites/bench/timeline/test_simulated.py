@@ -83,6 +83,7 @@ def test_a_simulated_step_has_the_labels_of_a_measured_one(world: PlanOnMesh) ->
     blocked = sum(span.end_ns - span.start_ns for span in spans if span.kind == "wait")
     assert timeline.exposed > 0
     assert blocked == pytest.approx(timeline.exposed * 1e9, abs=len(spans))
+    assert sum(span.end_ns - span.start_ns for span in spans if span.kind == "compute") > 0.99e9 * timeline.compute
     assert max(span.end_ns for span in spans) == pytest.approx(timeline.seconds * 1e9, abs=1)
     computes = sorted((s.start_ns, s.end_ns) for s in spans if s.stream == "compute" and s.kind in ("compute", "wait"))
     assert all(one[1] <= other[0] + 1 for one, other in pairwise(computes))
