@@ -160,3 +160,13 @@ def test_the_error_that_is_left_is_said() -> None:
 def test_what_is_not_of_the_step_is_refused(stretch: Stretch, words: str) -> None:
     with pytest.raises(SimulationError, match=words):
         calibrate(step_of((64,)), [stretch], ASSUMED)
+
+
+def test_views_launches_and_waits_cost_the_host() -> None:
+    made = Handmade(RANKS)
+    shard = made.param("w", 250)  # 4,000 bytes gathered
+    made.call(aten.neg.default, made.call(aten.t.default, made.wait(made.gather(shard))))
+    module = fx.GraphModule(torch.nn.Module(), made.finish())
+    step = replace(step_of((64,)), graphs={"joint": module}, inputs={"joint": tuple(made.inputs)}, outputs={"joint": ()})
+    calls = replace(ASSUMED, launch=1e-6, view=2e-6, enqueue=4e-6, enqueue_per_byte=2e-9, waiting=16e-6)
+    assert simulate(step, calls, lambda node: 0.0).seconds == pytest.approx((1 + 4 + 8 + 16 + 2 + 1) * 1e-6)

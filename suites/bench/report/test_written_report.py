@@ -223,7 +223,7 @@ def test_a_pass_that_ran_beside_has_its_row_its_step_and_its_trace(tmp_path: Pat
 def test_a_simulated_step_is_drawn_beside_measured_ones_on_a_scale_of_its_own(tmp_path: Path) -> None:
     one = given()
     plain = Page(write_report(tmp_path / "plain", [one])[1])
-    paths = write_report(tmp_path, [ReportInput(one.record, (), {**one.spans, "simulated on h100-sxm": step(1, 1000)})])
+    paths = write_report(tmp_path, [ReportInput(one.record, (), {**one.spans, "simulated on h100-sxm": step(1, 9_000_000)})])
     assert "plans.tiny.simulated.on.h100-sxm.trace.json" in {path.name for path in paths}
     page = Page(paths[1])
     linked = [attrs["data-figure"] for tag, attrs in page.tags if "data-linked" in attrs]
@@ -232,7 +232,10 @@ def test_a_simulated_step_is_drawn_beside_measured_ones_on_a_scale_of_its_own(tm
     assert rows == [0, 2]  # its box and its heading, and no row of what was measured
     found, before = page.figures(), plain.figures()
     assert (found["step-0"], found["step-1"]) == (before["step-0"], before["step-1"])
-    assert found["step-2"]["layout"]["xaxis"]["range"] == [0, pytest.approx(1.01 * max(s.end_ns for s in step(1, 1000)) / 1e6)]
+    assert found["step-2"]["layout"]["xaxis"]["range"] == [
+        0,
+        pytest.approx(1.01 * max(s.end_ns for s in step(1, 9_000_000)) / 1e6),
+    ]
     assert "KiB<br>" in json.dumps(found["step-2"]["data"])
 
 

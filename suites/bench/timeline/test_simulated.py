@@ -83,7 +83,8 @@ def test_a_simulated_step_has_the_labels_of_a_measured_one(world: PlanOnMesh) ->
     blocked = sum(span.end_ns - span.start_ns for span in spans if span.kind == "wait")
     assert timeline.exposed > 0
     assert blocked == pytest.approx(timeline.exposed * 1e9, abs=len(spans))
-    assert sum(span.end_ns - span.start_ns for span in spans if span.kind == "compute") > 0.99e9 * timeline.compute
+    computed = sum(span.end_ns - span.start_ns for span in spans if span.kind == "compute")
+    assert computed > timeline.compute * 1e9 - len(spans)
     assert max(span.end_ns for span in spans) == pytest.approx(timeline.seconds * 1e9, abs=1)
     computes = sorted((s.start_ns, s.end_ns) for s in spans if s.stream == "compute" and s.kind in ("compute", "wait"))
     assert all(one[1] <= other[0] + 1 for one, other in pairwise(computes))
@@ -108,6 +109,8 @@ def test_what_was_measured_between_marks_calibrates(world: PlanOnMesh) -> None:
     nodes = [node.name for node in graph.nodes if node.op not in ("placeholder", "output")]
     assert [name for one in stretches for name in one.nodes] == nodes[nodes.index(marks[0].node) :]
     assert [one.seconds for one in stretches] == pytest.approx(steps[1])
+    uneven = [[seconds, *steps[0][1:]] for seconds in (1e-4, 2e-4, 9e-4)]
+    assert next(stretches_of("joint", graph, marks, uneven)).seconds == pytest.approx(2e-4)
     shaken = [[*steps[1]] for _ in range(3)]
     for number, one in enumerate(shaken):
         one[number] += 1.0  # every step is held up, each elsewhere
