@@ -137,6 +137,7 @@ def test_explain_says_how_exposed_each_bucket_is_and_why(plan: Path, capsys: Cap
     assert "simulated on h100-sxm with figures of its own: " in text
     for one in simulated["buckets"]:
         assert (f"{one['name']}: {1000 * one['exposed']:.3f} ms exposed" in flat) == bool(one["why"])
+        assert f"{one['name']}: hidden" not in flat
     buckets = {one["launch"]: one["simulated"] for one in found["graphs"]["joint"]["buckets"]}
     keys = ("why", "behind", "launched", "start", "end", "waited", "exposed")
     assert buckets == {one["launch"]: {key: one[key] for key in keys} for one in simulated["buckets"]}
