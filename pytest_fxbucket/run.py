@@ -20,6 +20,7 @@ from pytest_fxbucket.user_code import user_code
 if TYPE_CHECKING:
     from pytest_fxbucket.backends import BackendChoice
     from pytest_fxbucket.bench.step_time import StepTime, Timing
+    from pytest_fxbucket.bench.timeline.marks import Span
     from pytest_fxbucket.capture.last_step import LastStep
     from pytest_fxbucket.checks.context import Context
     from pytest_fxbucket.passes.registry import Bucketed
@@ -183,6 +184,19 @@ class PlanRun:
 
         with self._its_code():
             return picture_of(self.plan, planned_stages(self.plan, self._say))
+
+    def simulated_spans(self) -> Mapping[str, tuple[Span, ...]]:
+        """What the report draws beside the measured steps: the one on the plan's cluster; nothing of a plan without."""
+        if self.plan.cluster is None:
+            return {}
+        from pytest_fxbucket.bench.timeline.simulated import simulated_step
+        from pytest_fxbucket.simulate.of_plan import own_cost
+        from pytest_fxbucket.simulate.presets import cluster_of
+
+        with self._its_code():
+            world, cluster = self._run_world, cluster_of(self.plan)
+            assert cluster is not None
+            return simulated_step(world, cluster, own_cost(self.plan, world.final_step(0), cluster))
 
     def times_on(self) -> BackendChoice:
         """What the ranks run on whose steps are timed; none where nothing can be timed."""

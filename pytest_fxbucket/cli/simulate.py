@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
+    from pytest_fxbucket.simulate.schedule import StagedTimeline
     from pytest_fxbucket.simulate.timeline import Timeline
 
     _Sides = list[tuple[SimulatedRank, Timeline]]
@@ -54,18 +55,20 @@ def run(options: Namespace) -> int:
     name = name_of(plan)
     with working_on(plan, name) as say:
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-        from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
+        from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 
         cluster = _cluster(plan, options.cluster)
         world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
         sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster)]
+        scheduled = in_schedule(world, cluster)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": options.pass_name}
         on = {"cluster": cluster.name, "mesh": plan.degrees, "classes": [_document(*both) for both in sides]}
+        on |= {"schedule": _schedule(scheduled)} if scheduled else {}
         print(json.dumps({**head, **on}, indent=2, sort_keys=True))
         return 0
     print(f"{name}: {counted(plan.world_size, 'rank')} on {cluster.name}, pass {options.pass_name}")
-    for line in _lines(sides):
+    for line in [*_in_schedule(plan, scheduled), *_lines(sides)]:
         print(line)
     if rows and plan.matrix_id is None:
         print(f"\nthis is the plan above its [[matrix]] rows; a row is told as {plan.path}::{rows[0]}: {', '.join(rows)}")
@@ -100,6 +103,15 @@ def _on_world(plan: Plan, sizes: Sequence[str]) -> Plan:
 
 
 # For people.
+
+
+def _in_schedule(plan: Plan, scheduled: StagedTimeline | None) -> Iterator[str]:
+    if scheduled is not None and plan.pipeline is not None:
+        each = ", ".join(f"{100 * one:.1f}" for one in scheduled.bubbles)
+        yield (
+            f"{counted(plan.stages, 'stage')} by {plan.pipeline.schedule}: a step of {_ms(scheduled.seconds)} ms, in which "
+            f"ranks along pp idle {each} % of the schedule; below, each graph runs once"
+        )
 
 
 def _lines(sides: _Sides) -> Iterator[str]:
@@ -159,6 +171,11 @@ def _document(found: SimulatedRank, before: Timeline) -> dict[str, Any]:
         "unbucketed": _step(before),
         "buckets": [_bucket(one) for one in found.flights],
     }
+
+
+def _schedule(line: StagedTimeline) -> dict[str, Any]:
+    """Of all ranks along pp together."""
+    return {"seconds": line.seconds, "bubble": line.bubble, "bubbles": list(line.bubbles)}
 
 
 def _step(line: Timeline) -> dict[str, Any]:

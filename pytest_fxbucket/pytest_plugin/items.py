@@ -269,7 +269,9 @@ class BenchmarkItem(OfPlan, pytest.Function):
             return said
         verdict = self._compared(benchmark, step_time, said) if fx.options.compare is not None else said
         if fx.options.report is not None:
-            fx.measured.append(replace(self._shown(step_time), stages=run.stages_picture()))
+            shown = self._shown(step_time)
+            spans = {**shown.spans, **run.simulated_spans()}
+            fx.measured.append(replace(shown, spans=spans, stages=run.stages_picture()))
         return verdict
 
     def _compared(self, benchmark: Any, step_time: StepTime, said: Verdict) -> Verdict:

@@ -11,7 +11,8 @@ from torch import fx
 from pytest_fxbucket.golden.schedule import named_buckets
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.simulate.costs import Roofline, checked
+from pytest_fxbucket.simulate.costs import CostModel, Roofline, checked
+from pytest_fxbucket.simulate.schedule import StagedTimeline, simulate_stages
 from pytest_fxbucket.simulate.simulator import groups_of, simulate
 from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
@@ -86,27 +87,47 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster) -> list[SimulatedRank]:
     """
     found = []
     for ranks, graphs in world.distinct():
-        step = replace(world.final_step(ranks[0]), graphs={phase: _bare(one) for phase, one in graphs.items()})
-        timeline = _simulated(world.plan, step, ranks[0], cluster)
+        step = _final(world, ranks[0])
+        timeline = _simulated(world.plan, step, cluster)
         found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of, step.has_roles))))
     return found
 
 
 def unbucketed(world: PlanOnMesh, rank: int, cluster: Cluster) -> Timeline:
     """The step that the pass is given as ``rank`` has it, simulated."""
-    return _simulated(world.plan, world.way(rank).step, rank, cluster)
+    return _simulated(world.plan, replace(world.way(rank).step, rank=rank), cluster)
 
 
-def _simulated(plan: Plan, step: StepGraph, rank: int, cluster: Cluster) -> Timeline:
-    step = replace(step, rank=rank)  # a model is traced once for all
+def in_schedule(world: PlanOnMesh, cluster: Cluster) -> StagedTimeline | None:
+    """The step of the first rank and all others along pp, in the order of the plan's schedule; None of a plan without stages.
+
+    Raises as :func:`simulated_ranks`.
+    """
+    if world.plan.pipeline is None:
+        return None
+    places = [_final(world, rank) for rank in world.mesh.ranks(0, "pp")]
+    return simulate_stages(places, cluster, own_cost(world.plan, places[0], cluster))
+
+
+def _final(world: PlanOnMesh, rank: int) -> StepGraph:
+    """The step that ``rank`` runs; a model is traced once for all."""
+    graphs = {phase: _bare(one) for phase, one in world.final(rank).items()}
+    return replace(world.final_step(rank), graphs=graphs, rank=rank)
+
+
+def _simulated(plan: Plan, step: StepGraph, cluster: Cluster) -> Timeline:
     if _REPEATED in step.graphs:
         step = replace(step, graphs={_REPEATED: step.graphs[_REPEATED]})
-    cost = Roofline(cluster, groups_of(step))
+    return simulate(step, cluster, own_cost(plan, step, cluster))
+
+
+def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
+    """The plan's own cost model; what it does not know is told for the process groups of ``step``. None if it has none."""
     if plan.cluster is None or plan.cluster.cost is None:
-        return simulate(step, cluster, cost)
+        return None
     name = plan.cluster.cost
-    own = import_callable(name, f"{plan.path}: [cluster] cost")
-    return simulate(step, cluster, checked(own, f'[cluster] cost = "{name}"', cost))
+    model = import_callable(name, f"{plan.path}: [cluster] cost")
+    return checked(model, f'[cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
 
 
 def _bare(passed: Passed) -> fx.GraphModule:

@@ -128,6 +128,15 @@ def test_ranks_of_pipeline_stages_are_told_apart(capsys: Capsys, monkeypatch: py
     assert re.findall(r"^rank (.+)$", text, re.MULTILINE) == ["0, 1", "2, 3"]
     assert "this is the plan above its [[matrix]] rows" in text
     assert re.search(r"^  optimizer all_reduce \S+ in update ", text, re.MULTILINE)
+    found = document(capsys, "simulate", "fixtures/plans/pipeline.toml", "--cluster", "h100-sxm")
+    schedule, idle = found["schedule"], [100 * one for one in found["schedule"]["bubbles"]]
+    assert (
+        f"2 stages by 1F1B: a step of {1000 * schedule['seconds']:.3f} ms, in which ranks along pp idle "
+        f"{idle[0]:.1f}, {idle[1]:.1f} % of the schedule; below" in text
+    )
+    assert schedule["bubble"] == pytest.approx(sum(schedule["bubbles"]) / 2)
+    assert schedule["seconds"] > max(one["bucketed"]["seconds"] for one in found["classes"])
+    assert "schedule" not in document(capsys, "simulate", "fixtures/plans/simulated.toml")
 
 
 def test_explain_says_how_exposed_each_bucket_is_and_why(plan: Path, capsys: Capsys) -> None:

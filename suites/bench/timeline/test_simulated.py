@@ -16,8 +16,12 @@ from pytest_fxbucket.bench.timeline.spans import chrome_trace
 from pytest_fxbucket.bench.timeline.stretches import stretches_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+from pytest_fxbucket.ranks.pools import Pools
+from pytest_fxbucket.run import PlanRun
+from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.simulate.calibrate import calibrate
 from pytest_fxbucket.simulate.cluster import Cluster, Link
+from pytest_fxbucket.simulate.presets import cluster_of
 from pytest_fxbucket.simulate.simulator import simulate
 
 CLUSTER = Cluster(
@@ -117,3 +121,14 @@ def test_what_was_measured_between_marks_calibrates(world: PlanOnMesh) -> None:
     longer = sum(one.seconds for one in stretches_of("joint", graph, marks, shaken))
     assert longer == pytest.approx(sum(steps[1]) + 1.0)
     assert calibrate(step, stretches, CLUSTER).errors["launches"].count == sum(mark.kind == "launch" for mark in marks)
+
+
+def test_the_report_has_the_simulated_step_of_a_plan_with_a_cluster_and_of_no_other(tmp_path: Path) -> None:
+    settings, root = RunSettings(tmp_path, tmp_path, tmp_path), Path(__file__).parents[3]
+    (plan,) = parse_plans(f'{PLAN}\n[cluster]\npreset = "h100-sxm"\n', root / "plan.toml")
+    cluster = cluster_of(plan)
+    assert cluster is not None
+    spans = PlanRun(plan, settings, Pools()).simulated_spans()
+    assert spans == simulated_step(PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None), cluster)
+    assert list(spans) == ["simulated on h100-sxm"]
+    assert PlanRun(replace(plan, cluster=None), settings, Pools()).simulated_spans() == {}
