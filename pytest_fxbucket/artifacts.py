@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 80
+_TRIES = 100
 _elsewhere: dict[Path, tuple[Path, str]] = {}
 """By folder of artifacts that cannot be used: a temporary one that is used instead, and why."""
 
@@ -44,11 +45,18 @@ class Folder:
         """Create the folder, empty; its root is kept out of git."""
         self.clear()
         try:
-            self._make()
+            self._make_among_others()
         except OSError as error:
             self._root = _instead_of(self._root, str(error.strerror or error))
             self._make()
         return self.path
+
+    def _make_among_others(self) -> None:
+        """Make it again where another process clears its folder meanwhile: each does so once or twice before it begins."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return self._make()
+        self._make()
 
     def _make(self) -> None:
         if link := self._link():

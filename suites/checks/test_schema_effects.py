@@ -79,6 +79,17 @@ ep_plan = ["layers.0.experts"]
 [bucket]
 plan = ["embed", "layers.*", "norm+output"]
 """
+CLUSTER = (
+    MODEL
+    + """
+[cluster]
+preset = "cpu-gloo"
+
+[checks]
+overlap = { exposed_max_ms = 0 }
+memory = { peak_max_gb = 1e-9 }
+"""
+)
 
 
 class Case(NamedTuple):
@@ -86,7 +97,7 @@ class Case(NamedTuple):
 
     value: str
     sees: str
-    """error, unbucketed (graph), passed (graph), schedule, items, audit, bitwise (verdicts)."""
+    """error, unbucketed (graph), passed (graph), schedule, items, audit, bitwise, overlap, memory (verdicts)."""
     words: str = ""
     """What the error or the verdict says."""
     also: str = ""
@@ -184,6 +195,28 @@ CASES: dict[tuple[str, str], Case] = {
     ("eager", "args"): Case('{ word = "args" }', "eager", "a trainer of args", also='eager.factory = "effects_models:trainer"'),
     ("eager", "rounds_otherwise"): Case('["fused_rnn"]', "eager", 'states "fused_rnn"'),
     ("checks", "benchmark"): Case("true", "items", "benchmark:unbucketed"),
+    ("checks", "overlap"): Case("{ exposed_max_ms = 1e9 }", "overlap", "passed", base=CLUSTER),
+    ("checks", "memory"): Case("{ peak_max_gb = 1 }", "memory", "passed", base=CLUSTER),
+    ("cluster", "preset"): Case('"h100-sxm"', "overlap", "on h100-sxm", base=CLUSTER),
+    ("cluster", "tflops"): Case("{ float32 = 1e-6 }", "overlap", base=CLUSTER),
+    ("cluster", "memory_bandwidth"): Case("1e-3", "overlap", base=CLUSTER),
+    ("cluster", "memory_gb"): Case("3", "memory", "of 3.00 GB", base=CLUSTER),
+    ("cluster", "devices_per_node"): Case("1", "overlap", base=CLUSTER),
+    ("cluster", "within"): Case("{ bandwidth = 1e-3, latency_us = 50 }", "overlap", base=CLUSTER),
+    ("cluster", "between"): Case(
+        "{ bandwidth = 1e-3, latency_us = 100 }", "overlap", also="cluster.devices_per_node = 1", base=CLUSTER
+    ),
+    ("cluster", "compute_efficiency"): Case("0.01", "overlap", also="cluster.tflops = { float32 = 1e-6 }", base=CLUSTER),
+    ("cluster", "memory_efficiency"): Case("0.001", "overlap", base=CLUSTER),
+    ("cluster", "network_efficiency"): Case(
+        "0.1", "overlap", also="cluster.within = { bandwidth = 1e-3, latency_us = 50 }", base=CLUSTER
+    ),
+    ("cluster", "launch_us"): Case("1000", "overlap", base=CLUSTER),
+    ("cluster", "kernel_us"): Case("1000", "overlap", base=CLUSTER),
+    ("cluster", "collective_us"): Case("1000", "overlap", base=CLUSTER),
+    ("cluster", "blocking"): Case("false", "overlap", base=CLUSTER),
+    ("cluster", "allocation_bytes"): Case("4096", "memory", base=CLUSTER),
+    ("cluster", "cost"): Case('"effects_models:a_second_each"', "overlap", base=CLUSTER),
 }
 # Take a key out once capture reads it; its test is red then.
 PARAMETERS = [pytest.param(*key, id="-".join(key)) for key in CASES]

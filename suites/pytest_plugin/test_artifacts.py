@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_where_it_is_alone_on_its_machine_it_makes_the_folder(tmp_path: Path) ->
     log = Folder(tmp_path / "artifacts", "plans/a.toml", "bitwise", "node1.rank3")
     assert log.make().is_dir()
     assert (tmp_path / "artifacts").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("log_of", [None, "node1.rank3"])
+def test_what_another_process_clears_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_of: str | None
+) -> None:
+    """rank 0's log lay in a temporary folder now and then, where a process that began late cleared the folder for itself."""
+    probe, others = (
+        tempfile.TemporaryFile,
+        [Folder(tmp_path, "plans/a.toml", "bitwise", f"node0.rank{rank}") for rank in (1, 2)],
+    )
+
+    def cleared_before(dir: Path) -> IO[bytes]:
+        while others:
+            others.pop().clear()
+        return probe(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", cleared_before)
+    made = Folder(tmp_path, "plans/a.toml", "bitwise", log_of).make()
+    assert made.is_relative_to(tmp_path)
+    assert made.is_dir()
 
 
 def test_no_two_plans_share_a_folder_and_no_name_is_too_long(tmp_path: Path) -> None:
