@@ -63,13 +63,14 @@ def run(options: Namespace) -> int:
     asked = _on_world(plan, options.world)
     name = name_of(plan)
     with working_on(plan, name) as say:
-        from pytest_fxbucket.bench.timeline.calibrated import calibrated_by
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
         from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 
         cluster, calibrated = _cluster(plan, options.cluster), None
         world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
         if options.calibrate is not None:
+            from pytest_fxbucket.bench.timeline.calibrated import calibrated_by
+
             calibrated = calibrated_by(options.calibrate, world, cluster)
             cluster = replace(calibrated.cluster, name=f"{cluster.name} as in {options.calibrate.name}")
         if options.save is not None:
