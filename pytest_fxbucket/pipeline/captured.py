@@ -18,7 +18,7 @@ from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.pipeline.cut import cut_places, naming_plan
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
 from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
 from pytest_fxbucket.plan.schedules import rank_of_stage
@@ -180,7 +180,8 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
     with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:
         microbatch = trace_microbatch(model)
         stages = len(model.cuts) + 1
-        _refuse_cuts(microbatch, model.cuts)
+        with naming_plan(plan):
+            _refuse_cuts(microbatch, model.cuts)
         _refuse_within_checkpoints(plan, microbatch, model)
         parted = part_microbatch(microbatch, stages)
         places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
