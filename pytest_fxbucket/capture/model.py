@@ -103,9 +103,7 @@ def refuse_scripted(model: nn.Module) -> None:
     """Raise :class:`CaptureError` for a model that is scripted by torch.jit, or a part of which is."""
     if scripted := [fqn for fqn, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
         where = f"module {scripted[0]}" if scripted[0] else "the model"
-        raise CaptureError(
-            f"{where} is scripted by torch.jit, and nothing in it can be traced; leave that out"
-        )
+        raise CaptureError(f"{where} is scripted by torch.jit, and nothing in it can be traced; leave that out")
 
 
 @contextmanager
