@@ -15,6 +15,7 @@ from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined
 from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.step.roles import StepGraph, Value
+from suites.pipeline.wrong_split_models import FACTOR
 
 FIRST, SECOND, TOKENS = "add_3", "mul_14", "[0]"
 """What crosses the first cut: two activations of one shape, and what the last stage alone reads."""
@@ -100,6 +101,13 @@ def instead(node: fx.Node, target: Any, *more: Any) -> fx.Node:
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
     return made
+
+
+def skip(graph: fx.Graph, target: Any, *more: Any) -> None:
+    """Let readers of the one call of ``target`` with ``more`` read what it is given."""
+    (node,) = (node for node in graph.nodes if node.target is target and node.args[1:] == (more or node.args[1:]))
+    node.replace_all_uses_with(node.args[0])
+    graph.erase_node(node)
 
 
 # What crosses.
@@ -298,6 +306,14 @@ def activation_computed_otherwise_in_backward(staged: StagedStep) -> StagedStep:
         instead(silu, aten.mul.Tensor, 1.5)
 
     return at(staged, 1, lambda step: edited(step, "stage 1 backward", edit))
+
+
+def hook_before_forward_lost(staged: StagedStep) -> StagedStep:
+    return at(staged, 0, lambda step: edited(step, "stage 0 forward", lambda graph: skip(graph, aten.flip.default)))
+
+
+def hook_behind_forward_lost(staged: StagedStep) -> StagedStep:
+    return at(staged, 2, lambda step: edited(step, "stage 2 forward", lambda graph: skip(graph, aten.mul.Tensor, FACTOR)))
 
 
 def buffer_written_twice(staged: StagedStep) -> StagedStep:
