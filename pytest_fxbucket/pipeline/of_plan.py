@@ -157,8 +157,8 @@ class _Traced:
         return cls(model, args, kwargs)
 
     def forward(self) -> Forward:
-        """Trace it."""
-        return trace_forward(self.model, self.args, self.kwargs)
+        """Trace it with its hooks, as a step is traced."""
+        return trace_forward(self.model, self.args, self.kwargs, hooked=True)
 
     def proposed(self, forward: Forward, count: int, balance: str) -> list[str]:
         """Cuts of ``forward``, which is left as it is."""

@@ -71,8 +71,8 @@ class Forward:
         return dict(self.root.named_buffers())
 
 
-def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
-    """Trace ``model(*args, **kwargs)`` on fake tensors; the model is left as it was.
+def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, hooked: bool = False) -> Forward:
+    """Trace ``model(*args, **kwargs)`` on fake tensors, ``hooked`` with the model's own hooks around forward; the model is left as it was.
 
     Raises :class:`CaptureError` for what cannot be traced, :class:`StageError` for arguments and results that cannot be.
     """
@@ -83,7 +83,7 @@ def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     kwargs = {name: kwargs[name] for name in (*order, *sorted(kwargs.keys() - set(order)))}
     mode = KernelFakeMode(allow_non_fake_inputs=True)
     names = {id(tensor): fqn for fqn, tensor in (*model.named_parameters(), *model.named_buffers())}
-    with in_modules(model, fake_twins(model, mode)), hooks_off(model):
+    with in_modules(model, fake_twins(model, mode)), hooks_off(model, backward_alone=hooked):
 
         def traced() -> tuple[_Tracing, fx.GraphModule]:
             step = _Tracing(model, mode, args, kwargs)
