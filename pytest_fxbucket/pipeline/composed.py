@@ -5,6 +5,7 @@ It is to be the graph of the microbatch that they were parted from; on the way i
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
@@ -36,7 +38,7 @@ class Composed:
     outputs: tuple[Value, ...] = ()
     """What each stage receives, the loss, and the gradients, each by the FQN of its parameter and its stage."""
     problems: list[str] = field(default_factory=list)
-    """What does not fit together, a sentence each."""
+    """What does not fit together or is not where the plan cuts, a sentence each."""
 
 
 def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]) -> Composed:
@@ -116,7 +118,24 @@ class _Composing:
         wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
         self.graph.output([self.results[value.role, value.fqn] for value in wanted])
         self.graph.lint()
-        return Composed(fx.GraphModule(self.constants, self.graph), self._whole(), tuple(wanted))
+        graph_module = fx.GraphModule(self.constants, self.graph)
+        return Composed(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
+
+    def _beyond_cuts(self) -> list[str]:
+        """Modules that run in other stages than the plan's cuts say, a sentence each."""
+        microbatch, pipeline, found = self.staged.microbatch, self.staged.plan.pipeline, dict[str, str]()
+        assert pipeline is not None
+        calls, phases = microbatch.marks.calls, {phase_of(stage, "forward"): stage for stage in range(self.how.stages)}
+        ends = [calls[microbatch.modules[cut]][0][1] for cut in pipeline.cuts]
+        for node in self.graph.nodes:
+            fqn, stage = module_of(node), phases.get(node.meta.get(PART, ""))
+            if stage is None or fqn not in calls or node.target is torch.ops.aten.detach.default:
+                continue  # what is read of a tied parameter has the name of its first module
+            first, last = bisect_right(ends, calls[fqn][0][0]), bisect_left(ends, calls[fqn][-1][1])
+            if not first <= stage <= last:
+                said = f"stage {first}" if first == last else f"stages {first} to {last}"
+                found.setdefault(fqn, f"stage {stage} runs {fqn} ({node.name}), which is in {said} by the plan's cuts")
+        return list(found.values())
 
     def _whole(self) -> fx.GraphModule:
         microbatch, graph, copies = self.staged.microbatch, fx.Graph(), dict[fx.Node, fx.Node]()

@@ -72,8 +72,9 @@ class Forward:
 
 
 def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, hooked: bool = False) -> Forward:
-    """Trace ``model(*args, **kwargs)`` on fake tensors, ``hooked`` with the model's own hooks around forward; the model is left as it was.
+    """Trace ``model(*args, **kwargs)`` on fake tensors; the model is left as it was.
 
+    ``hooked``: with its own hooks around forward.
     Raises :class:`CaptureError` for what cannot be traced, :class:`StageError` for arguments and results that cannot be.
     """
     refuse_scripted(model)

@@ -101,6 +101,10 @@ def test_the_right_split_is_green(captured: Captured, check: str) -> None:
 
 
 BY_GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "another_module_cut_behind": (
+        "audit",
+        ("stage 1 runs layers.0.feed_forward.w3 (", "), which is in stage 0 by the plan's cuts"),
+    ),
     "bypass_dropped": ("audit", ("stage 1 is to send [0] forward, but neither makes nor receives it",)),
     "value_dropped": ("audit", ("stage 1 reads add_3 in forward, which it has not received",)),
     "gradient_of_activation_dropped": ("audit", ("stage 1 reads add_16 in backward, which it has not received",)),

@@ -110,6 +110,16 @@ def skip(graph: fx.Graph, target: Any, *more: Any) -> None:
     graph.erase_node(node)
 
 
+# Where it is cut.
+
+
+def another_module_cut_behind(staged: StagedStep) -> StagedStep:
+    """Than the plan names."""
+    assert staged.plan.pipeline is not None
+    cuts = ("layers.0.feed_forward.w3", *staged.plan.pipeline.cuts[1:])
+    return replace(staged, plan=replace(staged.plan, pipeline=replace(staged.plan.pipeline, cuts=cuts)))
+
+
 # What crosses.
 
 
