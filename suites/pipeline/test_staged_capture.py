@@ -151,6 +151,15 @@ def test_a_cut_that_parts_nothing_names_the_plan(tmp_path: Path) -> None:
         staged_of(wrong)
 
 
+def test_a_cut_within_what_is_not_traced_is_refused(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "Blocks", '[[override]]\nmodule = ["blocks.1"]')
+    assert plan.pipeline is not None
+    inside = replace(plan, pipeline=replace(plan.pipeline, cuts=("blocks.0", "blocks.1.0")))
+    says = 'cut "blocks.1.0" is inside of blocks.1, which is overridden and not traced; cut behind "blocks.1"'
+    with pytest.raises(StageError, match=f"^{re.escape(f'{plan.path}: [pipeline]: {says}')}$"):
+        staged_of(inside)
+
+
 def test_a_cut_within_what_is_computed_again_is_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "Blocks", 'checkpoint = ["blocks.1"]')
     assert plan.pipeline is not None
