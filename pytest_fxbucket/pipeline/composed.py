@@ -15,6 +15,7 @@ from torch import fx
 
 from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
 from pytest_fxbucket.step.roles import StepGraph, Value
@@ -107,6 +108,7 @@ class _Composing:
                 self._cross(stage + 1, stage, self.how.backward[stage], "back")
             for work in BACKWARD:
                 self._part(stage, work)
+            self._kept_waiting(stage)
         if not self.problems:
             self._unread()
         wanted = [Value("loss", "", (), None)] + [gradient_of(*read) for read in self.staged.microbatch.reads]
@@ -190,6 +192,24 @@ class _Composing:
                 if (named.role, named.fqn) in self.results:
                     self.problems.append(f"stage {stage} gives the gradient of {value.fqn} twice")
                 self.results[named.role, named.fqn] = copies[node]
+
+    def _kept_waiting(self, stage: int) -> None:
+        """Find gradients of weights that the stage before would wait for, and does not need."""
+        place, phase = self.how.places[stage], phase_of(stage, "input")
+        if phase not in self.places[place].graphs:
+            return
+        order = order_of(self.graphs[place][phase].graph)
+        returned: Any = order.nodes[-1].args[0]
+        given = list(zip(self.places[place].outputs[phase], map(order.index.__getitem__, returned), strict=True))
+        sent = {one.name for one in self.how.backward[stage - 1]} if stage else set[str]()
+        needed = {index for value, index in given if value.role == "crossing" and value.fqn in sent}
+        for index in reversed(range(len(order.nodes))):
+            needed.update(order.before[index] if index in needed else ())
+        self.problems += (
+            f"stage {stage} gives the gradient of {value.fqn} in input, where the stage before waits and does not need it"
+            for value, index in given
+            if value.role == "unreduced" and index not in needed
+        )
 
     def _source(self, stage: int, value: Value) -> fx.Node | None:
         if value.role in ("crossing", "batch"):

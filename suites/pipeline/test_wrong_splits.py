@@ -136,6 +136,10 @@ BY_GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
         "audit",
         ("stage 1 gives the gradient of layers.0.feed_forward.w3.weight twice",),
     ),
+    "gradients_of_weights_with_those_of_inputs": (
+        "audit",
+        ("stage 1 gives the gradient of layers.0.feed_forward.w3.weight in input, where the stage before waits and",),
+    ),
     "gradient_not_reduced": (
         "audit",
         ("stage 1 reduces the gradient of layers.0.feed_forward.w3.weight never, expected once",),

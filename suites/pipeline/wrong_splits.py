@@ -215,11 +215,19 @@ def gradient_given_twice(staged: StagedStep) -> StagedStep:
 
 
 def gradients_of_weights_in_both_parts(staged: StagedStep) -> StagedStep:
-    """Of a schedule that has backward in two."""
+    return backward_as(staged, "stage 1 input", "stage 1 weight")
+
+
+def gradients_of_weights_with_those_of_inputs(staged: StagedStep) -> StagedStep:
+    return backward_as(staged, "stage 1 input")
+
+
+def backward_as(staged: StagedStep, *phases: str) -> StagedStep:
+    """Whole backward of stage 1 as each of ``phases``, of a schedule that has it in two."""
     staged = replace(staged, pipelined=replace(staged.pipelined, schedule="InterleavedZeroBubble"))
 
     def change(step: StepGraph) -> StepGraph:
-        whole, phases = staged.parted.part(1, "backward"), ("stage 1 input", "stage 1 weight")
+        whole = staged.parted.part(1, "backward")
         return replace(
             step,
             graphs={**step.graphs, **dict.fromkeys(phases, whole.graph_module)},
