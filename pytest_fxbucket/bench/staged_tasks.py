@@ -53,7 +53,7 @@ def staged_graphs(name: str, world: PlanOnMesh, rank: int) -> PipelinedTask:
         PhaseGraph(phase, encode(graph.graph, graph, ()), step.inputs[phase], step.outputs[phase])
         for phase, graph in step.graphs.items()
     )
-    return PipelinedTask(step.pipelined, tuple(graphs))
+    return PipelinedTask.of(step.pipelined, world.mesh.at(rank, "pp"), graphs)
 
 
 def stage_readings(name: str, world: PlanOnMesh) -> Iterator[tuple[int, str, GraphAnalysis, int]]:

@@ -99,12 +99,21 @@ def fake_twins(model: nn.Module, mode: FakeTensorMode) -> dict[int, torch.Tensor
     return {id(tensor): fake_twin(mode, tensor) for tensor in tensors}
 
 
+def refuse_scripted(model: nn.Module) -> None:
+    """Raise :class:`CaptureError` for a model that is scripted by torch.jit, or a part of which is."""
+    if scripted := [fqn for fqn, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
+        where = f"module {scripted[0]}" if scripted[0] else "the model"
+        raise CaptureError(f"{where} is scripted by torch.jit, and nothing in it can be traced; leave that out")
+
+
 @contextmanager
 def in_modules(model: nn.Module, twins: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """While inside, modules have the ``twins`` (by identity of the real tensor) in their places.
 
-    Then every module has the attributes, parameters, buffers and hooks that it had before, whatever was set inside.
+    Then every module has the attributes, parameters, buffers and hooks that it had before, whatever was set inside. Raises
+    :class:`CaptureError` for a module that is scripted.
     """
+    refuse_scripted(model)
     before = [(module, dict(vars(module))) for module in model.modules()]
     places: list[dict[str, Any]] = [held for module, _ in before for held in (module._parameters, module._buffers)]
     hooks = [table for _, own in before for name, table in own.items() if "_hooks" in name and isinstance(table, dict)]

@@ -217,6 +217,12 @@ def make_group(name: str, ranks: Sequence[int], like: str = "") -> None:
     distributed_c10d._world.pg_group_ranks[made] = {member: index for index, member in enumerate(members)}
 
 
+def group_alone() -> Any:
+    """A process group of this process alone."""
+    make_group("alone", (dist.get_rank(),))
+    return group_called("alone")
+
+
 def destroy_subgroups() -> None:
     """End every process group of this process but the default one, with its threads and sockets; no other rank is asked."""
     forget_meshes()

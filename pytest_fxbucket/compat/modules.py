@@ -122,22 +122,22 @@ def uncompiled() -> Iterator[None]:
 
 # A module's own hooks (tables that ``torch.nn.Module.__call__`` reads, in torch 2.11 to 2.15).
 
+_BACKWARD_TABLES = ("_backward_hooks", "_backward_pre_hooks")
 _HOOK_TABLES = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
-    "_backward_hooks",
-    "_backward_pre_hooks",
+    *_BACKWARD_TABLES,
 )
 
 
 @contextmanager
-def hooks_off(module: nn.Module) -> Iterator[None]:
-    """In the block ``module`` has none of its own hooks; its children have theirs."""
-    kept = {name: getattr(module, name) for name in _HOOK_TABLES}
-    for name in _HOOK_TABLES:
+def hooks_off(module: nn.Module, *, backward_alone: bool = False) -> Iterator[None]:
+    """In the block ``module`` has none of its own hooks, or none around backward; its children have theirs."""
+    kept = {name: getattr(module, name) for name in (_BACKWARD_TABLES if backward_alone else _HOOK_TABLES)}
+    for name in kept:
         setattr(module, name, OrderedDict())
     try:
         yield

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from pytest_fxbucket.compat.c10d import group_called
+from pytest_fxbucket.compat.c10d import group_alone, group_called
 
 
 class Step(NamedTuple):
@@ -197,8 +197,9 @@ class RankStage(_PipelineStageBase):
     """A stage that has nothing of a module: whoever derives from it computes, and says what crosses."""
 
     def __init__(self, index: int, stages: int, device: str, group: str, places: Mapping[int, int]) -> None:
-        """``group`` is the name of the process group, ``places`` has the rank in it of each stage."""
-        super().__init__(torch.nn.Module(), index, stages, torch.device(device), group_called(group))
+        """``group`` is the name of the process group, empty if this rank has all stages; ``places`` has the rank of each."""
+        its = group_called(group) if group else group_alone()
+        super().__init__(torch.nn.Module(), index, stages, torch.device(device), its)
         self.stage_index_to_group_rank = dict(places)
         self.args_recv_info = {0: ()}  # torch looks whether neighbours alone talk to each other
 

@@ -17,8 +17,8 @@ from pytest_fxbucket.capture.optimizers.optimizer import Optimizing
 from pytest_fxbucket.compat import tracing
 from pytest_fxbucket.compat.c10d import collective
 from pytest_fxbucket.compat.fake_tensors import FakeTensorMode, grouped
-from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.pipeline.cut import cut_places
+from pytest_fxbucket.errors import CaptureError, StageError
+from pytest_fxbucket.pipeline.cut import cut_places, naming_plan
 from pytest_fxbucket.pipeline.microbatch import Microbatch, trace_microbatch, trace_reduce, trace_unshard
 from pytest_fxbucket.pipeline.partition import Parted, part_microbatch
 from pytest_fxbucket.plan.schedules import rank_of_stage
@@ -180,7 +180,9 @@ def capture_stages(plan: Plan, mesh: Mesh, whole: StepGraph) -> StagedStep:
     with fake_mesh(mesh, 0), model_traced(plan, mesh, 0) as model:
         microbatch = trace_microbatch(model)
         stages = len(model.cuts) + 1
-        _refuse_cuts(microbatch, model.cuts)
+        with naming_plan(plan):
+            _refuse_within_overridden(microbatch, model)
+            _refuse_cuts(microbatch, model.cuts)
         _refuse_within_checkpoints(plan, microbatch, model)
         parted = part_microbatch(microbatch, stages)
         places = tuple(rank_of_stage(pipeline.schedule, stages, mesh.degree("pp"), stage) for stage in range(stages))
@@ -198,6 +200,13 @@ def _refuse_cuts(microbatch: Microbatch, cuts: Sequence[str]) -> None:
         if node.op not in ("placeholder", "get_attr", "output") and not node.meta.get("autograd_backward"):
             work.append(place)
     cut_places(list(cuts), calls, microbatch.modules, work)
+
+
+def _refuse_within_overridden(microbatch: Microbatch, model: ModelTraced) -> None:
+    for fqn in model.overrides.of:
+        for cut in model.cuts:
+            if microbatch.modules.get(cut, cut).startswith(f"{fqn}."):
+                raise StageError(f'cut "{cut}" is inside of {fqn}, which is overridden and not traced; cut behind "{fqn}"')
 
 
 def _refuse_within_checkpoints(plan: Plan, microbatch: Microbatch, model: ModelTraced) -> None:

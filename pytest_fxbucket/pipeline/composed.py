@@ -5,6 +5,7 @@ It is to be the graph of the microbatch that they were parted from; on the way i
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from pytest_fxbucket.graph.modules import module_of
 from pytest_fxbucket.graph.ops import held_by
+from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of
 from pytest_fxbucket.step.roles import StepGraph, Value
@@ -36,7 +39,7 @@ class Composed:
     outputs: tuple[Value, ...] = ()
     """What each stage receives, the loss, and the gradients, each by the FQN of its parameter and its stage."""
     problems: list[str] = field(default_factory=list)
-    """What does not fit together, a sentence each."""
+    """What does not fit together or is not where the plan cuts, a sentence each."""
 
 
 def composed(staged: StagedStep, places: Sequence[StepGraph], graphs: Sequence[Mapping[str, Any]]) -> Composed:
@@ -105,6 +108,7 @@ class _Composing:
                 self._cross(stage + 1, stage, self.how.backward[stage], "back")
             for work in BACKWARD:
                 self._part(stage, work)
+            self._kept_waiting(stage)
         if not self.problems:
             self._unread()
         wanted = [Value("loss", "", (), None)] + [gradient_of(*read) for read in self.staged.microbatch.reads]
@@ -116,7 +120,24 @@ class _Composing:
         wanted = [Value("crossing", name, (), None) for name in self.crossed] + wanted
         self.graph.output([self.results[value.role, value.fqn] for value in wanted])
         self.graph.lint()
-        return Composed(fx.GraphModule(self.constants, self.graph), self._whole(), tuple(wanted))
+        graph_module = fx.GraphModule(self.constants, self.graph)
+        return Composed(graph_module, self._whole(), tuple(wanted), self._beyond_cuts())
+
+    def _beyond_cuts(self) -> list[str]:
+        """Modules that run in other stages than the plan's cuts say, a sentence each."""
+        microbatch, pipeline, found = self.staged.microbatch, self.staged.plan.pipeline, dict[str, str]()
+        assert pipeline is not None
+        calls, phases = microbatch.marks.calls, {phase_of(stage, "forward"): stage for stage in range(self.how.stages)}
+        ends = [calls[microbatch.modules[cut]][0][1] for cut in pipeline.cuts]
+        for node in self.graph.nodes:
+            fqn, stage = module_of(node), phases.get(node.meta.get(PART, ""))
+            if stage is None or fqn not in calls or node.target is torch.ops.aten.detach.default:
+                continue  # what is read of a tied parameter has the name of its first module
+            first, last = bisect_right(ends, calls[fqn][0][0]), bisect_left(ends, calls[fqn][-1][1])
+            if not first <= stage <= last:
+                said = f"stage {first}" if first == last else f"stages {first} to {last}"
+                found.setdefault(fqn, f"stage {stage} runs {fqn} ({node.name}), which is in {said} by the plan's cuts")
+        return list(found.values())
 
     def _whole(self) -> fx.GraphModule:
         microbatch, graph, copies = self.staged.microbatch, fx.Graph(), dict[fx.Node, fx.Node]()
@@ -171,6 +192,24 @@ class _Composing:
                 if (named.role, named.fqn) in self.results:
                     self.problems.append(f"stage {stage} gives the gradient of {value.fqn} twice")
                 self.results[named.role, named.fqn] = copies[node]
+
+    def _kept_waiting(self, stage: int) -> None:
+        """Find gradients of weights that the stage before would wait for, and does not need."""
+        place, phase = self.how.places[stage], phase_of(stage, "input")
+        if phase not in self.places[place].graphs:
+            return
+        order = order_of(self.graphs[place][phase].graph)
+        returned: Any = order.nodes[-1].args[0]
+        given = list(zip(self.places[place].outputs[phase], map(order.index.__getitem__, returned), strict=True))
+        sent = {one.name for one in self.how.backward[stage - 1]} if stage else set[str]()
+        needed = {index for value, index in given if value.role == "crossing" and value.fqn in sent}
+        for index in reversed(range(len(order.nodes))):
+            needed.update(order.before[index] if index in needed else ())
+        self.problems += (
+            f"stage {stage} gives the gradient of {value.fqn} in input, where the stage before waits and does not need it"
+            for value, index in given
+            if value.role == "unreduced" and index not in needed
+        )
 
     def _source(self, stage: int, value: Value) -> fx.Node | None:
         if value.role in ("crossing", "batch"):

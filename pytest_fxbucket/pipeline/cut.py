@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 from pytest_fxbucket.capture.stage_marks import Call
 from pytest_fxbucket.errors import StageError
+from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.words import nearest, show, some, times
 
 
@@ -42,6 +44,15 @@ def cut_places(cuts: Any, calls: Mapping[str, Sequence[Call]], modules: Mapping[
             "module that ends before"
         )
     return places
+
+
+@contextmanager
+def naming_plan(plan: Plan) -> Iterator[None]:
+    """While inside, a :class:`StageError` names the plan's table."""
+    try:
+        yield
+    except StageError as error:
+        raise StageError(f"{plan.path}: [pipeline]: {error}") from error
 
 
 def _place(cut: str, calls: Mapping[str, Sequence[Call]], modules: Mapping[str, str]) -> int:

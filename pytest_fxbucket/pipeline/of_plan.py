@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +16,8 @@ from pytest_fxbucket.capture.model import build
 from pytest_fxbucket.capture.names import units_of
 from pytest_fxbucket.compat import pytree
 from pytest_fxbucket.compat.modules import each_tensor
-from pytest_fxbucket.errors import PlanError, StageError
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.pipeline.cut import naming_plan
 from pytest_fxbucket.pipeline.propose import cuts_of_forward
 from pytest_fxbucket.pipeline.schedules import bubble, bubble_by_the_book, table_of
 from pytest_fxbucket.pipeline.seconds import seconds_of_parts
@@ -91,7 +91,7 @@ def planned_stages(plan: Plan, say: Callable[[str], None] = lambda _: None) -> P
     sizes = {fqn: (one.numel(), one.numel() * one.element_size()) for fqn, one in traced.model.named_parameters()}
     traced.compute_in_param_dtype(plan)
     say(f"cutting it into {plan.stages} stages")
-    with _naming(plan):
+    with naming_plan(plan):
         forward = traced.forward()
         cuts = pipeline.cuts or traced.proposed(forward, plan.stages, pipeline.balance)
         stages = split_forward(forward, cuts)
@@ -129,17 +129,9 @@ def with_cuts(plan: Plan) -> Plan:
         )
     traced = _Traced.of(plan, lambda _: None)
     traced.compute_in_param_dtype(plan)
-    with _naming(plan):
+    with naming_plan(plan):
         cuts = traced.proposed(traced.forward(), plan.stages, pipeline.balance)
     return replace(plan, pipeline=replace(pipeline, cuts=tuple(cuts), stages=None))
-
-
-@contextmanager
-def _naming(plan: Plan) -> Iterator[None]:
-    try:
-        yield
-    except StageError as error:
-        raise StageError(f"{plan.path}: [pipeline]: {error}") from error
 
 
 @dataclass
@@ -165,8 +157,8 @@ class _Traced:
         return cls(model, args, kwargs)
 
     def forward(self) -> Forward:
-        """Trace it."""
-        return trace_forward(self.model, self.args, self.kwargs)
+        """Trace it with its hooks, as a step is traced."""
+        return trace_forward(self.model, self.args, self.kwargs, hooked=True)
 
     def proposed(self, forward: Forward, count: int, balance: str) -> list[str]:
         """Cuts of ``forward``, which is left as it is."""

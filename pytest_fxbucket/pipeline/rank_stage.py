@@ -9,6 +9,7 @@ import torch
 
 from pytest_fxbucket.compat.pipelining import RankStage, Transfer
 from pytest_fxbucket.errors import CaptureError
+from pytest_fxbucket.pipeline.table import Action
 from pytest_fxbucket.step.pipelined import Crossing, Pipelined, Work
 from pytest_fxbucket.step.roles import Value
 
@@ -21,10 +22,10 @@ Kept = Mapping[tuple[str, str], Any]
 class Stage(RankStage):
     """A stage that torch's schedule asks; ``run`` runs its graphs."""
 
-    def __init__(self, index: int, how: Pipelined, device: str, run: Run, sums: Mapping[str, Value]) -> None:
-        """``sums`` are the gradients that are reduced, by FQN, as they are summed."""
+    def __init__(self, index: int, how: Pipelined, device: str, run: Run, sums: Mapping[str, Value], asked: list[str]) -> None:
+        """``sums`` are the gradients that are reduced, by FQN, as they are summed; ``asked`` gets what torch asks for."""
         super().__init__(index, how.stages, device, how.group, dict(enumerate(how.places)))
-        self._run, self._sums = run, sums
+        self._run, self._sums, self._asked = run, sums, asked
         self._receives, self._sends = _around(how.forward, index)
         self._gives, self._gets = _around(how.backward, index)
         self._kept: Kept = {}
@@ -56,21 +57,28 @@ class Stage(RankStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *_: Any, **__: Any) -> Any:
         """The loss, of the last stage; else what it sends."""
+        self._note("F", fwd_chunk_id)
         self.unshard()
         self._compute("forward", fwd_chunk_id)
         return self.losses[fwd_chunk_id] if self.is_last else self._named(fwd_chunk_id, self._sends)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *_: Any, full_backward: bool = True, **__: Any) -> None:
         """Backward, or what the stage before waits for."""
+        self._note("B" if full_backward else "I", bwd_chunk_id)
         self._compute("backward", bwd_chunk_id)
         self._compute("input", bwd_chunk_id)
         if full_backward:
-            self.backward_weight_one_chunk(bwd_chunk_id)
+            self._rest_of_backward(bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *_: Any, **__: Any) -> None:
-        """The rest of backward. Gradients are added up in the order of microbatches, whatever the schedule's is."""
-        self._compute("weight", bwd_chunk_id)
-        done = self._made[bwd_chunk_id]
+        """The rest of backward."""
+        self._note("W", bwd_chunk_id)
+        self._rest_of_backward(bwd_chunk_id)
+
+    def _rest_of_backward(self, microbatch: int) -> None:
+        """Gradients are added up in the order of microbatches, whatever the schedule's is."""
+        self._compute("weight", microbatch)
+        done = self._made[microbatch]
         done[""] = torch.empty(0)  # nothing is missing
         while self._summed in self._made and "" in self._made[self._summed]:
             for fqn, gradient in self._made.pop(self._summed).items():
@@ -81,6 +89,7 @@ class Stage(RankStage):
 
     def perform_reduce_grad(self, *_: Any, **__: Any) -> None:
         """Reduce the sums. Raises CaptureError while gradients are missing."""
+        self._note("REDUCE_GRAD")
         if self._summed < len(self._rows):
             raise CaptureError(
                 f"stage {self.stage_index} is to reduce gradients before those of microbatch {self._summed} are there"
@@ -119,6 +128,9 @@ class Stage(RankStage):
         """The next stage is on this rank, too."""
         self._values[mb_index] |= _own(self._gets, next_stage_bwd_outputs)
 
+    def _note(self, kind: str, microbatch: int | None = None) -> None:
+        self._asked.append(Action(0, kind, self.stage_index, microbatch).token)
+
     def _compute(self, work: Work, microbatch: int) -> None:
         if (work, microbatch) in self._done:
             raise CaptureError(f"stage {self.stage_index} is to run {work} of microbatch {microbatch} twice")
@@ -150,10 +162,12 @@ class Stage(RankStage):
         return tuple(self._value(one.name, microbatch) for one in flow)
 
     def _sending(self, direction: str, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
+        self._note(f"SEND_{direction[0].upper()}", microbatch)
         tensors, of = self._named(microbatch, flow), Transfer("send", direction, self.stage_index, microbatch)
         return [self.sent(wire(tensor, one), stage, of) for tensor, one in zip(tensors, flow, strict=True) if one.bytes]
 
     def _receiving(self, direction: str, microbatch: int, flow: Sequence[Crossing], stage: int) -> list[Any]:
+        self._note(f"RECV_{direction[0].upper()}", microbatch)
         launches, of = [], Transfer("receive", direction, self.stage_index, microbatch)
         for one in flow:
             memory = torch.empty(_span(one), dtype=one.dtype, device=self.device)

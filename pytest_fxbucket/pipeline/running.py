@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.compat.pipelining import run_schedule, schedule_on_ranks
+from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.pipeline.rank_stage import Stage
+from pytest_fxbucket.pipeline.schedules import table_of
+from pytest_fxbucket.pipeline.table import GATHERS, leaves
 from pytest_fxbucket.ranks import device, mark
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Pipelined, Work, phase_of, stage_of
 from pytest_fxbucket.step_runner import KEPT, Key, PhaseGraph, StepRun, StepTask, Took, update
+from pytest_fxbucket.words import times
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.step.roles import Value
+
+_ONCE: tuple[Work, ...] = ("unshard", "reduce")
+"""Work of a stage that is done once a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,15 @@ class PipelinedTask:
 
     how: Pipelined
     graphs: tuple[PhaseGraph, ...]
+    order: tuple[str, ...]
+    """What the rank's schedule is to ask of its stages, by the table that was checked."""
+
+    @classmethod
+    def of(cls, how: Pipelined, place: int, graphs: Iterable[PhaseGraph]) -> PipelinedTask:
+        """The task of the rank at ``place`` along pp."""
+        table = table_of(how.schedule, how.stages, max(how.places) + 1, how.microbatches)
+        order = (action.token for action in leaves(table.ranks[place]) if action.kind not in GATHERS)
+        return cls(how, tuple(graphs), tuple(order))
 
 
 class PipelinedRun(StepRun):
@@ -37,9 +55,11 @@ class PipelinedRun(StepRun):
     ) -> None:
         super().__init__(state, task)
         self._graphs, self._described = graphs, {one.phase: one for one in pipelined.graphs}
-        self._how, self._step = pipelined.how, ""
+        self._how, self._order, self._step = pipelined.how, list(pipelined.order), ""
+        self._asked: list[str] = []
+        self._ran = Counter[tuple[str, int | None]]()
         here = sorted({stage for one in pipelined.graphs if (stage := stage_of(one.phase)) is not None})
-        self._stages = [Stage(index, self._how, device(), self._run_of_stage, self._sums(index)) for index in here]
+        self._stages = [Stage(index, self._how, device(), self._run_of_stage, self._sums(index), self._asked) for index in here]
         by_index = {stage.stage_index: stage for stage in self._stages}
         self._schedule = schedule_on_ranks(
             self._how.schedule, self._stages, self._how.microbatches, lambda index: by_index[index].unshard()
@@ -59,6 +79,8 @@ class PipelinedRun(StepRun):
         values = {_key(value): tensor for value, tensor in zip(self.task.inputs, given, strict=True)}
         names = [value.fqn for value in self.task.inputs if value.role == "batch"]
         rows = [dict(zip(names, rows, strict=True)) for rows in microbatches(list(batch), self._how.microbatches)]
+        self._asked.clear()
+        self._ran.clear()
         for stage in self._stages:
             stage.begin(values, rows)
         run_schedule(self._schedule, self._how.microbatches)
@@ -66,7 +88,23 @@ class PipelinedRun(StepRun):
         if UPDATE in self._described:
             given_to = lambda value: results[_key(value)] if value.role == "grad" else values[_key(value)]  # noqa: E731
             results |= _by_key(self._run(UPDATE, given_to))
+        self._refuse_another_step()
         return Took(given, [results[_key(value)] for value in self.task.outputs], {})
+
+    def _refuse_another_step(self) -> None:
+        """Raise CaptureError for a step that was not that of the table, each graph once."""
+        if self._asked != self._order:
+            pairs = enumerate(zip_longest(self._asked, self._order, fillvalue="nothing"), 1)
+            at, asked, said = next((n, *pair) for n, pair in pairs if pair[0] != pair[1])
+            raise CaptureError(
+                f"{self._how.schedule} ran {asked} as action {at} of this rank, where the table that was checked has {said}"
+            )
+        for phase in self._described:
+            once = (stage_of(phase) is None) or phase.endswith(_ONCE)
+            for number in [None] if once else range(self._how.microbatches):
+                if (ran := self._ran[phase, number]) != 1:
+                    of = "" if number is None else f" of microbatch {number}"
+                    raise CaptureError(f"{phase}{of} ran {times(ran)} in one step, expected once")
 
     def _results(self) -> dict[Key, Any]:
         """The loss, where it is, and the gradients, summed over what several stages read."""
@@ -95,6 +133,7 @@ class PipelinedRun(StepRun):
     def _run(self, phase: str, of: Callable[[Value], Any], microbatch: int | None = None) -> list[tuple[Value, Any]]:
         mark(f"{phase}{'' if microbatch is None else f' of microbatch {microbatch}'} {self._step}")
         one = self._described[phase]
+        self._ran[phase, microbatch] += 1
         made = self.run_graph(phase, self._graphs[phase], microbatch, [of(value) for value in one.inputs])
         return list(zip(one.outputs, made, strict=True))
 

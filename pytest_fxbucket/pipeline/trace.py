@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from pytest_fxbucket.capture.draws import draws_on_tape
-from pytest_fxbucket.capture.model import fake_twin, fake_twins, in_modules
+from pytest_fxbucket.capture.model import fake_twin, fake_twins, in_modules, refuse_scripted
 from pytest_fxbucket.capture.names import NodeNamer, calls_watched
 from pytest_fxbucket.capture.python_state import trace_settled
 from pytest_fxbucket.capture.refusals import refuse_constants
@@ -71,21 +71,20 @@ class Forward:
         return dict(self.root.named_buffers())
 
 
-def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, hooked: bool = False) -> Forward:
     """Trace ``model(*args, **kwargs)`` on fake tensors; the model is left as it was.
 
+    ``hooked``: with its own hooks around forward.
     Raises :class:`CaptureError` for what cannot be traced, :class:`StageError` for arguments and results that cannot be.
     """
-    if scripted := [fqn for fqn, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]:
-        where = f"module {scripted[0]}" if scripted[0] else "the model"
-        raise StageError(f"{where} is scripted by torch.jit, and nothing in it can be traced; split the model before that")
+    refuse_scripted(model)
     signature = inspect.signature(model.forward)
     leaves_of(signature, args, kwargs)  # refused before anything is traced
     order = [name for name in signature.parameters if name in kwargs]
     kwargs = {name: kwargs[name] for name in (*order, *sorted(kwargs.keys() - set(order)))}
     mode = KernelFakeMode(allow_non_fake_inputs=True)
     names = {id(tensor): fqn for fqn, tensor in (*model.named_parameters(), *model.named_buffers())}
-    with in_modules(model, fake_twins(model, mode)), hooks_off(model):
+    with in_modules(model, fake_twins(model, mode)), hooks_off(model, backward_alone=hooked):
 
         def traced() -> tuple[_Tracing, fx.GraphModule]:
             step = _Tracing(model, mode, args, kwargs)

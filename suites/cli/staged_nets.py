@@ -33,6 +33,14 @@ def build(tied: bool = True, unread: bool = False) -> Net:
     return Net(tied, unread)
 
 
+def hooked() -> Net:
+    """Reads its tokens once more behind its forward."""
+    net = Net(tied=False, unread=False)
+    net.register_forward_hook(lambda _, args, kwargs, output: output + kwargs["tokens"].float().mean(), with_kwargs=True)
+    net.register_full_backward_hook(lambda *_: None)
+    return net
+
+
 def batch(rank: int, step: int) -> dict[str, Tensor]:
     drawn = torch.randint(VOCAB, (2, ROWS, LENGTH), generator=torch.Generator().manual_seed(1000 * step + rank))
     return {"tokens": drawn[0], "labels": drawn[1]}

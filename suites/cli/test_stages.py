@@ -104,6 +104,13 @@ def test_what_crosses_is_told_stage_by_stage(plan: Path, capsys: Capsys) -> None
     assert found["ties"] == [{"fqn": "embed.weight", "stages": [0, 2]}]
 
 
+def test_what_a_hook_of_the_model_reads_crosses_as_it_does_in_a_step(plan: Path, capsys: Capsys) -> None:
+    changed(plan, ("nets:build", "nets:hooked"))
+    found = document(capsys, str(plan))
+    assert named(found["stages"][1]["bypasses"])[:2] == [("tokens", TOKENS), ("labels", TOKENS)]
+    assert found["crossing_bytes"] == 2 * (2 * TOKENS + 2 * VALUE)
+
+
 def test_a_value_that_is_read_and_passed_on_is_told_so(plan: Path, capsys: Capsys) -> None:
     """The embedding, where the first layer is a stage of its own."""
     changed(plan, ('"layers.0", "layers.2"', '"embed", "layers.0"'))

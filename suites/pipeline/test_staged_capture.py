@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_fxbucket.capture.stage_marks import STAGE, StageMarks
-from pytest_fxbucket.errors import CaptureError, PlanError
+from pytest_fxbucket.errors import CaptureError, PlanError, StageError
 from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.pipeline.of_plan import with_cuts
 from pytest_fxbucket.pipeline.rank_stage import _own, wire
@@ -140,6 +140,24 @@ REFUSED = {
 def test_what_stages_cannot_have_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CaptureError, match=REFUSED[name]):
         staged_of(plan_of(tmp_path, name))
+
+
+def test_a_cut_that_parts_nothing_names_the_plan(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "Blocks")
+    assert plan.pipeline is not None
+    wrong = replace(plan, pipeline=replace(plan.pipeline, cuts=("blocks.1", "blocks.0")))
+    says = f'{plan.path}: [pipeline]: cut "blocks.0" stands behind "blocks.1", but the forward ends it before; write'
+    with pytest.raises(StageError, match=f"^{re.escape(says)}"):
+        staged_of(wrong)
+
+
+def test_a_cut_within_what_is_not_traced_is_refused(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "Blocks", '[[override]]\nmodule = ["blocks.1"]')
+    assert plan.pipeline is not None
+    inside = replace(plan, pipeline=replace(plan.pipeline, cuts=("blocks.0", "blocks.1.0")))
+    says = 'cut "blocks.1.0" is inside of blocks.1, which is overridden and not traced; cut behind "blocks.1"'
+    with pytest.raises(StageError, match=f"^{re.escape(f'{plan.path}: [pipeline]: {says}')}$"):
+        staged_of(inside)
 
 
 def test_a_cut_within_what_is_computed_again_is_refused(tmp_path: Path) -> None:

@@ -101,6 +101,10 @@ def test_the_right_split_is_green(captured: Captured, check: str) -> None:
 
 
 BY_GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "another_module_cut_behind": (
+        "audit",
+        ("stage 1 runs layers.0.feed_forward.w3 (", "), which is in stage 0 by the plan's cuts"),
+    ),
     "bypass_dropped": ("audit", ("stage 1 is to send [0] forward, but neither makes nor receives it",)),
     "value_dropped": ("audit", ("stage 1 reads add_3 in forward, which it has not received",)),
     "gradient_of_activation_dropped": ("audit", ("stage 1 reads add_16 in backward, which it has not received",)),
@@ -132,6 +136,10 @@ BY_GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
         "audit",
         ("stage 1 gives the gradient of layers.0.feed_forward.w3.weight twice",),
     ),
+    "gradients_of_weights_with_those_of_inputs": (
+        "audit",
+        ("stage 1 gives the gradient of layers.0.feed_forward.w3.weight in input, where the stage before waits and",),
+    ),
     "gradient_not_reduced": (
         "audit",
         ("stage 1 reduces the gradient of layers.0.feed_forward.w3.weight never, expected once",),
@@ -153,6 +161,8 @@ BY_GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tie_summed_twice": ("bitwise", ("gradient layers.0.attention_norm.weight of stages 0, 1, 2",)),
     "tie_summed_first_to_last": ("bitwise", ("gradient layers.0.attention_norm.weight of stages 0, 1, 2",)),
     "activation_computed_otherwise_in_backward": ("same", ("stage 1 backward", "layers.0.feed_forward")),
+    "hook_before_forward_lost": ("same", ("add_3 of stage 0", "gives [0] (batch); before the pass it was flip")),
+    "hook_behind_forward_lost": ("same", ("add_16 of stage 2", "in output, stage 2 forward", "it was mul")),
     "buffer_written_twice": ("same", ("layers.1.attention_norm.seen", "stage 1 forward")),
 }
 """Check, and what one line has; by the function of :mod:`wrong_splits`."""
@@ -172,6 +182,8 @@ BY_RUNNING: dict[str, tuple[str, ...]] = {
     "reduced_behind_the_first_microbatch": ("stage 2 is to reduce gradients before those of microbatch 1 are there",),
     "labels_of_another_microbatch": ("step 0, rank 2: loss of stage 2",),
     "sent_in_another_layout": ("add_3, which stage 0 makes, was traced as [2, 8, 16] with strides [128, 16, 1]", "it is"),
+    "gathered_for_each_microbatch": ("stage 0 unshard ran 4 times in one step, expected once",),
+    "another_schedule": ("1F1B ran 0F3 as action ", " of this rank, where the table that was checked has 0RECV_B0"),
     "swapped_when_sent": ("step 0, rank 1: gradient layers.0.feed_forward.w3.weight of stage 1",),
 }
 

@@ -7,19 +7,20 @@ from typing import Any
 from unittest.mock import patch
 
 from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, BitwiseTask, run
+from pytest_fxbucket.pipeline import running
 from pytest_fxbucket.pipeline.rank_stage import Stage
 from pytest_fxbucket.pipeline.running import PipelinedRun
 
 Job = Callable[[int, int, BitwiseTask], BitwiseOutcome]
 
 
-def instead_of(cls: type[Any], name: str) -> Callable[[Callable[..., Any]], Job]:
-    """The job with a method replaced by one that is given the real one first."""
+def instead_of(cls: Any, name: str) -> Callable[[Callable[..., Any]], Job]:
+    """The job with a method, or a function of a module, replaced by one that is given the real one first."""
 
     def made(wrong: Callable[..., Any]) -> Job:
         def job(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
             real = getattr(cls, name)
-            with patch.object(cls, name, lambda self, *args, **kwargs: wrong(real, self, *args, **kwargs)):
+            with patch.object(cls, name, lambda *args, **kwargs: wrong(real, *args, **kwargs)):
                 return run(rank, world, task)
 
         return job
@@ -48,8 +49,8 @@ def microbatch_run_twice(real: Any, self: Stage, number: int, *args: Any, **kwar
     return real(self, number, *args, **kwargs)
 
 
-@instead_of(Stage, "backward_weight_one_chunk")
-def gradients_added_last_first(_: Any, self: Stage, number: int, *args: Any, **kwargs: Any) -> None:
+@instead_of(Stage, "_rest_of_backward")
+def gradients_added_last_first(_: Any, self: Stage, number: int) -> None:
     self._compute("weight", number)
     self._summed += 1
     if self._summed == len(self._rows):
@@ -84,3 +85,15 @@ def swapped_when_sent(real: Any, self: Stage, number: int, flow: Any) -> Any:
     found = real(self, number, flow)
     swaps = self.is_first and len(found) == 4
     return (found[0], found[2], found[1], found[3]) if swaps else found
+
+
+@instead_of(Stage, "unshard")
+def gathered_for_each_microbatch(real: Any, self: Stage) -> None:
+    self._whole = None
+    real(self)
+
+
+@instead_of(running, "schedule_on_ranks")
+def another_schedule(real: Any, name: str, *args: Any) -> Any:
+    assert name == "1F1B"
+    return real("GPipe", *args)

@@ -8,6 +8,7 @@ from torch import Tensor
 from fixtures.models.llama import VOCAB, Llama, LlamaShape, RMSNorm
 
 MICROBATCHES = 4
+FACTOR = 1.5
 
 
 class Counting(RMSNorm):
@@ -24,11 +25,13 @@ class Counting(RMSNorm):
 
 
 def build() -> Llama:
-    """Two layers of width 16, embeddings tied; three norms, one in each stage, have one weight."""
+    """Two layers of width 16, embeddings tied; three norms, one in each stage, have one weight. Hooks flip tokens and scale."""
     model = Llama(LlamaShape(layers=2, dim=16, heads=2, kv_heads=1, tied=True))
     first, second = model.layers
     second.attention_norm = Counting(16)
     second.attention_norm.weight = second.ffn_norm.weight = first.attention_norm.weight
+    model.register_forward_pre_hook(lambda _, args: (args[0].flip(1),))
+    model.register_forward_hook(lambda _, args, output: output * FACTOR)
     return model
 
 

@@ -15,6 +15,7 @@ from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined
 from pytest_fxbucket.step.portable import own_copy
 from pytest_fxbucket.step.roles import StepGraph, Value
+from suites.pipeline.wrong_split_models import FACTOR
 
 FIRST, SECOND, TOKENS = "add_3", "mul_14", "[0]"
 """What crosses the first cut: two activations of one shape, and what the last stage alone reads."""
@@ -100,6 +101,23 @@ def instead(node: fx.Node, target: Any, *more: Any) -> fx.Node:
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
     return made
+
+
+def skip(graph: fx.Graph, target: Any, *more: Any) -> None:
+    """Let readers of the one call of ``target`` with ``more`` read what it is given."""
+    (node,) = (node for node in graph.nodes if node.target is target and node.args[1:] == (more or node.args[1:]))
+    node.replace_all_uses_with(node.args[0])
+    graph.erase_node(node)
+
+
+# Where it is cut.
+
+
+def another_module_cut_behind(staged: StagedStep) -> StagedStep:
+    """Than the plan names."""
+    assert staged.plan.pipeline is not None
+    cuts = ("layers.0.feed_forward.w3", *staged.plan.pipeline.cuts[1:])
+    return replace(staged, plan=replace(staged.plan, pipeline=replace(staged.plan.pipeline, cuts=cuts)))
 
 
 # What crosses.
@@ -197,11 +215,19 @@ def gradient_given_twice(staged: StagedStep) -> StagedStep:
 
 
 def gradients_of_weights_in_both_parts(staged: StagedStep) -> StagedStep:
-    """Of a schedule that has backward in two."""
+    return backward_as(staged, "stage 1 input", "stage 1 weight")
+
+
+def gradients_of_weights_with_those_of_inputs(staged: StagedStep) -> StagedStep:
+    return backward_as(staged, "stage 1 input")
+
+
+def backward_as(staged: StagedStep, *phases: str) -> StagedStep:
+    """Whole backward of stage 1 as each of ``phases``, of a schedule that has it in two."""
     staged = replace(staged, pipelined=replace(staged.pipelined, schedule="InterleavedZeroBubble"))
 
     def change(step: StepGraph) -> StepGraph:
-        whole, phases = staged.parted.part(1, "backward"), ("stage 1 input", "stage 1 weight")
+        whole = staged.parted.part(1, "backward")
         return replace(
             step,
             graphs={**step.graphs, **dict.fromkeys(phases, whole.graph_module)},
@@ -298,6 +324,14 @@ def activation_computed_otherwise_in_backward(staged: StagedStep) -> StagedStep:
         instead(silu, aten.mul.Tensor, 1.5)
 
     return at(staged, 1, lambda step: edited(step, "stage 1 backward", edit))
+
+
+def hook_before_forward_lost(staged: StagedStep) -> StagedStep:
+    return at(staged, 0, lambda step: edited(step, "stage 0 forward", lambda graph: skip(graph, aten.flip.default)))
+
+
+def hook_behind_forward_lost(staged: StagedStep) -> StagedStep:
+    return at(staged, 2, lambda step: edited(step, "stage 2 forward", lambda graph: skip(graph, aten.mul.Tensor, FACTOR)))
 
 
 def buffer_written_twice(staged: StagedStep) -> StagedStep:

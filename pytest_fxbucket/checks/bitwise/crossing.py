@@ -83,7 +83,7 @@ def stage_graphs(world: PlanOnMesh, rank: int) -> PipelinedTask | None:
     if step.pipelined is None:
         return None
     graphs = (PhaseGraph(phase, one.portable, step.inputs[phase], step.outputs[phase]) for phase, one in final.items())
-    return PipelinedTask(step.pipelined, tuple(graphs))
+    return PipelinedTask.of(step.pipelined, world.mesh.at(rank, "pp"), graphs)
 
 
 def run_names(world: PlanOnMesh) -> Sequence[str]:
