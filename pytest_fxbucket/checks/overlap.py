@@ -19,6 +19,7 @@ _MOST = 5
 """Buckets that a limit names."""
 _TO_DO = {
     "too little compute": "more compute in front of its wait, or fewer bytes",
+    "waited for too early": "defer_reduce = true, or wait_before by hand with an entry whose compute comes later",
     "behind another launch": 'smaller buckets before it, or [overlap] gather_group = "own", where gathers wait for reductions',
     "launched too late": "a larger [overlap] prefetch, or launch_at by hand",
     "memory": "less that lives there: smaller buckets, reshard_after_forward = true, checkpoints",

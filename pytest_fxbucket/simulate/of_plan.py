@@ -64,6 +64,7 @@ class NamedFlight:
 _CLAUSES = {
     "": "",
     "too little compute": "too little compute runs beside it",
+    "waited for too early": "waited for too early, what it brings is read later",
     "behind another launch": "another launch is in flight before it",
     "launched too late": "launched too late, what it sends was there before",
     "memory": "what it brings would not fit into memory any earlier",
