@@ -59,7 +59,7 @@ def run(options: Namespace) -> int:
 
         cluster = _cluster(plan, options.cluster)
         world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
-        sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster)]
+        sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": options.pass_name}

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
-
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.golden.schedule import named_buckets
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.plan.factories import import_callable
@@ -18,6 +17,8 @@ from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from pytest_fxbucket.graph.buckets import Bucket
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
@@ -81,13 +82,15 @@ class SimulatedRank:
     """In the order of their launches."""
 
 
-def simulated_ranks(world: PlanOnMesh, cluster: Cluster) -> list[SimulatedRank]:
+def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = False) -> list[SimulatedRank]:
     """The step that ranks run, simulated once for each distinct set of graphs, the one of rank 0 first.
+
+    ``believed``: as :meth:`PlanOnMesh.alike` has them, without proof that ranks of one class have the same graphs.
 
     Raises SimulationError for a cost model of the plan's own that gives no number of seconds.
     """
     found = []
-    for ranks, graphs in world.distinct():
+    for ranks, graphs in world.alike() if believed else world.distinct():
         step = _final(world, ranks[0])
         timeline = _simulated(world.plan, step, cluster)
         found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of, step.has_roles))))
@@ -133,7 +136,7 @@ def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
 
 def _bare(passed: Passed) -> fx.GraphModule:
     """The graph without the nodes that only keep its order."""
-    return fx.GraphModule(passed.bucketed.root, without_kept_order(passed.bucketed.graph))
+    return uncompiled(passed.bucketed.root, without_kept_order(passed.bucketed.graph))
 
 
 def _named(
