@@ -304,7 +304,7 @@ class PlanOnMesh:
         return self._sent[key][1]
 
     def ranks(self) -> Sequence[int]:
-        """Ranks whose graphs are looked at: all up to 16; above, first, last, those a power of two away, and one of each stage."""
+        """Ranks whose graphs are looked at: all up to 16; above, first, last, those a power of two away, one of each stage."""
         if self.size <= _ALL_RANKS:
             return range(self.size)
         near = [1 << n for n in range(self.size.bit_length()) if 1 << n < self.size]

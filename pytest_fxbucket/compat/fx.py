@@ -40,7 +40,7 @@ def why_not_its_graph(module: object) -> str:
 
 
 def uncompiled(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """``graph`` as a module that is compiled when first called (``torch.fx._lazy_graph_module``): most of making one is that."""
+    """``graph`` as a module that is compiled when first called, most of what one costs (``torch.fx._lazy_graph_module``)."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)

@@ -50,7 +50,8 @@ class NamedFlight:
     @property
     def told(self) -> str:
         """How much of it is exposed, in milliseconds, and why."""
-        flying = f"{1000 * self.flight.seconds:.3f} ms in flight"
+        often = f", {self.flight.times} times" if self.flight.times > 1 else ""
+        flying = f"{1000 * self.flight.seconds:.3f} ms in flight{often}"
         if self.flight.is_hidden:
             return f"hidden, {flying}"
         return f"{1000 * self.flight.exposed:.3f} ms exposed, {flying}: {self.reason}"

@@ -43,7 +43,9 @@ def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -
         for phase, module in step.graphs.items():
             clock.run(phase, module.graph)
     peak = max(liveness, key=lambda phase: liveness[phase].peak)
-    flights = tuple(_Reasons(clock, liveness, cluster).flights())
+    found = tuple(_Reasons(clock, liveness, cluster).flights())
+    how = step.pipelined
+    flights = found if how is None else tuple([replace(one, times=how.runs_of(one.phase)) for one in found])
     return Timeline(
         seconds=clock.end,
         compute=clock.work.get(COMPUTE, 0.0),

@@ -43,6 +43,8 @@ class Flight:
     why: Why
     behind: str = ""
     """Name of the launch before it on its stream, where that is why."""
+    times: int = 1
+    """How often a step has it: of a pipeline stage's work once for each microbatch."""
 
     @property
     def seconds(self) -> float:
