@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pass, working_on
+from pytest_fxbucket.cli.preset_file import save_preset
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
 from pytest_fxbucket.plan.cluster import PRESETS
@@ -20,6 +21,7 @@ from pytest_fxbucket.words import counted, human_bytes, nearest
 
 if TYPE_CHECKING:
     from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.simulate.calibrate import Calibrated
     from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
     from pytest_fxbucket.simulate.schedule import StagedTimeline
@@ -43,6 +45,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DIM=SIZE",
         help="a size of the mesh instead of [parallel]'s, as in dp_shard=512; any number of them",
     )
+    parser.add_argument(
+        "--calibrate",
+        metavar="TRACE",
+        type=Path,
+        help="fit the cluster to a step of the plan that was measured: a trace of torch's profiler, or of --fxbucket-report",
+    )
+    parser.add_argument("--save", metavar="FILE", type=Path, help="write the cluster as a preset, a new TOML file")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, as the docs describe it")
     add_pass(parser)
 
@@ -51,24 +60,34 @@ def run(options: Namespace) -> int:
     """Trace the plan's step, run the pass, simulate both, and tell; raises FxbucketError, and then nothing is on stdout."""
     refuse_no_pass(options.pass_name)
     plan, rows = find_plan(options.plan)
-    plan = _on_world(plan, options.world)
+    asked = _on_world(plan, options.world)
     name = name_of(plan)
     with working_on(plan, name) as say:
         from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
         from pytest_fxbucket.simulate.of_plan import in_schedule, simulated_ranks, unbucketed
 
-        cluster = _cluster(plan, options.cluster)
+        cluster, calibrated = _cluster(plan, options.cluster), None
         world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
+        if options.calibrate is not None:
+            from pytest_fxbucket.bench.timeline.calibrated import calibrated_by
+
+            calibrated = calibrated_by(options.calibrate, world, cluster)
+            cluster = replace(calibrated.cluster, name=f"{cluster.name} as in {options.calibrate.name}")
+        if options.save is not None:
+            save_preset(options.save, cluster, calibrated)
+        if asked != plan:
+            plan, world = asked, PlanOnMesh(asked, mesh_of(asked), options.pass_name, say)
         sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": options.pass_name}
         on = {"cluster": cluster.name, "mesh": plan.degrees, "classes": [_document(*both) for both in sides]}
         on |= {"schedule": _schedule(scheduled)} if scheduled else {}
+        on |= {"calibrated": _calibrated(calibrated)} if calibrated else {}
         print(json.dumps({**head, **on}, indent=2, sort_keys=True))
         return 0
     print(f"{name}: {counted(plan.world_size, 'rank')} on {cluster.name}, pass {options.pass_name}")
-    for line in [*_in_schedule(plan, scheduled), *_lines(sides)]:
+    for line in [*([str(calibrated)] if calibrated else []), *_in_schedule(plan, scheduled), *_lines(sides)]:
         print(line)
     if rows and plan.matrix_id is None:
         print(f"\nthis is the plan above its [[matrix]] rows; a row is told as {plan.path}::{rows[0]}: {', '.join(rows)}")
@@ -176,6 +195,14 @@ def _document(found: SimulatedRank, before: Timeline) -> dict[str, Any]:
 def _schedule(line: StagedTimeline) -> dict[str, Any]:
     """Of all ranks along pp together."""
     return {"seconds": line.seconds, "bubble": line.bubble, "bubbles": list(line.bubbles)}
+
+
+def _calibrated(found: Calibrated) -> dict[str, Any]:
+    """Errors as parts of what was measured."""
+    errors = {
+        work: {"count": error.count, "median": error.middle, "ninth_decile": error.most} for work, error in found.errors.items()
+    }
+    return {"errors": errors, "unmatched": list(found.unmatched)}
 
 
 def _step(line: Timeline) -> dict[str, Any]:

@@ -117,6 +117,22 @@ class Cluster:
     launch_us: float | None = field(
         default=None, metadata=number("microseconds that the host takes to call an operator, else 0", least=0)
     )
+    view_us: float | None = field(
+        default=None,
+        metadata=number("microseconds that the host takes to call an operator that runs no kernel, else 0", least=0),
+    )
+    enqueue_us: float | None = field(
+        default=None,
+        metadata=number("microseconds that the host takes to launch a collective, beyond `launch_us`, else 0", least=0),
+    )
+    enqueue_us_per_mb: float | None = field(
+        default=None,
+        metadata=number("microseconds more for each 10**6 bytes of it, as where the host copies them, else 0", least=0),
+    )
+    wait_us: float | None = field(
+        default=None,
+        metadata=number("microseconds that the host takes to wait for what is there, else 0", least=0),
+    )
     kernel_us: float | None = field(
         default=None, metadata=number("microseconds that any kernel takes, whatever it computes, else 0", least=0)
     )

@@ -88,7 +88,20 @@ def calibrate(step: StepGraph, measured: Sequence[Stretch], cluster: Cluster) ->
     flights = list(reader.flights(stretches, cluster.waiting))
     for _ in range(_ROUNDS):
         cluster = _with_links(_with_calls(cluster, stretches), flights)
+    cluster = _as_much_as_is_had(cluster)
     return Calibrated(cluster, {work: error for work, error in _errors(step, cluster, stretches, flights) if error is not None})
+
+
+def _as_much_as_is_had(cluster: Cluster) -> Cluster:
+    """No efficiency above 1: who gets more than there is has more."""
+    more, wider = max(1.0, cluster.compute_efficiency), max(1.0, cluster.memory_efficiency)
+    return replace(
+        cluster,
+        flops={dtype: rate * more for dtype, rate in cluster.flops.items()},
+        memory_bandwidth=cluster.memory_bandwidth * wider,
+        compute_efficiency=cluster.compute_efficiency / more,
+        memory_efficiency=cluster.memory_efficiency / wider,
+    )
 
 
 @dataclass(frozen=True, slots=True)

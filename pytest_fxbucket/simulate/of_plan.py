@@ -17,8 +17,6 @@ from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from pytest_fxbucket.graph.buckets import Bucket
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
@@ -92,7 +90,7 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = Fal
     """
     found = []
     for ranks, graphs in world.alike() if believed else world.distinct():
-        step = _final(world, ranks[0])
+        step = bare_step(world, ranks[0])
         timeline = _simulated(world.plan, step, cluster)
         found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of, step.has_roles))))
     return found
@@ -110,14 +108,21 @@ def in_schedule(world: PlanOnMesh, cluster: Cluster) -> StagedTimeline | None:
     """
     if world.plan.pipeline is None:
         return None
-    places = [_final(world, rank) for rank in world.mesh.ranks(0, "pp")]
+    places = [bare_step(world, rank) for rank in world.mesh.ranks(0, "pp")]
     return simulate_stages(places, cluster, own_cost(world.plan, places[0], cluster))
 
 
-def _final(world: PlanOnMesh, rank: int) -> StepGraph:
-    """The step that ``rank`` runs; a model is traced once for all."""
-    graphs = {phase: _bare(one) for phase, one in world.final(rank).items()}
+def bucketed_step(world: PlanOnMesh, rank: int) -> StepGraph:
+    """The step that ``rank`` runs, as the pass left it; a model is traced once for all."""
+    graphs = {phase: one.bucketed.graph_module for phase, one in world.final(rank).items()}
     return replace(world.final_step(rank), graphs=graphs, rank=rank)
+
+
+def bare_step(world: PlanOnMesh, rank: int) -> StepGraph:
+    """:func:`bucketed_step` without the nodes that only keep its order; its graphs are compiled if somebody calls them."""
+    passed = {phase: one.bucketed for phase, one in world.final(rank).items()}
+    bare = {phase: uncompiled(one.root, without_kept_order(one.graph)) for phase, one in passed.items()}
+    return replace(world.final_step(rank), graphs=bare, rank=rank)
 
 
 def _simulated(plan: Plan, step: StepGraph, cluster: Cluster) -> Timeline:
@@ -133,11 +138,6 @@ def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
     name = plan.cluster.cost
     model = import_callable(name, f"{plan.path}: [cluster] cost")
     return checked(model, f'[cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
-
-
-def _bare(passed: Passed) -> fx.GraphModule:
-    """The graph without the nodes that only keep its order."""
-    return uncompiled(passed.bucketed.root, without_kept_order(passed.bucketed.graph))
 
 
 def _named(

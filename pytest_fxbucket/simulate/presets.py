@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 FOLDER = Path(__file__).parent / "clusters"
 """Has a file for each built-in preset."""
-_GIGA, _TERA, _MICROSECONDS = 1e9, 1e12, 1e6
+_MEGA, _GIGA, _TERA, _MICROSECONDS = 1e6, 1e9, 1e12, 1e6
 
 
 def cluster_of(plan: Plan) -> Cluster | None:
@@ -65,6 +65,10 @@ def figures_of(table: Table, folder: Path, where: str) -> Cluster:
         memory_efficiency=_or(whole.memory_efficiency, 1.0),
         network_efficiency=_or(whole.network_efficiency, 1.0),
         launch=_or(whole.launch_us, 0.0) / _MICROSECONDS,
+        view=_or(whole.view_us, 0.0) / _MICROSECONDS,
+        enqueue=_or(whole.enqueue_us, 0.0) / _MICROSECONDS,
+        enqueue_per_byte=_or(whole.enqueue_us_per_mb, 0.0) / _MICROSECONDS / _MEGA,
+        waiting=_or(whole.wait_us, 0.0) / _MICROSECONDS,
         least=_or(whole.kernel_us, 0.0) / _MICROSECONDS,
         collective=_or(whole.collective_us, 0.0) / _MICROSECONDS,
         blocking=bool(whole.blocking),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import launch_kind
@@ -66,7 +66,12 @@ def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> Calibra
     Raises :class:`SimulationError` for a file that is no trace, for a trace of another graph, and for one of a host where
     ``cluster`` has devices, or the other way round.
     """
-    events = _read(path)
+    return cluster_from_events(path, read_trace(path), step, cluster)
+
+
+def cluster_from_events(path: Path, trace: Mapping[str, Any], step: StepGraph, cluster: Cluster) -> Calibrated:
+    """As :func:`cluster_from_trace`; ``trace`` is what ``path`` has."""
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     work = [event for event in events if event.get("cat") in _WORK]
     if bool(work) == cluster.blocking:
         says = "has kernels of a device, but" if work else "has no kernels of a device, but"
@@ -93,17 +98,18 @@ def cluster_from_trace(path: Path, step: StepGraph, cluster: Cluster) -> Calibra
     return found
 
 
-def _read(path: Path) -> list[Mapping[str, Any]]:
+def read_trace(path: Path) -> Mapping[str, Any]:
+    """What the trace file ``path`` has. Raises :class:`SimulationError` for one that is none."""
     try:
         trace = json.loads(path.read_text(encoding="utf-8"))
-        events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-        for event in events:
-            float(event["ts"]), float(event.get("dur", 0))
+        for event in trace["traceEvents"]:
+            if event.get("ph") == "X":
+                float(event["ts"]), float(event.get("dur", 0))
     except OSError as error:
         raise SimulationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SimulationError(f"{path} is no trace that torch.profiler's export_chrome_trace wrote") from error
-    return events
+    return cast("Mapping[str, Any]", trace)
 
 
 def _event(event: Mapping[str, Any]) -> _Event:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -27,26 +26,15 @@ from pytest_fxbucket.bench.timeline.stretches import stretches_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
-from pytest_fxbucket.simulate import Cluster, Link, simulate
+from pytest_fxbucket.simulate import cluster_named, simulate
 from pytest_fxbucket.simulate.calibrate import Calibrated, calibrate
+from pytest_fxbucket.simulate.of_plan import bucketed_step
 from pytest_fxbucket.step.roles import StepGraph
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 DIFFERS = 0.1
 """Variants whose step times differ by more are to come in the right order."""
-BEGIN = Cluster(
-    name="cpu-gloo",
-    flops={"float32": 50e9},
-    memory_bandwidth=10e9,
-    memory=16e9,
-    devices_per_node=64,
-    within=Link(2e9, 20e-6),
-    between=Link(1e9, 50e-6),
-    launch=5e-6,
-    collective=50e-6,
-    blocking=True,
-)
 PLAN = """
 [model]
 factory = "fixtures.models.llama:build"
@@ -137,7 +125,7 @@ def step_of(name: str, world: PlanOnMesh) -> StepGraph:
     """The variant's step as rank 0 runs it."""
     if name == UNBUCKETED:
         return world.reference(0)
-    return replace(world.final_step(0), graphs={phase: one.bucketed.graph_module for phase, one in world.final(0).items()})
+    return bucketed_step(world, 0)
 
 
 def calibrated(world: PlanOnMesh, ranks: Sequence[Sequence[Sequence[float]]]) -> Calibrated:
@@ -146,7 +134,7 @@ def calibrated(world: PlanOnMesh, ranks: Sequence[Sequence[Sequence[float]]]) ->
     (phase,) = step.graphs
     marks = marks_of(world, 0, phase, UNBUCKETED)
     stretches = stretches_of(phase, step.graphs[phase].graph, marks, [one for steps in ranks for one in steps])
-    return calibrate(step, list(stretches), BEGIN)
+    return calibrate(step, list(stretches), cluster_named("cpu-gloo", ROOT))
 
 
 def _slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> float:

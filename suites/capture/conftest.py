@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity import ROOT
 
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
+from suites.capture.parity import ROOT
 
 
 @pytest.fixture

@@ -10,11 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import capture_models as models
-import own_modes
 import pytest
 import torch
-from steps import plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.compat.c10d import fake_world
@@ -23,6 +20,9 @@ from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from pytest_fxbucket.step.mesh import GROUPED, mesh_with
+from suites.capture import capture_models as models
+from suites.capture import own_modes
+from suites.capture.steps import plan_of
 
 
 def sentence(factory: str = "residual", step: Step | None = None, **rest: Any) -> str:

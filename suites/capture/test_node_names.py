@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from steps import captured, is_backward, launches, made_by, module_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
+from suites.capture.steps import captured, is_backward, launches, made_by, module_of, sent_by
 
 PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans"
 

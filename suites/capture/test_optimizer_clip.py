@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import changed, step_of
 
 from pytest_fxbucket.capture.parallel.parts import Parts
 from pytest_fxbucket.plan.schema import Plan
@@ -18,6 +17,7 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.portable import encode_module
 from pytest_fxbucket.step_runner import StepTask, fields_of
 from suites.capture.functional_graphs import same
+from suites.capture.parity import changed, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

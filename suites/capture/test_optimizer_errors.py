@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from steps import plan_of
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.capture.optimizers.state import make_state, state_tensors
@@ -16,6 +15,7 @@ from pytest_fxbucket.errors import CaptureError
 from pytest_fxbucket.plan.schema import Bucket, Optimizer, Step
 from pytest_fxbucket.plan_on_mesh import mesh_of
 from suites.capture.optimizer_steps import beginning, shards, trace_update, values
+from suites.capture.steps import plan_of
 
 
 def refusal(build):

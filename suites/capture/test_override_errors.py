@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
-from override_plans import captured, override, plan_of
 from torch import nn
 
 from pytest_fxbucket.errors import CaptureError, FxbucketError, PlanError
 from pytest_fxbucket.train_step import capture_step
 from suites.capture import override_models as models
+from suites.capture.override_plans import captured, override, plan_of
 
 WHERE = "plan.toml: [override]"
 HOLDS = "holds Chooses"

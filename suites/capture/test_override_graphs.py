@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from override_plans import captured, override, plan_of
-from steps import is_backward, launches, module_of, sent_by
 from torch import fx
 
 from pytest_fxbucket.capture.override.anchors import ANCHOR_FORWARD
@@ -18,6 +16,8 @@ from pytest_fxbucket.step.portable import decode, digest, encode_module
 from pytest_fxbucket.step.roles import StepGraph
 from pytest_fxbucket.step_runner import KEPT, StepTask, fields_of, update
 from suites.capture import override_subgraphs as subgraphs
+from suites.capture.override_plans import captured, override, plan_of
+from suites.capture.steps import is_backward, launches, module_of, sent_by
 
 CALLS = ("fxbucket.call_forward.default", "fxbucket.call_backward.default")
 

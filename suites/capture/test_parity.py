@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from override_plans import CALLABLES, override, plan_of
-from parity import PLANS, assert_same, by_hand, changed, differences, differing, payload_of, run, step_of
 
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.ranks.pools import Pools
+from suites.capture.override_plans import CALLABLES, override, plan_of
+from suites.capture.parity import PLANS, assert_same, by_hand, changed, differences, differing, payload_of, run, step_of
 
 
 def test_a_mode_of_the_users_own_that_divides_before_it_adds_is_the_step_that_fully_shard_takes(pools: Pools) -> None:

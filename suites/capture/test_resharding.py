@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from steps import is_backward, launches, plan_of, sent_by
 
 from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.checks.promises.expectations import promise_of
@@ -17,6 +16,7 @@ from pytest_fxbucket.plan.schema import Bucket, Plan, Step
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
+from suites.capture.steps import is_backward, launches, plan_of, sent_by
 
 ENTRIES = ("layers.*", "head")
 

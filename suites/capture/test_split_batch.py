@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from split_models import Labelled
-from steps import plan_of
 from torch import Tensor, nn
 
 from pytest_fxbucket.capture.batch import batch_of, own_loss, split_of
@@ -19,6 +17,8 @@ from pytest_fxbucket.plan.schema import Model, Plan
 from pytest_fxbucket.plan.table_rules import Path
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
+from suites.capture.split_models import Labelled
+from suites.capture.steps import plan_of
 
 
 class One(nn.Module):

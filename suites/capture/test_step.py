@@ -6,11 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import capture_models
 import pytest
 import torch
-from parity import payload_of, run
-from steps import captured, plan_of
 from torch import nn
 
 from pytest_fxbucket.capture.from_plan import capture_plan
@@ -25,6 +22,9 @@ from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.portable import digest, encode_module
 from pytest_fxbucket.step.roles import Value
+from suites.capture import capture_models
+from suites.capture.parity import payload_of, run
+from suites.capture.steps import captured, plan_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -11,15 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import override_plans
 import pytest
-import steps
-from override_plans import override
-from parity import PLANS, ROOT
 
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Bucket, Eager, Plan
+from suites.capture import override_plans, steps
+from suites.capture.override_plans import override
+from suites.capture.parity import PLANS, ROOT
 
 LLAMA = """
 [model]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from steps import captured, is_backward, launches, made_by, module_of, sent_by
 from torch import fx
 
 from pytest_fxbucket.graph.collectives import argument, waits_of
 from pytest_fxbucket.graph.ops import is_view
 from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.step.roles import StepGraph
+from suites.capture.steps import captured, is_backward, launches, made_by, module_of, sent_by
 
 LAYERS = ["layers.0", "layers.1", "layers.2", "head"]
 WEIGHTS = [f"{layer}.weight" for layer in LAYERS]

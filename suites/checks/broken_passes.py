@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
-from bucketed_llama import (
+from torch import fx
+
+from pytest_fxbucket.passes.manual import ManualPass, manual_overlap_bucketing
+from pytest_fxbucket.passes.targets import by_module
+from suites.checks.bucketed_llama import (
     WK,
     aten,
     c10d,
@@ -30,10 +34,6 @@ from bucketed_llama import (
     twin,
     wait_of,
 )
-from torch import fx
-
-from pytest_fxbucket.passes.manual import ManualPass, manual_overlap_bucketing
-from pytest_fxbucket.passes.targets import by_module
 
 Plans = Sequence[str | list[str]]
 

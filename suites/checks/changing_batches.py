@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from bitwise_models import batch
+
+from suites.checks.bitwise_models import batch
 
 
 def wider(rank: int, step: int) -> Any:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from operator import getitem
 
 import torch
-from bitwise_models import WIDTH, Mlp, batch
 from torch import Tensor, fx, nn
 
 from pytest_fxbucket.capture import StepGraph
 from pytest_fxbucket.passes import packers
 from pytest_fxbucket.passes.new_nodes import Maker
 from pytest_fxbucket.passes.packers import Packing, Unpack
+from suites.checks.bitwise_models import WIDTH, Mlp, batch
 
 
 class Halved(nn.Linear):

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "graph"))
-from handmade import GROUP, RANKS, Handmade, aten, c10d
 
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph import collectives
@@ -24,6 +19,7 @@ from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
 from suites.checks.launches_by_hand import BF16
 from suites.checks.promising import changed, promise_by
+from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d
 
 OTHER = "1"
 ENTRY_OF = {fqn: fqn[0] for fqn in ("a.w", "a.b", "b.w", "b.b")}

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_llama import SmallLlama, make_project
 
 from pytest_fxbucket.checks.bitwise import check
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
+from suites.checks.small_llama import SmallLlama, make_project
 
 ROOT = Path(__file__).parents[2]
 CHECKS = ("audit", "golden", "collectives", "same", "bitwise", "eager")

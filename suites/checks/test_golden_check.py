@@ -26,7 +26,7 @@ from pytest_fxbucket.step.portable import digest
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from small_llama import PLAN
+from suites.checks.small_llama import PLAN
 folder = Path({folder!r})
 plan = load_plans(folder / "small.toml")[0]
 run = PlanRun(plan, RunSettings(folder, folder / "golden", folder / "artifacts"), None)
@@ -38,7 +38,7 @@ print(digest(world.unbucketed(0, "joint")), world.step(0).inputs, world.step(0).
 
 
 def test_text_and_captured_graph_are_the_same_on_every_rank_and_for_every_hash_seed(tmp_path: Path) -> None:
-    from small_llama import make_project
+    from suites.checks.small_llama import make_project
 
     path = make_project(tmp_path)
     tied = path.read_text().replace("kv_heads = 1", "kv_heads = 1, tied = true").replace("norm+output", "norm")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "passes"))
-from bucketing import Outcome, passed, world_of
-
 from pytest_fxbucket.checks.promises.expectations import Expectations, promise_of
 from pytest_fxbucket.checks.promises.kept import audit
+from suites.passes.bucketing import Outcome, passed, world_of
 
 KB = 1 / 1024
 CASE = "normed"

@@ -212,6 +212,10 @@ CASES: dict[tuple[str, str], Case] = {
         "0.1", "overlap", also="cluster.within = { bandwidth = 1e-3, latency_us = 50 }", base=CLUSTER
     ),
     ("cluster", "launch_us"): Case("1000", "overlap", base=CLUSTER),
+    ("cluster", "view_us"): Case("1000", "overlap", base=CLUSTER),
+    ("cluster", "enqueue_us"): Case("1000", "overlap", base=CLUSTER),
+    ("cluster", "enqueue_us_per_mb"): Case("1e9", "overlap", base=CLUSTER),
+    ("cluster", "wait_us"): Case("1000", "overlap", base=CLUSTER),
     ("cluster", "kernel_us"): Case("1000", "overlap", base=CLUSTER),
     ("cluster", "collective_us"): Case("1000", "overlap", base=CLUSTER),
     ("cluster", "blocking"): Case("false", "overlap", base=CLUSTER),

@@ -56,6 +56,7 @@ def document(capsys: Capsys, *words: str) -> dict[str, Any]:
 
 def test_the_table_and_the_document_say_the_same(plan: Path, capsys: Capsys) -> None:
     text, found = said(capsys, "simulate", "plan.toml"), document(capsys, "simulate", "plan.toml")
+    assert "schedule" not in found
     (one,) = found["classes"]
     after, before = one["bucketed"], one["unbucketed"]
     assert text.splitlines()[0] == "plan.toml: 4 ranks on h100-sxm with figures of its own, pass manual"
@@ -122,21 +123,22 @@ def test_what_cannot_be_simulated_is_told_in_one_sentence(
     refused(["simulate", *words], status, sentence)
 
 
-def test_ranks_of_pipeline_stages_are_told_apart(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    text = said(capsys, "simulate", "fixtures/plans/pipeline.toml", "--cluster", "h100-sxm")
+def test_ranks_of_pipeline_stages_are_told_apart(plan: Path, capsys: Capsys) -> None:
+    staged = '[pipeline]\ncuts = ["layers.0"]\nschedule = "GPipe"\n[step]\nmicrobatches = 2\nclip_norm = 1.0\n'
+    optimizer = '[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n[[matrix]]\nid = "row"\nrun.steps = 4\n'
+    plan.write_text(PLAN.replace("dp_shard = 4", "dp_shard = 2\npp = 2") + staged + optimizer)
+    text = said(capsys, "simulate", "plan.toml", "--cluster", "h100-sxm")
     assert re.findall(r"^rank (.+)$", text, re.MULTILINE) == ["0, 1", "2, 3"]
     assert "this is the plan above its [[matrix]] rows" in text
     assert re.search(r"^  optimizer all_reduce \S+ in update ", text, re.MULTILINE)
-    found = document(capsys, "simulate", "fixtures/plans/pipeline.toml", "--cluster", "h100-sxm")
+    found = document(capsys, "simulate", "plan.toml", "--cluster", "h100-sxm")
     schedule, idle = found["schedule"], [100 * one for one in found["schedule"]["bubbles"]]
     assert (
-        f"2 stages by 1F1B: a step of {1000 * schedule['seconds']:.3f} ms, in which ranks along pp idle "
+        f"2 stages by GPipe: a step of {1000 * schedule['seconds']:.3f} ms, in which ranks along pp idle "
         f"{idle[0]:.1f}, {idle[1]:.1f} % of the schedule; below" in text
     )
     assert schedule["bubble"] == pytest.approx(sum(schedule["bubbles"]) / 2)
     assert schedule["seconds"] > max(one["bucketed"]["seconds"] for one in found["classes"])
-    assert "schedule" not in document(capsys, "simulate", "fixtures/plans/simulated.toml")
 
 
 def test_explain_says_how_exposed_each_bucket_is_and_why(plan: Path, capsys: Capsys) -> None:

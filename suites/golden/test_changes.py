@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from by_hand import body, bucket, events
 
 from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import PADDING, NamedBucket, Schedule
+from suites.golden.by_hand import body, bucket, events
 
 A, B, C = bucket("a", "w", "b"), bucket("b", "w", "b"), bucket("c", "w")
 RA, RB = (bucket(name, "w", "b", kind="rs", direction="backward") for name in "ab")

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from by_hand import KINDS, body, bucket, events
 
 from pytest_fxbucket.golden.mismatch import changes
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import NamedBucket, Schedule
+from suites.golden.by_hand import KINDS, body, bucket, events
 
 NAMES = ("layers.{}", "layers.{}.mlp.0", "h.{}", "block{}", "{}", "layers.0+layers.{}", "layers.{} & norm")
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from difflib import ndiff
 
 import pytest
-from by_hand import body, bucket, events
 
 from pytest_fxbucket.golden.read_back import read_back
 from pytest_fxbucket.golden.schedule import Event, Schedule
 from pytest_fxbucket.golden.text import fold, fold_alike, numbers_of, ranges_text, schedule_lines, unfold, unfold_alike
+from suites.golden.by_hand import body, bucket, events
 
 LAYERS = 126
 DENSE = ("attention.wq.weight", "attention.wo.weight", "mlp.0.weight", "mlp.2.weight", "norm.weight")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from handmade import Handmade, aten
 from torch import fx
 
 from pytest_fxbucket.graph.order import Order, order_of
+from suites.graph.handmade import Handmade, aten
 
 FAKE = pytest.mark.parametrize("fake", [True, False], ids=["fake values", "no fake values"])
 

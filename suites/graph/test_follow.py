@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import GROUP, RANKS, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.errors import PassError
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from pytest_fxbucket.graph.contents import EXACT
+from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d, gathered_rows, unpacked
 
 SHARDS = {"a": (2, 3), "b": (4,), "c": (1, 2, 2)}
 FULL = {fqn: (shape[0] * RANKS, *shape[1:]) for fqn, shape in SHARDS.items()}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import RANKS, Handmade, aten
 from torch import fx
 
 from pytest_fxbucket.errors import PassError
+from suites.graph.handmade import RANKS, Handmade, aten
 
 BYTE, HALF, WHOLE = torch.uint8, torch.bfloat16, torch.float32
 SHARDS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from handmade import GROUP, RANKS, Handmade, aten, c10d
 from torch import fx
 
 from pytest_fxbucket.graph.buckets import GraphAnalysis
+from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d
 
 OTHER = "1"
 

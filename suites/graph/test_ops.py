@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import RANKS, Handmade, aten, c10d
 from torch import fx
 
 from pytest_fxbucket.graph.collectives import argument, is_wait, launch_kind, read_launch, tensors, waits_of
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.ops import is_view
+from suites.graph.handmade import RANKS, Handmade, aten, c10d
 
 VIEWS: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.view.default, ([4],)),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import GROUP, RANKS, Handmade, aten, c10d
-from ordering import FAKE, added, directly, ordered, stays_before
 from torch import fx
+
+from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d
+from suites.graph.ordering import FAKE, added, directly, ordered, stays_before
 
 SGD: dict[str, Any] = {
     **{"weight_decay": 0.0, "momentum": 0.0, "lr": 1.0, "dampening": 0.0},

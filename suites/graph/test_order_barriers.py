@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from handmade import GROUP, Handmade, aten, c10d
-from ordering import FAKE, added, directly, ordered, stays_before
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
@@ -18,6 +16,8 @@ from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.plan import load_plans
 from pytest_fxbucket.plan_on_mesh import mesh_of
+from suites.graph.handmade import GROUP, Handmade, aten, c10d
+from suites.graph.ordering import FAKE, added, directly, ordered, stays_before
 
 LIBRARY = "fxbucket_order"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import aten, c10d
-from ordering import stays_before
 from torch import fx
 
 from pytest_fxbucket.graph import effects
 from pytest_fxbucket.graph.effects import written_arguments
 from pytest_fxbucket.graph.order import order_of
+from suites.graph.handmade import aten, c10d
+from suites.graph.ordering import stays_before
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 

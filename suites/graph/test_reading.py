@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from handmade import GROUP, Handmade, aten, c10d, gathered_rows, unpacked
 from torch import fx
 
 from pytest_fxbucket.capture.from_plan import capture_plan
@@ -22,6 +21,7 @@ from pytest_fxbucket.passes.manual import manual_overlap_bucketing
 from pytest_fxbucket.plan.schema import Model, Parallel, Plan
 from pytest_fxbucket.step.mesh import shard_mesh
 from pytest_fxbucket.step.roles import StepGraph
+from suites.graph.handmade import GROUP, Handmade, aten, c10d, gathered_rows, unpacked
 
 MODULES = ["tok_embeddings", "layers.0", "layers.1", ["norm", "output"]]
 

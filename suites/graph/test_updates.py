@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from handmade import Handmade
 from torch import fx
 
 from pytest_fxbucket.checks.promises.updates import update_problems
@@ -14,6 +13,7 @@ from pytest_fxbucket.golden.schedule import schedule_of
 from pytest_fxbucket.golden.text import schedule_lines
 from pytest_fxbucket.graph.buckets import GraphAnalysis
 from suites.checks.promising import promise_by
+from suites.graph.handmade import Handmade
 from suites.graph.whole_steps import Kind, WholeStep
 
 aten = torch.ops.aten

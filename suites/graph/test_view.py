@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import fx, nn
-from view_models import captured
 
 from pytest_fxbucket.errors import GraphError, NoModuleError
 from pytest_fxbucket.graph_view import GraphView
+from suites.graph.view_models import captured
 
 
 def graph_of(*modules: str, backward: bool = False) -> fx.Graph:

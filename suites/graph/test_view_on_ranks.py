@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from view_running import Runner, drawn
 
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph_view import GraphView, SubGraph
 from pytest_fxbucket.step.roles import StepGraph
+from suites.graph.view_running import Runner, drawn
 
 HYBRID = pytest.mark.fxbucket_plan("fixtures/plans/hybrid.toml")
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 from torch import fx, nn
-from view_models import cached_aot, captured
 
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph_view import GraphView
+from suites.graph.view_models import cached_aot, captured
 
 
 def test_a_copy_is_a_view_of_the_same_graph() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from view_models import Net, Twice, Wrapper, cached_aot, captured, dynamo, ones
-from view_running import RANKS, check, drawn
 
 from pytest_fxbucket.errors import GraphError
 from pytest_fxbucket.graph_view import GraphView
+from suites.graph.view_models import Net, Twice, Wrapper, cached_aot, captured, dynamo, ones
+from suites.graph.view_running import RANKS, check, drawn
 from suites.passes.programs import Program, aten, c10d
 
 

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from view_models import (
+
+from pytest_fxbucket.compat.c10d import fake_world
+from pytest_fxbucket.graph_view import GraphView
+from pytest_fxbucket.passes import manual_overlap_bucketing
+from suites.graph.view_models import (
     Attention,
     Net,
     Twice,
@@ -22,10 +26,6 @@ from view_models import (
     dynamo,
     ones,
 )
-
-from pytest_fxbucket.compat.c10d import fake_world
-from pytest_fxbucket.graph_view import GraphView
-from pytest_fxbucket.passes import manual_overlap_bucketing
 
 ATTENTIONS = ["layers.0.attention", "layers.1.attention"]
 MAP_KEY = "layers.1.mlp.a-b"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from handmade import GROUP, RANKS, Handmade, aten, c10d
 from torch import fx
 
 from pytest_fxbucket.graph.ops import returns_written
 from pytest_fxbucket.graph.storages import base
+from suites.graph.handmade import GROUP, RANKS, Handmade, aten, c10d
 
 
 def viewed(made: Handmade, node: fx.Node) -> fx.Node:

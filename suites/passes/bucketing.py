@@ -25,8 +25,11 @@ STACK = ("layers.*",)
 CASES: dict[str, tuple[str, Sequence[str]]] = {
     "llama": ("fixtures.models.llama:build", LLAMA),
     "tied": ("fixtures.models.llama:build", ("tok_embeddings", "layers.[0-1]", "norm")),
-    **{name: (f"pass_models:{name}", STACK) for name in ("linears", "late", "normed", "batch_normed", "uneven", "two_dtypes")},
-    "twice": ("pass_models:twice", ("layers.0", "layers.1")),
+    **{
+        name: (f"suites.passes.pass_models:{name}", STACK)
+        for name in ("linears", "late", "normed", "batch_normed", "uneven", "two_dtypes")
+    },
+    "twice": ("suites.passes.pass_models:twice", ("layers.0", "layers.1")),
 }
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
 
 from pytest_fxbucket.graph.buckets import Bucket, gathered_lives, peak_bytes
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_parameter
+from suites.passes.bucketing import CASES, STACK, Outcome, as_report, computes, entry_of, passed, plan_of, world_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

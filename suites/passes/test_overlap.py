@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-from bucketing import passed
 from torch import fx
 
 from pytest_fxbucket.errors import PlanError
@@ -15,6 +14,7 @@ from pytest_fxbucket.graph.reading import read_graph
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_parameter
+from suites.passes.bucketing import passed
 from suites.passes.programs import COLUMNS, Program, aten, chain, run_pass
 
 MODULES = ("a", "b", "c", "d")

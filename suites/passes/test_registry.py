@@ -6,7 +6,6 @@ import importlib.util
 from collections import Counter
 
 import pytest
-from bucketing import passed, world_of
 
 from pytest_fxbucket.compat import torch_pass
 from pytest_fxbucket.compat.c10d import fake_world
@@ -15,6 +14,7 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, module_plans, run_pass
 from pytest_fxbucket.plan.selectors import ResolvedEntry
 from pytest_fxbucket.step.roles import Parameter
+from suites.passes.bucketing import passed, world_of
 
 
 def run(name: str, case: str = "late", **options: object) -> Bucketed:

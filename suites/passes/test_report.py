@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bucketing import Outcome, as_report, passed
 from torch import fx
 
 from pytest_fxbucket.graph.buckets import gathered_lives, peak_bytes
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import by_module
+from suites.passes.bucketing import Outcome, as_report, passed
 from suites.passes.programs import chain
 
 OPTIONS: dict[str, dict[str, Any]] = {

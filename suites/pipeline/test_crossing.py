@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from running import eagerly, step_apart
-from test_split import built
 from torch import nn
 
 from pytest_fxbucket.pipeline import Crossing, Stage, split_stages
+from suites.pipeline.running import eagerly, step_apart
+from suites.pipeline.test_split import built
 
 
 def names(crossing: tuple[Crossing, ...]) -> str:

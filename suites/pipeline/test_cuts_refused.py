@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from stage_models import DIM, linears, rows
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fxbucket.errors import CaptureError, StageError
 from pytest_fxbucket.pipeline import split_stages
+from suites.pipeline.stage_models import DIM, linears, rows
 
 
 class Block(nn.Module):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from running import assert_bits, eagerly
-from stage_models import SPLITS
 from torch import nn
 
 from pytest_fxbucket.compat.tracing import without_onednn
 from pytest_fxbucket.pipeline import Stages, split_stages
+from suites.pipeline.running import assert_bits, eagerly
+from suites.pipeline.stage_models import SPLITS
 
 
 def built(name: str) -> tuple[nn.Module, object, Stages]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from running import assert_bits, eagerly
-from stage_models import DIM, SPLITS, linears, rows
 from torch import Tensor, nn
 
 from pytest_fxbucket.errors import StageError
 from pytest_fxbucket.pipeline import proposed_cuts, split_stages
 from pytest_fxbucket.pipeline.propose import smallest_largest
+from suites.pipeline.running import assert_bits, eagerly
+from suites.pipeline.stage_models import DIM, SPLITS, linears, rows
 
 EXPORTED = {
     "Many": ["layers.1", "layers.10"],

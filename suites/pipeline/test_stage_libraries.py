@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from running import apart, eagerly, in_turn
 from torch import Tensor, nn
 
 from pytest_fxbucket.pipeline import split_stages
+from suites.pipeline.running import apart, eagerly, in_turn
 
 transformers = pytest.importorskip("transformers")
 VOCAB = 64

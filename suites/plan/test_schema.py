@@ -34,6 +34,7 @@ def test_the_keys_are_those_of_the_design() -> None:
         ("checks", "memory"),
         *[("cluster", key) for key in ("preset", "tflops", "memory_bandwidth", "memory_gb", "devices_per_node", "within")],
         *[("cluster", key) for key in ("between", "compute_efficiency", "memory_efficiency", "network_efficiency", "cost")],
-        *[("cluster", key) for key in ("launch_us", "kernel_us", "collective_us", "blocking", "allocation_bytes")],
+        *[("cluster", key) for key in ("launch_us", "view_us", "enqueue_us", "enqueue_us_per_mb", "wait_us", "kernel_us")],
+        *[("cluster", key) for key in ("collective_us", "blocking", "allocation_bytes")],
         *[("eager", key) for key in ("factory", "args", "rounds_otherwise")],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,7 @@ def test_pages_and_traces_are_written_for_what_was_measured(timed: pytest.Pytest
     result.stdout.fnmatch_lines(["report of 1 plan: pages/index.html"])
     names = {path.name for path in (timed.path / "pages").iterdir()}
     assert names == {"index.html", "plans.timed.html", "plans.timed.bucketed.trace.json", "plans.timed.unbucketed.trace.json"}
+    for variant in ("bucketed", "unbucketed"):
+        asked = ("simulate", "plans/timed.toml", "--cluster=cpu-gloo", f"--calibrate=pages/plans.timed.{variant}.trace.json")
+        told = timed.run(sys.executable, "-m", "pytest_fxbucket.cli", *asked)
+        told.stdout.fnmatch_lines([f"*on cpu-gloo as in plans.timed.{variant}.trace.json*", "error left: compute *launches *"])

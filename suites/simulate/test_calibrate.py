@@ -108,6 +108,14 @@ def test_a_cluster_is_found_from_what_it_does(true: Cluster) -> None:
     assert got.between == ASSUMED.between
 
 
+def test_who_gets_more_than_there_is_has_more() -> None:
+    step, assumed = step_of(), replace(ASSUMED, blocking=True, flops={"float32": 2e10}, memory_bandwidth=5e9)
+    got = calibrate(step, list(measured(step, HOST)), assumed).cluster
+    assert (got.compute_efficiency, got.memory_efficiency) == (1.0, 1.0)  # a preset takes no more
+    assert got.flops["float32"] == pytest.approx(0.4 * 1e11, rel=0.05)
+    assert got.memory_bandwidth == pytest.approx(0.7 * 1e10, rel=0.05)
+
+
 def test_another_step_is_then_predicted() -> None:
     step, other = step_of(), step_of((96, 300, 700))
     found = calibrate(step, list(measured(step, HOST)), replace(ASSUMED, blocking=True))

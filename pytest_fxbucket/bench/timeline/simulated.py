@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.bench.timeline.bubble import lane_of
 from pytest_fxbucket.bench.timeline.marks import Mark, Span, marks_of
 from pytest_fxbucket.simulate.drawing import pieces_of, staged_pieces
+from pytest_fxbucket.simulate.of_plan import bucketed_step
 from pytest_fxbucket.simulate.schedule import simulate_stages
 from pytest_fxbucket.simulate.simulator import simulate
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.simulate.costs import CostModel
     from pytest_fxbucket.simulate.drawing import Piece
-    from pytest_fxbucket.step.roles import Phase, StepGraph
+    from pytest_fxbucket.step.roles import Phase
 
 SIMULATED = "simulated on "
 COMPUTE, COMMUNICATION = "compute", "communication"
@@ -29,7 +30,7 @@ Marked = Mapping[tuple["Phase", str], Mark]
 
 def simulated_step(world: PlanOnMesh, cluster: Cluster, cost: CostModel | None = None) -> dict[str, tuple[Span, ...]]:
     """The bucketed step of ``world`` on ``cluster``, on the first rank (with stages on all along pp), as one variant more."""
-    places = [_bucketed(world, rank) for rank in (world.mesh.ranks(0, "pp") if world.plan.pipeline is not None else [0])]
+    places = [bucketed_step(world, rank) for rank in (world.mesh.ranks(0, "pp") if world.plan.pipeline is not None else [0])]
     if world.plan.pipeline is not None:
         timeline = simulate_stages(places, cluster, cost)
         spans = [span for place, step in enumerate(places) for span in _staged(staged_pieces(timeline, place), step.rank)]
@@ -75,11 +76,6 @@ def spans_of_pieces(pieces: Sequence[Piece], marked: Marked, rank: int = 0) -> I
         current, mark_of_current = mark.span(rank, stream, piece.start_ns, piece.end_ns), mark
     if current is not None:
         yield current
-
-
-def _bucketed(world: PlanOnMesh, rank: int) -> StepGraph:
-    graphs = {phase: one.bucketed.graph_module for phase, one in world.final(rank).items()}
-    return replace(world.final_step(rank), graphs=graphs, rank=rank)
 
 
 def _moved(mark: Mark, first: int) -> Mark:

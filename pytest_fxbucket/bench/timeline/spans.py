@@ -217,7 +217,7 @@ def _named(what: str, rank: int, tid: int, name: str, place: int) -> Iterator[di
 def _event(span: Span, tid: int) -> dict[str, Any]:
     event: dict[str, Any] = {
         "ph": "X",
-        "name": f"{span.kind} {span.label}" if span.kind in ("launch", "wait") else span.label or f"({span.direction})",
+        "name": span_name(span.kind, span.label, span.direction),
         "cat": f"{span.kind},{span.direction}",
         "pid": span.rank,
         "tid": tid,
@@ -228,6 +228,11 @@ def _event(span: Span, tid: int) -> dict[str, Any]:
     if span.kind in _COLOURS:
         event["cname"] = _COLOURS[span.kind]
     return event
+
+
+def span_name(kind: Kind, label: str, direction: str) -> str:
+    """What a trace calls a span."""
+    return f"{kind} {label}" if kind in ("launch", "wait") else label or f"({direction})"
 
 
 def _flows(rows: Mapping[Row, Iterable[Span]], thread: Mapping[Row, int]) -> Iterator[dict[str, Any]]:

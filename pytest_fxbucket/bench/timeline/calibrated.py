@@ -1,0 +1,108 @@
+"""Calibrates a cluster by a trace file of a plan's step: one that torch's profiler wrote, or one of a report's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Mark, marks_of
+from pytest_fxbucket.bench.timeline.spans import span_name
+from pytest_fxbucket.bench.timeline.stretches import stretches_of
+from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.simulate.calibrate import Calibrated, Stretch, calibrate
+from pytest_fxbucket.simulate.of_plan import bare_step, bucketed_step
+from pytest_fxbucket.simulate.traces import cluster_from_events, read_trace
+from pytest_fxbucket.words import counted
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
+    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.step.roles import StepGraph
+
+BUCKETED = "bucketed"
+_THREAD = "compute"
+"""Of a rank whose host computes: its clocks are on one thread, one stretch for each mark."""
+
+
+def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated:
+    """``cluster`` with the figures that the trace in ``path`` has of the step of ``world``, bucketed or not, on rank 0.
+
+    Raises :class:`SimulationError` for a file that is no trace, a trace of another step, and one of a kind of machine that
+    ``cluster`` is not.
+    """
+    if world.plan.pipeline is not None:
+        raise SimulationError(f"{path}: the graphs of pipeline stages run many times a step, so no trace of them calibrates")
+    trace = read_trace(path)
+    about = trace.get("otherData")
+    if isinstance(about, Mapping) and "variant" in about:
+        step, stretches = _of_report(path, trace, str(about["variant"]), world, cluster)
+        return calibrate(step, stretches, cluster)
+    try:
+        return cluster_from_events(path, trace, bare_step(world, 0), cluster)
+    except SimulationError as error:
+        try:
+            return cluster_from_events(path, trace, world.reference(0), cluster)
+        except SimulationError:
+            raise error from None
+
+
+def _of_report(
+    path: Path, trace: Mapping[str, Any], variant: str, world: PlanOnMesh, cluster: Cluster
+) -> tuple[StepGraph, Sequence[Stretch]]:
+    """The step that was measured, and what of it took how long on each rank that has the graphs of rank 0."""
+    if variant not in (BUCKETED, UNBUCKETED):
+        raise SimulationError(f'{path} is of "{variant}"; take the trace of {BUCKETED} or {UNBUCKETED} beside it')
+    step = world.reference(0) if variant == UNBUCKETED else bucketed_step(world, 0)
+    if not cluster.blocking:
+        raise SimulationError(f"{path}: the trace is of ranks whose host computes, but {cluster.name} computes on devices")
+    marks = [(phase, mark) for phase in step.graphs for mark in marks_of(world, 0, phase, variant)]
+    alike = next(ranks for ranks, _ in world.distinct())
+    measured = [_seconds(path, trace, rank, [mark for _, mark in marks]) for rank in alike]
+    return step, [
+        stretch
+        for phase, module in step.graphs.items()
+        for stretch in stretches_of(
+            phase,
+            module.graph,
+            [mark for of, mark in marks if of == phase],
+            [[each for each, (of, _) in zip(seconds, marks, strict=True) if of == phase] for seconds in measured],
+        )
+    ]
+
+
+def _seconds(path: Path, trace: Mapping[str, Any], rank: int, marks: Sequence[Mark]) -> list[float]:
+    """What each mark took."""
+    events = list(_own(trace, rank))
+    if not events:
+        raise SimulationError(
+            f"{path} has no clocks of rank {rank} between the nodes of its graph, as of a GPU; calibrate by a trace of torch's "
+            "profiler"
+        )
+    said = [(event.get("name"), _direction(event)) for event in events]
+    wanted = [(span_name(mark.kind, mark.label, mark.direction), mark.direction) for mark in marks]
+    if said != wanted:
+        place = next((at for at, pair in enumerate(zip(said, wanted, strict=False)) if pair[0] != pair[1]), None)
+        difference = (
+            f"{counted(len(said), 'stretch')} are in it, and the graph has {len(wanted)}"
+            if place is None
+            else f"stretch {place + 1} is {said[place][0]}, and the graph has {wanted[place][0]} there"
+        )
+        raise SimulationError(f"{path}: the trace is of another graph: {difference}")
+    return [float(event["dur"]) / 1e6 for event in events]
+
+
+def _own(trace: Mapping[str, Any], rank: int) -> Iterator[Mapping[str, Any]]:
+    """Events of the thread of ``rank``, in order."""
+    of_rank = [event for event in trace["traceEvents"] if event.get("pid") == rank]
+    threads = {event.get("tid") for event in of_rank if event.get("ph") == "M" and _named(event) == _THREAD}
+    own = [event for event in of_rank if event.get("ph") == "X" and event.get("tid") in threads]
+    yield from sorted(own, key=lambda event: (event["ts"], event["ts"] + event.get("dur", 0)))
+
+
+def _named(event: Mapping[str, Any]) -> object:
+    return event.get("args", {}).get("name") if event.get("name") == "thread_name" else None
+
+
+def _direction(event: Mapping[str, Any]) -> object:
+    return event.get("args", {}).get("direction")
