@@ -304,11 +304,11 @@ class PlanOnMesh:
         return self._sent[key][1]
 
     def ranks(self) -> Sequence[int]:
-        """Ranks whose graphs are looked at: all up to 16; above, first, last, and those a power of two away from the first."""
+        """Ranks whose graphs are looked at: all up to 16; above, first, last, those a power of two away, one of each stage."""
         if self.size <= _ALL_RANKS:
             return range(self.size)
         near = [1 << n for n in range(self.size.bit_length()) if 1 << n < self.size]
-        return sorted({0, *near, self.size - 1})
+        return sorted({0, *near, *self.mesh.ranks(0, "pp"), self.size - 1})
 
     def distinct(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
         """(ranks, their final graphs) for each distinct set of graphs among :meth:`ranks`, the one of rank 0 first."""
@@ -318,6 +318,15 @@ class PlanOnMesh:
             key = tuple(f"{phase} {one.digest}" for graphs in (passed, final) for phase, one in graphs.items())
             groups.setdefault(key, ([], final))[0].append(rank)
         return list(groups.values())
+
+    def alike(self) -> list[tuple[list[int], Mapping[Phase, Passed]]]:
+        """As :meth:`distinct`; where nobody else's code makes graphs, those of a stage are taken for its first rank's."""
+        if self.pass_name != "manual" or self.plan.graph is not None or self.plan.transform:
+            return self.distinct()
+        groups: dict[int, list[int]] = {rank: [] for rank in self.mesh.ranks(0, "pp")}
+        for rank in self.ranks():
+            groups[self.mesh.ranks(0, "pp")[self.mesh.at(rank, "pp")]].append(rank)
+        return [(ranks, self.final(first)) for first, ranks in groups.items()]
 
     def dims_of(self, graph: fx.Graph) -> dict[str, str]:
         """Mesh dimension of each process group that ``graph`` names, for people."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pytest_fxbucket.plan.cluster import MemoryLimits
     from pytest_fxbucket.simulate.timeline import Timeline
 
-_MOST = 8
-"""Kinds and modules that a limit names."""
+_MOST, _MOST_BUCKETS = 8, 4
+"""Kinds and modules that a limit names, and buckets."""
 
 
 def run(context: Context) -> Verdict:
@@ -36,7 +36,7 @@ def run(context: Context) -> Verdict:
 
 
 def problems(found: SimulatedRank, before: Timeline, limits: MemoryLimits) -> Iterator[str]:
-    """What is above a limit, then what lives at the peak, and the bucket whose buffers take most of it."""
+    """What is above a limit, then what lives at the peak, and the buckets whose buffers take most of it."""
     line = found.timeline
     where = f"at {line.peak_node} of {line.peak_phase}"
     said = []
@@ -53,9 +53,9 @@ def problems(found: SimulatedRank, before: Timeline, limits: MemoryLimits) -> It
     yield from said
     for one in line.living[:_MOST]:
         yield f"  {one.kind}{f' of {one.module}' if one.module else ''}: {_gb(one.bytes)} GB"
-    for node, size in list(line.buffers.items())[:1]:
-        names = {one.flight.node: one.name for one in found.flights if one.flight.phase == line.peak_phase}
-        yield f"  the bucket that holds most: {names.get(node, node)}, {_gb(size)} GB of what it sends and brings"
+    names = {one.flight.node: one.name for one in found.flights if one.flight.phase == line.peak_phase}
+    for node, size in list(line.buffers.items())[:_MOST_BUCKETS]:
+        yield f"  bucket {names.get(node, node)}: {_gb(size)} GB of what it sends and brings"
 
 
 def _gb(size: int) -> str:

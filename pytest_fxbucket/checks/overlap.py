@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.context import capped, looked_at, said_in_blocks
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
-from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
+from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, in_schedule, simulated_ranks
 from pytest_fxbucket.simulate.presets import cluster_of
 from pytest_fxbucket.words import counted
 
@@ -19,6 +19,7 @@ _MOST = 5
 """Buckets that a limit names."""
 _TO_DO = {
     "too little compute": "more compute in front of its wait, or fewer bytes",
+    "waited for too early": "defer_reduce = true, or wait_before by hand with an entry whose compute comes later",
     "behind another launch": 'smaller buckets before it, or [overlap] gather_group = "own", where gathers wait for reductions',
     "launched too late": "a larger [overlap] prefetch, or launch_at by hand",
     "memory": "less that lives there: smaller buckets, reshard_after_forward = true, checkpoints",
@@ -32,10 +33,11 @@ def run(context: Context) -> Verdict:
     assert cluster is not None
     found = simulated_ranks(context.world, cluster)
     lines = said_in_blocks((one.ranks, list(problems(one, limits.limits()))) for one in found)
-    worst = max(found, key=lambda one: one.timeline.exposed)
-    line = worst.timeline
+    most = max(found, key=lambda one: _exposed(one.flights))
+    line, scheduled = most.timeline, in_schedule(context.world, cluster)
     hidden = f"{line.hidden} of {counted(len(line.flights), 'launch')} hidden"
-    summary = f"{_ms(line.exposed)} of {_ms(line.seconds)} ms exposed, {hidden}, on {cluster.name}"
+    seconds = scheduled.seconds if scheduled else line.seconds
+    summary = f"{_ms(_exposed(most.flights))} of {_ms(seconds)} ms exposed, {hidden}, on {cluster.name}"
     if lines:
         return failed("overlap", summary, [*capped(lines), *_advice(found)])
     return passed("overlap", f"{summary}; {looked_at(context.world)}")
@@ -46,7 +48,7 @@ def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[st
     for direction, limit in limits.items():
         flights = [one for one in found.flights if direction in ("", one.direction)]
         of, key = (f"{direction}: ", f"{direction}.") if direction else ("", "")
-        exposed = sum(one.flight.exposed for one in flights)
+        exposed = _exposed(flights)
         hidden = sum(one.flight.is_hidden for one in flights)
         broken = False
         if limit.exposed_max_ms is not None and exposed * 1000 > limit.exposed_max_ms:
@@ -65,7 +67,12 @@ def problems(found: SimulatedRank, limits: Mapping[str, Exposed]) -> Iterator[st
 def worst(flights: Sequence[NamedFlight]) -> list[NamedFlight]:
     """Those that are exposed, the most first."""
     exposed = [one for one in flights if not one.flight.is_hidden]
-    return sorted(exposed, key=lambda one: (-one.flight.exposed, one.flight.start))
+    return sorted(exposed, key=lambda one: (-_exposed([one]), one.flight.start))
+
+
+def _exposed(flights: Sequence[NamedFlight]) -> float:
+    """Seconds in a step, in which a pipeline stage runs some graphs for each microbatch."""
+    return sum(one.flight.exposed * one.flight.times for one in flights)
 
 
 def _advice(found: Sequence[SimulatedRank]) -> Iterator[str]:
@@ -73,7 +80,7 @@ def _advice(found: Sequence[SimulatedRank]) -> Iterator[str]:
     seconds: dict[str, float] = {}
     for rank in found:
         for one in rank.flights:
-            seconds[one.flight.why] = seconds.get(one.flight.why, 0.0) + one.flight.exposed
+            seconds[one.flight.why] = seconds.get(one.flight.why, 0.0) + _exposed([one])
     if reasons := [why for why in _TO_DO if seconds.get(why)]:
         why = max(reasons, key=lambda one: seconds[one])
         yield f"what exposes most is {why}; what helps: {_TO_DO[why]}"

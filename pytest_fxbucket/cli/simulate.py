@@ -77,7 +77,7 @@ def run(options: Namespace) -> int:
             save_preset(options.save, cluster, calibrated)
         if asked != plan:
             plan, world = asked, PlanOnMesh(asked, mesh_of(asked), options.pass_name, say)
-        sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster)]
+        sides = [(one, unbucketed(world, one.ranks[0], cluster)) for one in simulated_ranks(world, cluster, believed=True)]
         scheduled = in_schedule(world, cluster)
     if options.json:
         head = {"plan": str(plan.path), "row": plan.matrix_id, "rows": rows, "pass": options.pass_name}

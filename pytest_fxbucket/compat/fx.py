@@ -39,6 +39,13 @@ def why_not_its_graph(module: object) -> str:
     return ""
 
 
+def uncompiled(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """``graph`` as a module that is compiled when first called, most of what one costs (``torch.fx._lazy_graph_module``)."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
 # What tracers say of a graph's inputs: dynamo's source (``Node._dynamo_source``), AOTAutograd's descriptors (``meta["desc"]``,
 # ``torch._functorch._aot_autograd.descriptors``); in torch 2.11 to 2.15. Read by attribute: nothing private is imported.
 

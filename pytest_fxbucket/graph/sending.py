@@ -16,6 +16,7 @@ from pytest_fxbucket.graph.contents import OWN_RANK, UNDEFINED, ZERO, ByteRange,
 if TYPE_CHECKING:
     from torch import fx
 
+_new = tuple.__new__
 UNEVEN = "it does not send each rank the same piece of every gradient"
 
 
@@ -93,12 +94,17 @@ class SourceTable:
             new[number] = self.brought(number, sent.launch.node, old.numel, old.dtype, (ranks, *old.ranks))
             inner[number] = prod(old.ranks)
         sent.content += _pieces(_renamed(content, new), begin, tensor.dtype)
+        # What one rank brings, with how many ranks it is of, and which of them is the first.
+        each = [
+            (one, new[one[2]], inner[one[2]], max(one[3], 0)) if one[2] > ZERO else (one, one[2], 0, OWN_RANK)
+            for one in content
+        ]
         runs = tuple(
-            ByteRange(offset + rank * own, length, new[number], rank * inner[number] + max(before, 0), start, precision, form)
-            if number > ZERO
-            else ByteRange(offset + rank * own, length, number, OWN_RANK, start, precision, form)
-            for rank in range(ranks)
-            for offset, length, number, before, start, precision, form in content
+            [
+                _new(ByteRange, (one[0] + rank * own, one[1], number, rank * width + first, *one[4:]))
+                for rank in range(ranks)
+                for one, number, width, first in each
+            ]
         )
         return runs, (tensor.shape[0] * ranks, *tensor.shape[1:]) if tensor.dim() else (ranks,)
 
@@ -134,7 +140,7 @@ class SourceTable:
             for rank, start in enumerate(range(0, min(size, ranks * one.length), one.length)):
                 have = min(size - start, one.length)
                 at = one.offset + rank * own
-                expected.append(ByteRange(at, have, piece.source, piece.rank, start, piece.precision, piece.form))
+                expected.append(_new(ByteRange, (at, have, piece.source, piece.rank, start, piece.precision, piece.form)))
         return contents.joined(sorted(expected)) == tuple(one for one in content if one.source > ZERO)
 
     def _bytes(self, one: ByteRange) -> int:

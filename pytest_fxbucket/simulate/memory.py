@@ -174,6 +174,8 @@ class _Walk:
         self.storages: list[Storage] = []
         self._inputs = inputs
         self.of: dict[fx.Node, tuple[Storage, ...]] = {}
+        self._begins: dict[fx.Node, list[int]] = {}
+        """Of a node that gives a list: where the tensors of each item begin among all of it, and how many they are."""
         self._held: dict[object, Storage] = {}
         """Storages of inputs and attributes."""
         self._sent: dict[Storage, list[Storage]] = {}
@@ -243,10 +245,13 @@ class _Walk:
     def _part(self, node: fx.Node) -> tuple[Storage, ...]:
         source, index = node.all_input_nodes[0], node.args[1]
         of, values = self.of[source], source.meta["val"]
-        if len(of) != len(_leaves(values)) or not isinstance(index, int):  # all are parts of one
+        if source not in self._begins:  # once for all parts: a fused update gives thousands
+            self._begins[source] = list(accumulate([len(_leaves(one)) for one in values], initial=0))
+        begins = self._begins[source]
+        if len(of) != begins[-1] or not isinstance(index, int):  # all are parts of one
             return of
-        before = len(_leaves(values[:index]))
-        return of[before : before + len(_leaves(values[index]))]
+        index = index % (len(begins) - 1)
+        return of[begins[index] : begins[index + 1]]
 
     def _made(self, tensor: torch.Tensor, place: int, node: fx.Node) -> Storage:
         made = Storage(tensor.untyped_storage().nbytes(), place, place, node, node)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
-
+from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.golden.schedule import named_buckets
 from pytest_fxbucket.passes.keep_order import without_kept_order
 from pytest_fxbucket.plan.factories import import_callable
@@ -49,7 +48,8 @@ class NamedFlight:
     @property
     def told(self) -> str:
         """How much of it is exposed, in milliseconds, and why."""
-        flying = f"{1000 * self.flight.seconds:.3f} ms in flight"
+        often = f", {self.flight.times} times" if self.flight.times > 1 else ""
+        flying = f"{1000 * self.flight.seconds:.3f} ms in flight{often}"
         if self.flight.is_hidden:
             return f"hidden, {flying}"
         return f"{1000 * self.flight.exposed:.3f} ms exposed, {flying}: {self.reason}"
@@ -64,6 +64,7 @@ class NamedFlight:
 _CLAUSES = {
     "": "",
     "too little compute": "too little compute runs beside it",
+    "waited for too early": "waited for too early, what it brings is read later",
     "behind another launch": "another launch is in flight before it",
     "launched too late": "launched too late, what it sends was there before",
     "memory": "what it brings would not fit into memory any earlier",
@@ -80,13 +81,15 @@ class SimulatedRank:
     """In the order of their launches."""
 
 
-def simulated_ranks(world: PlanOnMesh, cluster: Cluster) -> list[SimulatedRank]:
+def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = False) -> list[SimulatedRank]:
     """The step that ranks run, simulated once for each distinct set of graphs, the one of rank 0 first.
+
+    ``believed``: as :meth:`PlanOnMesh.alike` has them, without proof that ranks of one class have the same graphs.
 
     Raises SimulationError for a cost model of the plan's own that gives no number of seconds.
     """
     found = []
-    for ranks, graphs in world.distinct():
+    for ranks, graphs in world.alike() if believed else world.distinct():
         step = bare_step(world, ranks[0])
         timeline = _simulated(world.plan, step, cluster)
         found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of, step.has_roles))))
@@ -116,10 +119,10 @@ def bucketed_step(world: PlanOnMesh, rank: int) -> StepGraph:
 
 
 def bare_step(world: PlanOnMesh, rank: int) -> StepGraph:
-    """:func:`bucketed_step` without the nodes that only keep its order."""
-    step = bucketed_step(world, rank)
-    bare = {phase: fx.GraphModule(one, without_kept_order(one.graph)) for phase, one in step.graphs.items()}
-    return replace(step, graphs=bare)
+    """:func:`bucketed_step` without the nodes that only keep its order; its graphs are compiled if somebody calls them."""
+    passed = {phase: one.bucketed for phase, one in world.final(rank).items()}
+    bare = {phase: uncompiled(one.root, without_kept_order(one.graph)) for phase, one in passed.items()}
+    return replace(world.final_step(rank), graphs=bare, rank=rank)
 
 
 def _simulated(plan: Plan, step: StepGraph, cluster: Cluster) -> Timeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from pytest_fxbucket.compat.c10d import DEFAULT, untwinned
 from pytest_fxbucket.compat.fx import inputs_of
 from pytest_fxbucket.graph.collectives import flight_of, launch_kind, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.modules import direction_of
+from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.simulate.costs import CostModel, Roofline, enqueue_seconds, is_free, launched_bytes
@@ -41,7 +43,9 @@ def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -
         for phase, module in step.graphs.items():
             clock.run(phase, module.graph)
     peak = max(liveness, key=lambda phase: liveness[phase].peak)
-    flights = tuple(_Reasons(clock, liveness, cluster).flights())
+    found = tuple(_Reasons(clock, liveness, cluster).flights())
+    how = step.pipelined
+    flights = found if how is None else tuple([replace(one, times=how.runs_of(one.phase)) for one in found])
     return Timeline(
         seconds=clock.end,
         compute=clock.work.get(COMPUTE, 0.0),
@@ -86,12 +90,18 @@ class _Launched:
     end: float
     free: float
     """When the launch before it on its stream ended."""
+    free_then: float
+    """When the last one ended that its stream was told before what it sends was there."""
     behind: str
     could: float
     """When what it sends was there."""
     could_place: int
     waited: float | None = None
     exposed: float = 0.0
+    computed: float = 0.0
+    """Seconds of compute before its first wait."""
+    spare: float | None = None
+    """Seconds of compute between that and the first that reads what it brought; to the end of the graph if nothing does."""
 
 
 class _Clock:
@@ -99,11 +109,13 @@ class _Clock:
 
     def __init__(self, cluster: Cluster, cost: CostModel) -> None:
         self._cluster, self._cost = cluster, cost
-        self._host = self._compute = 0.0
+        self._host = self._compute = self._begun = 0.0
         self._free: dict[str, tuple[float, str]] = {}
         """Of each stream when its last launch ends, and that launch."""
+        self._told: dict[str, tuple[list[float], list[float]]] = {}
+        """Of each stream when it was told its launches, and when they end, both in order."""
         self._there: dict[fx.Node, tuple[float, int]] = {}
-        """When each value that kernels made was there, and the place of the node that made it."""
+        """When each value that kernels made could be there, and the place of the node that made it; -1 if any place will do."""
         self._in_flight: dict[fx.Node, _Launched] = {}
         self._copied: dict[fx.Node, float] = {}
         self.launched: list[_Launched] = []
@@ -117,6 +129,7 @@ class _Clock:
 
     def run(self, phase: Phase, graph: fx.Graph) -> None:
         """Run all nodes of ``graph`` behind what ran before."""
+        self._begun = max(self._host, self._compute)
         for place, node in enumerate(graph.nodes):
             kind = flight_of(node)
             if kind == "wait":
@@ -128,18 +141,30 @@ class _Clock:
             elif is_view(node):
                 self._host += self._cluster.view
             self._note(node, place)
+        for flight in self.launched:
+            self._was_read(flight)
+
+    def _was_read(self, flight: _Launched) -> None:
+        if flight.waited is not None and flight.spare is None:
+            flight.spare = self.work.get(COMPUTE, 0.0) - flight.computed
+
+    def _read(self, node: fx.Node) -> None:
+        for source in inputs_of(node):
+            if source in self._in_flight:
+                self._was_read(self._in_flight[source])
 
     def _note(self, node: fx.Node, place: int) -> None:
         """When the value of ``node`` is there: views have that of what they see, a wait that of what was launched."""
         if node in self._there:
             return
         sources = [self._there[source] for source in inputs_of(node)]
-        self._there[node] = max(sources, default=(0.0, -1))
+        self._there[node] = max(sources, default=(self._begun, -1))
         flight = next((self._in_flight[one] for one in inputs_of(node) if one in self._in_flight), None)
         if flight is not None:
             self._in_flight[node] = flight
 
     def _call(self, node: fx.Node, phase: Phase, place: int) -> None:
+        self._read(node)
         seconds = self._cost(node)
         self._host += self._cluster.launch
         copied = self._copied
@@ -155,17 +180,31 @@ class _Clock:
             if self._cluster.blocking:
                 self._host = self._compute
         self._add(Ran(node.name, phase, place, stream, start, start + seconds))
-        self._there[node] = start + seconds, place
+        self._there[node] = (moves_data(node) and self._packed(node, seconds)) or (start + seconds, place)
+
+    def _packed(self, node: fx.Node, seconds: float) -> tuple[float, int] | None:
+        """When ``node`` could have been there, if it packs what the step was given, which it can do anywhere; else None."""
+        sources = [self._there[source] for source in inputs_of(node)]
+        if any(place >= 0 for _, place in sources):
+            return None
+        return max((there for there, _ in sources), default=self._begun) + max(seconds, self._cluster.launch), -1
 
     def _launch(self, node: fx.Node, phase: Phase, place: int) -> None:
         said = read_launch(node)
         assert said is not None
+        self._read(node)
         seconds, (free, behind) = self._cost(node), self._free.get(said.group, (0.0, ""))
         self._host += enqueue_seconds(launched_bytes(node), self._cluster)
         ready = max(self._host, self._compute)
         start = max(ready, free)
         could, could_place = max((self._there[one] for one in tensors_sent(node)), default=(0.0, -1))
-        flight = _Launched(node, phase, place, said.group, ready, start, start + seconds, free, behind, could, could_place)
+        told, ended = self._told.setdefault(said.group, ([], []))
+        before = bisect_right(told, could)
+        free_then = ended[before - 1] if before else 0.0
+        end = start + seconds
+        flight = _Launched(node, phase, place, said.group, ready, start, end, free, free_then, behind, could, could_place)
+        told.append(ready)
+        ended.append(end)
         self._free[said.group] = flight.end, node.name
         self._in_flight[node] = flight
         self._there[node] = flight.end, place
@@ -177,7 +216,8 @@ class _Clock:
         if flight is None:  # launched by somebody else, or not at all
             return
         now = max(self._host, self._compute)
-        flight.waited = now if flight.waited is None else flight.waited
+        if flight.waited is None:
+            flight.waited, flight.computed = now, self.work.get(COMPUTE, 0.0)
         flight.exposed += max(0.0, flight.end - now)
         self._compute = max(self._compute, flight.end)
         if self._cluster.blocking:
@@ -232,16 +272,17 @@ class _Reasons:
             )
 
     def _why(self, one: _Launched) -> Why:
-        """What would have saved most: a stream that is free, a launch as soon as what it sends is there; else nothing."""
+        """What would have saved half of it: a free stream, a wait where it is read, or a launch as soon as it could be."""
+        half = one.exposed / 2
         if one.exposed <= HIDDEN:
             return ""
-        queued = max(0.0, one.free - one.ready)
-        late = max(0.0, one.ready - max(one.could, one.free))
-        saved = min(one.exposed, max(queued, late))
-        if saved * 2 < one.exposed:
-            return "too little compute"
-        if queued >= late:
+        if one.free - one.ready >= half:
             return "behind another launch"
+        spare, late = (min(one.exposed, found) for found in (one.spare or 0.0, one.ready - max(one.could, one.free_then)))
+        if max(spare, late) < half:
+            return "too little compute"
+        if spare >= late:
+            return "waited for too early"
         return "launched too late" if self._fits(one) else "memory"
 
     def _fits(self, one: _Launched) -> bool:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pytest_fxbucket.simulate.memory import Kind as MemoryKind
     from pytest_fxbucket.step.roles import Direction, Phase
 
-Why = Literal["", "too little compute", "behind another launch", "launched too late", "memory"]
-"""Why a collective is exposed: no compute is left to hide it; its stream was busy with the one before; it could have been
-launched before, and memory allows it, or does not. Empty if it is hidden."""
+Why = Literal["", "too little compute", "waited for too early", "behind another launch", "launched too late", "memory"]
+"""Why a collective is exposed: no compute is left to hide it; what it brings is read long behind its wait; its stream was busy
+with the one before; it could have been launched before, and memory allows it, or does not. Empty if it is hidden."""
 HIDDEN = 1e-9
 """Seconds of exposure that count as none: rounding of sums."""
 
@@ -43,6 +43,8 @@ class Flight:
     why: Why
     behind: str = ""
     """Name of the launch before it on its stream, where that is why."""
+    times: int = 1
+    """How often a step has it: of a pipeline stage's work once for each microbatch."""
 
     @property
     def seconds(self) -> float:

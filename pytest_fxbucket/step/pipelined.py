@@ -70,3 +70,7 @@ class Pipelined:
     def stages(self) -> int:
         """How many there are in all."""
         return len(self.places)
+
+    def runs_of(self, phase: str) -> int:
+        """How often a step runs the graph ``phase``: for each microbatch, but what is gathered, summed and updated once."""
+        return self.microbatches if phase.rpartition(" ")[2] in ("forward", "backward", "input", "weight") else 1

@@ -1,16 +1,22 @@
 """Prints what simulating a step costs: nodes, and seconds of time and memory together, of generated steps of several sizes.
 
 Layers of nine parameters, each gathered and reduced by itself, with as many kernels and views between as a decoder has.
-Seconds of this process on a core, the first time, and the best of several. ``make bench``.
+Seconds of this process on a core, the first time, and the best of several. Then what ``fxbucket simulate`` costs behind the
+capture of a plan of 126 Llama layers of a 405B shape with its optimizer, on 4,096 ranks. ``make bench``.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import fx
 
+from pytest_fxbucket.plan.load import parse_plans
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.process import collector
 from pytest_fxbucket.simulate.cluster import Cluster, Link
+from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.mesh import fake_mesh, shard_mesh
 from pytest_fxbucket.step.roles import MeshDim, StepGraph
@@ -20,8 +26,29 @@ from suites.graph.handmade import Handmade, aten
 SIZES = (12_500, 25_000, 50_000, 100_000)
 RANKS, ROWS, DIM, WEIGHTS = 8, 16, 64, 9
 TURNS = 3
-AIM_S = 3
-"""Of the largest."""
+AIM_S, AIM_OF_A_PLAN_S = 3, 10
+"""Of the largest step, and of the plan."""
+PLAN = """
+[model]
+factory = "fixtures.models.llama:build"
+args = { layers = 126, dim = 16384, heads = 128, kv_heads = 8, vocab = 128256 }
+batch = "suites.benchmarks.capture:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+mode = "hybrid_shard"
+dp_replicate = 8
+dp_shard = 512
+param_dtype = "bfloat16"
+reduce_dtype = "float32"
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+
+[[optimizer]]
+factory = "torch.optim:AdamW"
+args = { lr = 3e-4, fused = true }
+"""
 CLUSTER = Cluster(
     name="generated",
     flops={"float32": 67e12},
@@ -55,6 +82,23 @@ def main() -> None:
         seconds.append(best)
         print(f"{count:8,} {flights:12,} {first:8.2f} {best:8.2f}", flush=True)
     print(f"x of nodes^x: {slope(sizes, seconds):.2f}")
+    of_a_plan()
+
+
+def of_a_plan() -> None:
+    """Print what comes behind the capture of the plan, part by part, as the command does it."""
+    (plan,) = parse_plans(PLAN, Path(__file__).parents[2] / "p.toml")
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    captured = clock(lambda: world.step(0))
+    parts = {
+        "pass and reading": clock(lambda: world.way(0)),
+        "bucketed": clock(lambda: simulated_ranks(world, CLUSTER, believed=True)),
+        "unbucketed": clock(lambda: unbucketed(world, 0, CLUSTER)),
+    }
+    nodes = len(world.step(0).graphs["joint"].graph.nodes)
+    told = ", ".join(f"{name} {took:.2f} s" for name, took in parts.items())
+    print(f"126 layers on {plan.world_size:,} ranks, {nodes:,} nodes, captured in {captured:.1f} s, then {told}: ", end="")
+    print(f"{sum(parts.values()):.1f} s, to stay under {AIM_OF_A_PLAN_S} s")
 
 
 def generated(nodes: int) -> StepGraph:

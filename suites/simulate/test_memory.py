@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.graph.collectives import tensors
+from pytest_fxbucket.simulate import memory
 from pytest_fxbucket.simulate.held import memory_of
 from pytest_fxbucket.simulate.memory import Liveness, liveness_of
 from pytest_fxbucket.step.roles import StepGraph
@@ -104,6 +106,19 @@ def test_a_part_of_lists_is_all_of_its_list() -> None:
     assert at[last.name] == FOUR + FOUR + FOUR
     names = [node.name for node in made.graph.nodes]
     assert at[names[names.index(part.name) + 1]] == FOUR + 12 + FOUR + FOUR, "the list that is taken lives without the other"
+
+
+def test_parts_of_a_long_list_cost_no_more_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_at(parts: int) -> int:
+        made, seen = Handmade(), list[object]()
+        given = made.call(aten.split_with_sizes_copy.default, made.batch(parts), [1] * parts)
+        for index in range(parts):
+            made.part(given, index)
+        monkeypatch.setattr(memory, "tensors", lambda value: seen.append(value) or tensors(value))
+        lived(made)
+        return len(seen)
+
+    assert looked_at(200) < 2.1 * looked_at(100)
 
 
 @pytest.mark.parametrize(("rounding", "bytes_"), [(1, 2 * FOUR), (512, 1024)])

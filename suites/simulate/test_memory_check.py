@@ -60,10 +60,13 @@ def test_a_peak_above_its_limit_says_what_lives_there_and_which_bucket_holds_mos
     assert first.startswith("peak 0.00")
     assert first.endswith("at most 0.000488281 by checks.memory.peak_max_gb")
     assert any(line.startswith("  gathered") for line in rest)
-    sizes = [float(line.split()[-2]) for line in rest[:-1]]
-    assert sizes == sorted(sizes, reverse=True)
-    assert rest[-1].startswith("  the bucket that holds most: backward ")
-    assert "layers." in rest[-1]
+    buckets = [line for line in rest if line.startswith("  bucket ")]
+    assert rest[-len(buckets) :] == buckets
+    for lines, of in ((rest[: -len(buckets)], " GB"), (buckets, " GB of what it sends and brings")):
+        sizes = [float(line.removesuffix(of).split()[-1]) for line in lines]
+        assert sizes == sorted(sizes, reverse=True)
+    assert buckets[0].startswith("  bucket backward ")
+    assert "layers." in buckets[0]
 
 
 def test_gathers_kept_turn_it_red_over_the_step_before_the_pass(check: Check) -> None:

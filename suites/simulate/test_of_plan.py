@@ -61,6 +61,22 @@ def test_ranks_with_the_same_graphs_are_simulated_once(hybrid: PlanOnMesh) -> No
     assert {one.flight.group for one in only.flights} == {"mesh_dp_shard", "mesh_dp_replicate"}
 
 
+def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> None:
+    world = on_mesh("dp_shard = 4")
+    (only,) = simulated_ranks(world, H100, believed=True)
+    assert [rank for rank in range(4) if world.is_passed(rank)] == [0]
+    (proved,) = simulated_ranks(world, H100)
+    assert (only.ranks, only.flights) == (proved.ranks, proved.flights)
+    other = PlanOnMesh(world.plan, world.mesh, "suites.passes.foreign_passes:same", lambda _: None)
+    assert other.alike()
+    assert all(other.is_passed(rank) for rank in range(4)), "nobody knows what it does on which rank"
+
+
+def test_one_rank_of_each_stage_is_looked_at() -> None:
+    world = on_mesh("dp_shard = 8\npp = 8\n[pipeline]\nstages = 8\n[step]\nmicrobatches = 8")
+    assert {world.mesh.at(rank, "pp") for rank in world.ranks()} == set(range(8))
+
+
 def test_reductions_of_two_levels_are_named_by_their_entry_both(hybrid: PlanOnMesh) -> None:
     names = [one.name for one in simulated_ranks(hybrid, H100)[0].flights]
     assert len(set(names)) == len(names)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fxbucket.capture.last_step import LastStep
+from pytest_fxbucket.checks.overlap import problems
 from pytest_fxbucket.checks.verdict import Verdict
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.cluster import Cluster, Exposed, Link, Overlapped
@@ -19,6 +20,8 @@ from pytest_fxbucket.plan.selectors import ROOT
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun, item_names
 from pytest_fxbucket.settings import RunSettings
+from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
+from pytest_fxbucket.simulate.timeline import Flight, Timeline
 
 PLANS = Path(__file__).parents[2] / "fixtures" / "plans"
 PLAN = load_plans(PLANS / "llama.toml")[0]
@@ -105,11 +108,41 @@ def test_one_giant_bucket_is_red_where_the_plans_own_is_green(check: Check) -> N
     assert [line for line in giant.lines if line.startswith(f"  backward reduce_scatter {ROOT}: ")]
 
 
-def test_ranks_that_differ_name_themselves(check: Check) -> None:
-    verdict = check(SLOW, ALL, load_plans(PLANS / "pipeline.toml")[0])
+def test_ranks_that_differ_name_themselves_and_what_they_do_for_each_microbatch(check: Check) -> None:
+    verdict = check(SLOW, ALL, load_plans(PLANS / "pipeline_mesh.toml")[0])
     heads = [line for line in verdict.lines if not line.startswith("  ")]
-    assert [line.partition(":")[0] for line in heads[:2]] == ["rank 0, 1", "rank 2, 3"]
+    assert [line.partition(":")[0] for line in heads[:2]] == ["rank 0, 1, 2, 3", "rank 4, 5, 6, 7"]
     assert [line for line in verdict.lines if line.startswith("  backward reduce_scatter layers.0 in stage 0 reduce: ")]
+    often = {
+        re.search(r" in stage \d (\w+): ", line)[1]: ", 2 times: " in line for line in verdict.lines if "ms in flight" in line
+    }
+    assert often == {"reduce": False, "unshard": False, "forward": True}
+
+
+@pytest.mark.parametrize(("most", "red"), [(3.9, True), (4.1, False)])
+def test_what_a_stage_exposes_counts_for_each_microbatch(most: float, red: bool) -> None:
+    flight = Flight(
+        *(
+            "all_reduce",
+            "stage 0 forward",
+            0,
+            "all_reduce",
+            "tp",
+            "forward",
+            8,
+            0.0,
+            0.0,
+            1e-3,
+            0.0,
+            1e-3,
+            "too little compute",
+        ),
+        times=4,
+    )
+    only = SimulatedRank((0,), Timeline(1.0, 1.0, (flight,), 0, "", "", ()), (NamedFlight(flight, "it", "forward", ""),))
+    said = list(problems(only, Overlapped(exposed_max_ms=most).limits()))
+    first = ["4.000 ms exposed, at most 3.9 by checks.overlap.exposed_max_ms"] if red else []
+    assert said[:1] == first
 
 
 def test_a_step_that_crosses_iterations_is_held_to_its_limits_in_its_steady_graph(check: Check) -> None:

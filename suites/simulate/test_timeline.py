@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,44 @@ def test_what_is_sent_at_once_and_read_at_once_has_too_little_compute() -> None:
     made.work(1, made.wait(made.launch(10, made.work(6))))
     flight = only(made.simulated())
     assert (us(flight.exposed), flight.why) == (10, "too little compute")
+
+
+def test_what_is_read_long_behind_its_wait_is_waited_for_too_early() -> None:
+    made = Timed()
+    ready = made.wait(made.launch(10))
+    made.work(6)
+    made.work(1, ready)
+    flight = only(made.simulated())
+    assert (us(flight.exposed), flight.why) == (10, "waited for too early")
+
+
+def test_what_nothing_reads_could_be_waited_for_at_the_end() -> None:
+    made = Timed()
+    made.wait(made.launch(10, made.work(6)))
+    made.work(6)
+    flight = only(made.simulated())
+    assert (us(flight.exposed), flight.why) == (10, "waited for too early")
+
+
+def test_what_flies_before_it_only_since_it_is_late_is_not_why() -> None:
+    made = Timed()
+    made.work(20)
+    made.launch(4)
+    made.work(1, made.wait(made.launch(10)))
+    last = made.simulated().flights[-1]
+    assert (us(last.launched), us(last.start), us(last.exposed), last.why) == (20, 24, 14, "launched too late")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"), [(aten.clone.default, "launched too late"), (aten.neg.default, "too little compute")]
+)
+def test_a_pack_of_what_is_there_can_stand_anywhere_and_compute_cannot(kernel: Any, why: str) -> None:
+    made = Timed()
+    shard = made.shard()
+    made.work(20)
+    made.work(1, made.wait(made.launch(10, made.timed(made.call(kernel, shard), 1))))
+    flight = only(made.simulated())
+    assert (us(flight.launched), us(flight.exposed), flight.why) == (21, 10, why)
 
 
 def test_a_little_late_is_not_why() -> None:
