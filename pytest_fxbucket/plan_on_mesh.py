@@ -21,10 +21,10 @@ from pytest_fxbucket.errors import CaptureError, FxbucketError
 from pytest_fxbucket.golden.schedule import Schedule, schedule_of
 from pytest_fxbucket.golden.text import golden_text
 from pytest_fxbucket.graph.buckets import GraphAnalysis
-from pytest_fxbucket.graph.calls import Call, calls_of
 from pytest_fxbucket.graph.groups import members_of_groups
-from pytest_fxbucket.graph.reading import read_given, read_graph
+from pytest_fxbucket.graph.reading import read_given
 from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.passes.passed import Passed
 from pytest_fxbucket.passes.registry import Bucketed, PassJob, run_pass
 from pytest_fxbucket.pipeline.captured import StagedStep, capture_stages
 from pytest_fxbucket.pipeline.composed import Composed, composed
@@ -45,19 +45,6 @@ if TYPE_CHECKING:
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 _ALL_RANKS = 16
-
-
-@dataclass(frozen=True)
-class Passed:
-    """A graph as it came out of the pass, and what was read off it. Ranks with equal graphs share one."""
-
-    bucketed: Bucketed
-    portable: PortableGraph
-    digest: str
-    reading: GraphAnalysis
-    calls: list[Call]
-    problems: list[str]
-    """What is wrong with launches and waits inside the graph."""
 
 
 class Seconds(dict[str, float]):
@@ -238,13 +225,7 @@ class PlanOnMesh:
         if self.staged is None:
             return None
         ranks = self.mesh.ranks(0, "pp")
-        graphs = [
-            {
-                p: fx.GraphModule(one.bucketed.root, without_kept_order(one.bucketed.graph))
-                for p, one in self.final(rank).items()
-            }
-            for rank in ranks
-        ]
+        graphs = [{p: fx.GraphModule(one.bucketed.root, one.graph) for p, one in self.final(rank).items()} for rank in ranks]
         return composed(self.staged, [self.final_step(rank) for rank in ranks], graphs)
 
     def _gone(self, rank: int) -> RankPipeline:
@@ -366,15 +347,13 @@ class PlanOnMesh:
     def _look(
         self, phase: Phase, step: StepGraph, bucketed: Bucketed, before: GraphAnalysis | None, final: bool = False
     ) -> Passed:
-        """Read ``bucketed``, unless a rank before had the same graph; ``before`` is what it was made of, read."""
+        """``bucketed`` as all ranks with the same graph share it; ``before`` is what it was made of, read."""
         portable = encode(bucketed.graph, bucketed.root, bucketed.modules)
-        name, groups = digest(portable), members_of_groups(bucketed.graph)
-        key = (final, phase, name, tuple(sorted(groups.items())), step.inputs[phase], step.outputs[phase])
+        name, members = digest(portable), members_of_groups(bucketed.graph)
+        inputs, outputs = step.inputs[phase], step.outputs[phase]
+        key = (final, phase, name, tuple(sorted(members.items())), inputs, outputs)
         if key not in self._known:
-            graph = without_kept_order(bucketed.graph)
-            reading = read_graph(graph, step.inputs[phase], step.outputs[phase], before)
-            calls, problems = calls_of(graph, reading, groups)
-            self._known[key] = Passed(bucketed, portable, name, reading, calls, problems)
+            self._known[key] = Passed(bucketed, portable, name, inputs, outputs, members, before)
         return self._known[key]
 
 

@@ -20,8 +20,9 @@ from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from pytest_fxbucket.artifacts import Folder
+    from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh, RankPipeline
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh, RankPipeline
     from pytest_fxbucket.ranks.pools import Pools
     from pytest_fxbucket.settings import RunSettings
     from pytest_fxbucket.step.roles import Phase

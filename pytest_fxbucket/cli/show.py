@@ -70,7 +70,7 @@ def full_text(world: PlanOnMesh, rank: int, name: str) -> str:
     for phase, one in world.final(rank).items():
         graph = one.bucketed.graph
         dims = world.dims_of(graph)
-        labels = {node: bucket.label for node, bucket in named_buckets(one.reading, world.entry_of, dims)}
+        labels = {node: bucket.label for node, bucket in named_buckets(one.reading.buckets, world.entry_of, dims)}
         notes = notes_of(without_kept_order(graph), labels)
         inputs = world.final_step(rank).inputs[phase]
         lines += ["", f"graph {phase}", "", *listing(graph, one.bucketed.root, inputs=inputs, notes=notes, dims_of=dims)]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis, Member
+    from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import Passed
     from pytest_fxbucket.simulate.of_plan import NamedFlight
     from pytest_fxbucket.step.pipelined import Pipelined
     from pytest_fxbucket.step.roles import Phase, Transformed

@@ -87,7 +87,7 @@ def schedule_of(reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Ma
     ``entry_of`` maps FQNs to entries, in the plan's order; ``dims_of`` groups' names to mesh dimensions. Raises
     :class:`GoldenError` for a group that it does not have: all such would read alike.
     """
-    named = dict(named_buckets(reading, entry_of, dims_of))
+    named = dict(named_buckets(reading.buckets, entry_of, dims_of))
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry_of.values()))}
     buckets = sorted(named.values(), key=lambda one: (order.get(one.entry, len(order)), DIRECTIONS.index(one.direction)))
     sections = Sections(reading)
@@ -112,11 +112,14 @@ def nameless_text(bucket: Bucket) -> str:
 
 
 def named_buckets(
-    reading: GraphAnalysis, entry_of: Mapping[str, str], dims_of: Mapping[str, str]
+    buckets: Iterable[Bucket], entry_of: Mapping[str, str], dims_of: Mapping[str, str]
 ) -> Iterator[tuple[str, NamedBucket]]:
-    """(node of the launch, bucket), in order of launch. Raises GoldenError for a process group that is not in ``dims_of``."""
+    """(node of the launch, bucket) of each, in order of launch.
+
+    Raises :class:`GoldenError` for a process group that is not in ``dims_of``.
+    """
     seen: dict[tuple[str, str, str], int] = {}
-    for bucket in reading.buckets:
+    for bucket in buckets:
         entry = entry_text(bucket, entry_of)
         key = (bucket.direction, bucket.kind, entry)
         seen[key] = seen.get(key, 0) + 1

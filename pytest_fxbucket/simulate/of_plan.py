@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.fx import uncompiled
 from pytest_fxbucket.golden.schedule import named_buckets
-from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.plan.factories import import_callable
 from pytest_fxbucket.simulate.costs import CostModel, Roofline, checked
 from pytest_fxbucket.simulate.schedule import StagedTimeline, simulate_stages
@@ -18,8 +18,9 @@ from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import Bucket
+    from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.schema import Plan
-    from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh
+    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.step.roles import Direction, Phase, StepGraph
 
@@ -92,7 +93,7 @@ def simulated_ranks(world: PlanOnMesh, cluster: Cluster, *, believed: bool = Fal
     for ranks, graphs in world.alike() if believed else world.distinct():
         step = bare_step(world, ranks[0])
         timeline = _simulated(world.plan, step, cluster)
-        found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world.entry_of, step.has_roles))))
+        found.append(SimulatedRank(tuple(ranks), timeline, tuple(_named(timeline, graphs, world, step.has_roles, believed))))
     return found
 
 
@@ -120,8 +121,7 @@ def bucketed_step(world: PlanOnMesh, rank: int) -> StepGraph:
 
 def bare_step(world: PlanOnMesh, rank: int) -> StepGraph:
     """:func:`bucketed_step` without the nodes that only keep its order; its graphs are compiled if somebody calls them."""
-    passed = {phase: one.bucketed for phase, one in world.final(rank).items()}
-    bare = {phase: uncompiled(one.root, without_kept_order(one.graph)) for phase, one in passed.items()}
+    bare = {phase: uncompiled(one.bucketed.root, one.graph) for phase, one in world.final(rank).items()}
     return replace(world.final_step(rank), graphs=bare, rank=rank)
 
 
@@ -141,15 +141,15 @@ def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
 
 
 def _named(
-    timeline: Timeline, graphs: Mapping[Phase, Passed], entry_of: Mapping[str, str], has_roles: bool
+    timeline: Timeline, graphs: Mapping[Phase, Passed], world: PlanOnMesh, has_roles: bool, believed: bool
 ) -> Sequence[NamedFlight]:
     phases = {flight.phase for flight in timeline.flights}
     names: dict[tuple[Phase, str], tuple[str, Direction]] = {}
     for phase in phases:
-        reading = graphs[phase].reading
+        buckets = _told(graphs[phase]) if believed else graphs[phase].reading.buckets
         where = f" in {phase}" if len(phases) > 1 else ""
-        named = dict(named_buckets(reading, entry_of, dict.fromkeys((one.group for one in reading.buckets), "")))
-        for one in reading.buckets:
+        named = dict(named_buckets(buckets, world.entry_of, dict.fromkeys((one.group for one in buckets), "")))
+        for one in buckets:
             direction: Direction = _OF_STAGES.get(phase, one.direction)
             known = any(one.fqns) or one.direction == "optimizer" or (one.module and has_roles)
             name = named[one.node].name if known else f"{direction} {one.kind} {_bare_name(one)}"
@@ -160,6 +160,22 @@ def _named(
         behind = _behind(flight, timeline, names) if flight.behind else ""
         found.append(NamedFlight(flight, name, direction, behind))
     return found
+
+
+def _told(one: Passed) -> Sequence[Bucket]:
+    """What launches carry as our pass says, where it says anything: following all bytes takes half of the command's time."""
+    if one.bucketed.report is None or one.before is None:
+        return one.reading.buckets
+    known = {bucket.node: bucket for bucket in one.before.buckets}
+    parts = {
+        (bucket.direction, bucket.kind, member.fqn): (bucket, member) for bucket in known.values() for member in bucket.members
+    }
+    for said in one.bucketed.report.buckets:
+        found = [parts[said.direction, said.kind, fqn] for fqn in said.members if (said.direction, said.kind, fqn) in parts]
+        if len(found) < len(said.members) or not found:  # of what has several names
+            return one.reading.buckets
+        known[said.launch] = replace(found[0][0], node=said.launch, members=tuple(member for _, member in found))
+    return [known[node.name] for node in one.graph.nodes if launch_kind(node) is not None]
 
 
 def _bare_name(bucket: Bucket) -> str:

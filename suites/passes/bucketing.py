@@ -14,10 +14,11 @@ from pytest_fxbucket.capture.from_plan import capture_plan
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.buckets import Bucket as Launched
 from pytest_fxbucket.graph.buckets import GraphAnalysis
+from pytest_fxbucket.passes.passed import Passed
 from pytest_fxbucket.passes.report import BucketReport, PassReport
 from pytest_fxbucket.plan.entries import parse_entries
 from pytest_fxbucket.plan.schema import Bucket, Model, Overlap, Parallel, Plan
-from pytest_fxbucket.plan_on_mesh import Passed, PlanOnMesh, mesh_of
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.step.roles import StepGraph
 
 LLAMA = ("tok_embeddings", "layers.[0-1]", "norm+output")

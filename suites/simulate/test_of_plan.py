@@ -32,12 +32,12 @@ STRADDLED = replace(H100, devices_per_node=3, between=Link(1e6, 1.0))
 """Ranks 0 and 1 are on one node, 2 and 3 on two, far apart."""
 
 
-def plan_of(text: str) -> Plan:
-    return parse_plans(TEXT + text, ROOT / "p.toml")[0]
+def plan_of(text: str, row: int = 0) -> Plan:
+    return parse_plans(TEXT + text, ROOT / "p.toml")[row]
 
 
-def on_mesh(text: str) -> PlanOnMesh:
-    plan = plan_of(text)
+def on_mesh(text: str, row: int = 0) -> PlanOnMesh:
+    plan = plan_of(text, row)
     return PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
 
 
@@ -65,11 +65,22 @@ def test_ranks_of_one_stage_are_taken_for_alike_without_a_pass_for_each() -> Non
     world = on_mesh("dp_shard = 4")
     (only,) = simulated_ranks(world, H100, believed=True)
     assert [rank for rank in range(4) if world.is_passed(rank)] == [0]
+    assert "reading" not in vars(world.final(0)["joint"]), "it takes as long as the pass and the simulation together"
     (proved,) = simulated_ranks(world, H100)
     assert (only.ranks, only.flights) == (proved.ranks, proved.flights)
     other = PlanOnMesh(world.plan, world.mesh, "suites.passes.foreign_passes:same", lambda _: None)
     assert other.alike()
     assert all(other.is_passed(rank) for rank in range(4)), "nobody knows what it does on which rank"
+
+
+@pytest.mark.parametrize("more", ["bucket.cap_mb = 0.001", "bucket.enabled = false", "overlap.gather_group = 'own'"])
+def test_launches_have_the_names_that_a_reading_gives_them(more: str) -> None:
+    """Several of a name, none merged, and all-reduces behind reductions."""
+    clip = '[step]\nclip_norm = 0.1\n[optimizer]\nfactory = "torch.optim:SGD"\nargs = { lr = 0.1 }\n'
+    text = f'mode = "hybrid_shard"\ndp_shard = 2\ndp_replicate = 2\n{clip}[[matrix]]\nid = "x"\n{more}'
+    world = on_mesh(text, row=1)
+    believed, proved = (simulated_ranks(world, H100, believed=one)[0].flights for one in (True, False))
+    assert [one.name for one in believed] == [one.name for one in proved]
 
 
 def test_one_rank_of_each_stage_is_looked_at() -> None:

@@ -1,0 +1,59 @@
+"""A graph as it came out of a pass, and what is read off it: plain reading, which believes no report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.graph.calls import Call, calls_of
+from pytest_fxbucket.graph.reading import read_graph
+from pytest_fxbucket.passes.keep_order import without_kept_order
+from pytest_fxbucket.passes.registry import Bucketed
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.graph.buckets import GraphAnalysis
+    from pytest_fxbucket.step.portable import PortableGraph
+    from pytest_fxbucket.step.roles import Value
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One graph; what it holds is read when first asked for. Ranks with equal graphs share one."""
+
+    bucketed: Bucketed
+    portable: PortableGraph
+    digest: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    members: Mapping[str, tuple[int, ...]]
+    """Ranks of each process group."""
+    before: GraphAnalysis | None
+    """What it was made of, read."""
+
+    @cached_property
+    def graph(self) -> fx.Graph:
+        """Without the nodes that only keep its order."""
+        return without_kept_order(self.bucketed.graph)
+
+    @cached_property
+    def reading(self) -> GraphAnalysis:
+        """Every launch with its members in byte order, and who reads them."""
+        return read_graph(self.graph, self.inputs, self.outputs, self.before)
+
+    @property
+    def calls(self) -> list[Call]:
+        """Launches and waits in order."""
+        return self._called[0]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with launches and waits inside the graph."""
+        return self._called[1]
+
+    @cached_property
+    def _called(self) -> tuple[list[Call], list[str]]:
+        return calls_of(self.graph, self.reading, self.members)
