@@ -17,7 +17,7 @@ from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.graph.buckets import Bucket
+    from pytest_fxbucket.graph.buckets import Bucket, Member
     from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -167,7 +167,7 @@ def _told(one: Passed) -> Sequence[Bucket]:
     if one.bucketed.report is None or one.before is None:
         return one.reading.buckets
     known = {bucket.node: bucket for bucket in one.before.buckets}
-    parts = {
+    parts: dict[tuple[str, str, str], tuple[Bucket, Member]] = {
         (bucket.direction, bucket.kind, member.fqn): (bucket, member) for bucket in known.values() for member in bucket.members
     }
     for said in one.bucketed.report.buckets:
