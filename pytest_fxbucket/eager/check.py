@@ -19,6 +19,7 @@ from pytest_fxbucket.ranks.failure import RankFailure
 
 if TYPE_CHECKING:
     from pytest_fxbucket.checks.context import Context
+    from pytest_fxbucket.step.roles import StepGraph
 
 
 _OF_MODE = {"fully_shard": "FSDP2", "hybrid_shard": "FSDP2", "replicate": "DistributedDataParallel"}
@@ -75,7 +76,8 @@ class Eager(OnRanks):
         world = self.world
         graphs = [task_of(world, "joint", rank, self.backend) for rank in range(world.size)]
         pipe, removed = self.pipe if localise is None else "", tuple(removed_state(world))
-        tasks = [EagerTask(world.plan, graph, localise, removed, pipe, self.steady) for graph in graphs]
+        unread = _unread(world.step(0)) if world.plan.pipeline is not None else ()
+        tasks = [EagerTask(world.plan, graph, localise, removed, unread, pipe, self.steady) for graph in graphs]
         self.say(f"waiting for {world.size} ranks to run {steps_of(world)} steps, and as many of {self._torchs}")
         return cast("list[Seen]", self.ask("pytest_fxbucket.eager.job:run", tasks, "eager"))
 
@@ -148,6 +150,15 @@ class Eager(OnRanks):
         ring = "; sums round a ring" if plan.run.reduce == "ring" else ""
         what = f"{tensors} tensors a step (loss, gradients, parameters, buffers, state) are those of {self._torchs} bit for bit"
         return f"{what} on {world.size} ranks in {steps_of(world)} steps over {self.over}{ring}{notes}"
+
+
+def _unread(whole: StepGraph) -> tuple[tuple[str, str], ...]:
+    """Role and name of parameters and buffers that the step that is not in stages does not read.
+
+    What a stage reads and its graph has lost is not among them.
+    """
+    places = zip(whole.inputs["joint"], whole.graphs["joint"].graph.find_nodes(op="placeholder"), strict=True)
+    return tuple((value.role, value.fqn) for value, node in places if value.role in ("param", "buffer") and not node.users)
 
 
 def _stopped(one: Seen) -> bool:

@@ -46,6 +46,8 @@ class EagerTask:
     """Step to follow module by module; None: compare results only."""
     removed: tuple[str, ...] = ()
     """State that transformations took out of the graph, by name."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """Role and name of what no pipeline stage reads, and so no stage's graph has: it stays as it is."""
     pipe: str = ""
     """Named pipe that each step is reported through; empty: none is."""
     steady: bool = False
@@ -94,13 +96,14 @@ def run(rank: int, world: int, task: EagerTask) -> Seen:
     reporter = StepReporter(task.pipe, rank)
     try:
         theirs = _Reference.make(rank, task, found, {(value.role, value.fqn) for value in ours.task.inputs})
+        unread = {key: one for key, one in theirs.step.tensors().items() if key in task.unread}
         for step in range(graph.steps):
             batch = [tensor.to(device()) for tensor in batches(step)]
             if step == task.localise_step:
                 found.divergence = _followed(ours, theirs, batch, step, graph)
                 return found
             took, left = _graph_step(ours, batch, step, graph), theirs.take(batch, step)
-            made = _by_key(ours, took)
+            made = unread | _by_key(ours, took)
             if not found.differences:
                 _compare(found, rank, step, made, left, task)
             reporter.report(step, made.get(("loss", ""), left["loss", ""]), left["loss", ""], _first(found))

@@ -143,11 +143,14 @@ class EagerStep:
             part = local(self.named[fqn])
             part.add_(gradient.to(part.dtype), alpha=-LEARNING_RATE)
 
-    def _held(self) -> Left:
+    def tensors(self) -> Left:
+        """Parameters and buffers as they are: copies."""
         left: Left = {("param", fqn): local(one).clone() for fqn, one in self.named.items()}
-        left |= {("buffer", plain(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
+        return left | {("buffer", plain(fqn)): local(one).clone() for fqn, one in self.trainer.model.named_buffers()}
+
+    def _held(self) -> Left:
         states = state_tensors(self.trainer.optimizers, self.named)
-        return left | {("state", one.fqn): local(one.tensor).clone() for one in states}
+        return self.tensors() | {("state", one.fqn): local(one.tensor).clone() for one in states}
 
 
 _WORDS = {"param": "parameter", "buffer": "buffer"}

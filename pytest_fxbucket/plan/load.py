@@ -196,8 +196,9 @@ def _id(row: Mapping[str, object], number: int, where: str) -> str:
 def _with_overrides(base: Mapping[str, object], row: Mapping[str, object], where: str) -> dict[str, object]:
     """The whole tables of a row: ``base`` with the row's keys, which are not looked at but for their names.
 
-    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``); a key replaces the base's whole value, and a
-    list of tables (``optimizer = [{ ... }]``) replaces all of those of that name.
+    Keys are nested (``parallel.tp = 1``) or quoted (``"parallel.tp" = 1``), so a table keeps the base's other keys. The
+    value of a key replaces the base's, a table (``model.args``), too, and a list of tables (``optimizer = [{ ... }]``) all of
+    that name.
     """
     overrides = {key: value for key, value in row.items() if key != "id"}
     if not overrides:

@@ -79,6 +79,20 @@ class Unused(Two):
         return self.a(x)
 
 
+class Unread(Two):
+    """A buffer and a layer that forward does not read, and a buffer that it does; ``late`` writes the first in ranks alone."""
+
+    def __init__(self, late: bool = False) -> None:
+        super().__init__()
+        self.late, self.rest = late, nn.Linear(8, 3)
+        self.b.register_buffer("factor", torch.full((8,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.late and type(x) is Tensor and torch.distributed.get_backend() != "fake":
+            self.steps.add_(1)
+        return self.b(self.a(x)) * self.b.factor
+
+
 class Waits(Two):
     """Waits for ever where it runs in a rank, and not where it is traced."""
 

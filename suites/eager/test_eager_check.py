@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from torch import fx
 
+from pytest_fxbucket.pipeline.captured import StagedStep
 from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.step.mesh import Mesh
+from pytest_fxbucket.step.roles import StepGraph
 from suites.eager.eager_net import ROOT, Run
+from suites.pipeline.wrong_splits import edited, place_of
 
 
 def plan_of(model: str, plan: str, tables: str, args: str = "") -> str:
@@ -91,6 +98,41 @@ def test_a_parameter_without_a_gradient_is_none_for_ddp_either(run: Run) -> None
     verdict = run(plan_of("Unused", '["a", "b"]', '[parallel]\nmode = "replicate"\ndp_replicate = 2\n'))
     assert verdict, verdict
     assert "torch's DistributedDataParallel" in verdict.summary
+
+
+UNREAD = '["a", "b", "rest"]'
+STAGES = f'{TWO}pp = 2\n[pipeline]\ncuts = ["a"]\n[step]\nmicrobatches = 2\n[optimizer]\nfactory = "torch.optim:AdamW"\n'
+
+
+def test_what_no_stage_reads_is_in_no_graph_and_stays_as_it_is(run: Run) -> None:
+    verdict = run(plan_of("Unread", UNREAD, STAGES))
+    assert verdict, verdict
+    changed = run(plan_of("Unread", UNREAD, STAGES, ", late = true"))
+    assert changed.outcome == "failed"
+    assert changed.lines[0].startswith("step 0, rank 0: buffer steps: 1 of 1 elements differ")
+
+
+def test_a_buffer_that_a_stage_reads_and_its_graph_has_lost_is_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = StagedStep.of_rank
+
+    def constant(at: int, graph: fx.Graph) -> None:
+        place = graph.find_nodes(op="placeholder")[at]
+        with graph.inserting_before(next(iter(place.users))):
+            made = graph.call_function(torch.ops.aten.full.default, ([8], 0.5))
+        made.meta = dict(place.meta)
+        place.replace_all_uses_with(made)
+        graph.erase_node(place)
+
+    def without_factor(staged: StagedStep, mesh: Mesh, rank: int) -> StepGraph:
+        step = right(staged, mesh, rank)
+        for phase in [phase for phase, values in step.inputs.items() if any(one.fqn == "b.factor" for one in values)]:
+            at = place_of(step.inputs[phase], "b.factor")
+            step = edited(step, phase, partial(constant, at), lambda values, at=at: values[:at] + values[at + 1 :])
+        return step
+
+    monkeypatch.setattr(StagedStep, "of_rank", without_factor)
+    verdict = run(plan_of("Unread", UNREAD, STAGES))
+    assert "the graph has no buffer b.factor" in verdict.lines
 
 
 def test_an_eager_step_that_does_not_end_says_which(run: Run) -> None:
