@@ -305,7 +305,7 @@ class PlanOnMesh:
         if self.pass_name != "manual" or self.plan.graph is not None or self.plan.transform:
             return self.distinct()
         groups: dict[int, list[int]] = {rank: [] for rank in self.mesh.ranks(0, "pp")}
-        for rank in self.ranks():
+        for rank in range(self.size):
             groups[self.mesh.ranks(0, "pp")[self.mesh.at(rank, "pp")]].append(rank)
         return [(ranks, self.final(first)) for first, ranks in groups.items()]
 

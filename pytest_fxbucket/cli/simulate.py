@@ -13,6 +13,7 @@ from pytest_fxbucket.cli.common import add_pass, add_plan, name_of, refuse_no_pa
 from pytest_fxbucket.cli.preset_file import save_preset
 from pytest_fxbucket.errors import UsageError
 from pytest_fxbucket.explain.find import find_plan
+from pytest_fxbucket.golden.text import ranges_text
 from pytest_fxbucket.plan.cluster import PRESETS
 from pytest_fxbucket.plan.consistency import agree
 from pytest_fxbucket.plan.rules import DEGREES
@@ -137,21 +138,24 @@ def _lines(sides: _Sides) -> Iterator[str]:
     for found, before in sides:
         yield ""
         if len(sides) > 1:
-            yield f"rank {', '.join(map(str, found.ranks))}"
+            yield f"rank {ranges_text(found.ranks)}"
         yield from _sums(found.timeline, before)
         yield from _exposed(found.flights)
         yield from _living(found.timeline)
 
 
+_TIMES = {"step": "seconds", "compute": "compute", "exposed": "exposed", "else": "rest"}
+
+
 def _sums(after: Timeline, before: Timeline) -> Iterator[str]:
     rows = [
         ("", "bucketed", "unbucketed"),
-        *((what, *(f"{_ms(getattr(one, what))} ms" for one in (after, before))) for what in ("seconds", "compute", "exposed")),
+        *((label, *(f"{_ms(getattr(one, what))} ms" for one in (after, before))) for label, what in _TIMES.items()),
         ("hidden", *(f"{one.hidden} of {len(one.flights)}" for one in (after, before))),
         ("peak memory", *(human_bytes(one.peak_bytes) for one in (after, before))),
     ]
     for label, *cells in rows:
-        yield f"{'step' if label == 'seconds' else label:<12}{cells[0]:>14}{cells[1]:>14}"
+        yield f"{label:<12}{cells[0]:>16}{cells[1]:>16}"
 
 
 def _exposed(flights: Sequence[NamedFlight]) -> Iterator[str]:
@@ -210,6 +214,7 @@ def _step(line: Timeline) -> dict[str, Any]:
         "seconds": line.seconds,
         "compute": line.compute,
         "exposed": line.exposed,
+        "rest": line.rest,
         "hidden": line.hidden,
         "launches": len(line.flights),
         "peak_bytes": line.peak_bytes,

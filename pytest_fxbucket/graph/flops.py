@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from pytest_fxbucket.graph.collectives import tensors
 from pytest_fxbucket.graph.ops import by_operator, overload
 
-if TYPE_CHECKING:
-    import torch
+# A step for a GPU is traced on a CPU, whose attention torch's table does not have.
+_aten = torch.ops.aten
+_LIKE = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
+}
 
 
 def flops_of(node: fx.Node) -> int:
     """By torch's table of operators, those of products, convolutions and attention; 0 for others."""
     op = overload(node)
-    count = flop_registry.get(op.overloadpacket) if op is not None else None
+    count = _count_of(op) if op is not None else None
     if count is None:
         return 0
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
@@ -29,7 +34,11 @@ def counts_flops(node: fx.Node) -> bool:
     return _counts(node)
 
 
-_counts = by_operator(lambda op: op.overloadpacket in flop_registry, False)
+def _count_of(op: torch._ops.OpOverload) -> Any:
+    return flop_registry.get(_LIKE.get(op.overloadpacket, op.overloadpacket))
+
+
+_counts = by_operator(lambda op: _count_of(op) is not None, False)
 
 
 def bytes_of(node: fx.Node) -> int:

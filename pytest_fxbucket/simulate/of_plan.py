@@ -137,7 +137,7 @@ def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
         return None
     name = plan.cluster.cost
     model = import_callable(name, f"{plan.path}: [cluster] cost")
-    return checked(model, f'[cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
+    return checked(model, f'{plan.path}: [cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
 
 
 def _named(

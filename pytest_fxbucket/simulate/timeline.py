@@ -107,6 +107,11 @@ class Timeline:
         return sum(one.exposed for one in self.flights)
 
     @property
+    def rest(self) -> float:
+        """Seconds in which compute neither ran nor was held up by a wait: the host was late, or the last launch flew on."""
+        return max(0.0, self.seconds - self.compute - self.exposed)
+
+    @property
     def hidden(self) -> int:
         """How many collectives no wait was blocked by."""
         return sum(one.is_hidden for one in self.flights)

@@ -108,7 +108,9 @@ def read_trace(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise SimulationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SimulationError(f"{path} is no trace that torch.profiler's export_chrome_trace wrote") from error
+        raise SimulationError(
+            f"{path} is no trace of a report, nor one that torch.profiler's export_chrome_trace wrote"
+        ) from error
     return cast("Mapping[str, Any]", trace)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Span, marks_of
 from pytest_fxbucket.bench.timeline.spans import chrome_trace, to_json
 from pytest_fxbucket.cli.preset_file import preset_text
@@ -75,6 +76,21 @@ def test_another_world_is_simulated_by_what_the_plans_own_taught(world: PlanOnMe
     assert own["calibrated"] == more["calibrated"]
     assert (own["mesh"]["dp_shard"], more["mesh"]["dp_shard"]) == (4, 8)
     assert said(capsys, *asked).splitlines()[1].startswith("error left: compute ")
+
+
+def test_a_trace_of_a_report_is_of_the_mesh_that_ranks_run_and_of_its_sizes(
+    tmp_path: Path, capsys: Capsys, refused: Refused
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(f'{PLAN}\n[run]\nworld = {{ dp_shard = 2 }}\n[cluster]\npreset = "cpu-gloo"\n')
+    (plan,) = load_plans(path)
+    ran = PlanOnMesh(plan, mesh_of(plan, run=True), "manual", lambda _: None)
+    graphs = " ".join(digests("bucketed", ran, 0))
+    trace = written(tmp_path / "step.trace.json", clocked(ran, "bucketed"), variant="bucketed", graphs=graphs)
+    asked = ["simulate", str(path), "--calibrate", str(trace)]
+    assert document(capsys, *asked)["calibrated"]["errors"]
+    path.write_text(path.read_text().replace("dim = 16", "dim = 32"))
+    refused(asked, 1, "the trace is of another graph: its launches are the same, but sizes or operators are not")
 
 
 def without_last(spans: list[Span]) -> list[Span]:

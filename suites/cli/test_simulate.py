@@ -60,7 +60,9 @@ def test_the_table_and_the_document_say_the_same(plan: Path, capsys: Capsys) -> 
     (one,) = found["classes"]
     after, before = one["bucketed"], one["unbucketed"]
     assert text.splitlines()[0] == "plan.toml: 4 ranks on h100-sxm with figures of its own, pass manual"
-    for label, key in (("step", "seconds"), ("compute", "compute"), ("exposed", "exposed")):
+    assert after["rest"] > 0
+    assert after["rest"] == pytest.approx(after["seconds"] - after["compute"] - after["exposed"])
+    for label, key in (("step", "seconds"), ("compute", "compute"), ("exposed", "exposed"), ("else", "rest")):
         assert re.search(rf"^{label} +{1000 * after[key]:.3f} ms +{1000 * before[key]:.3f} ms$", text, re.MULTILINE)
     assert f" {after['hidden']} of {after['launches']}" in text
     assert before["launches"] > after["launches"] == len(one["buckets"])

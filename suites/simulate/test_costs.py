@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import getitem
 
 import pytest
 import torch
@@ -38,6 +39,19 @@ def test_a_large_product_takes_as_long_as_its_operations(dtype: torch.dtype, rat
     node = made.call(aten.mm.default, a, b)
     assert roofline()(node) == pytest.approx(2 * 1024 * 4096 * 2048 / rate)
     assert roofline(replace(CLUSTER, compute_efficiency=0.5))(node) == pytest.approx(2 * 2 * 1024 * 4096 * 2048 / rate)
+
+
+def test_attention_takes_as_long_as_its_products_on_a_cpu_too() -> None:
+    """Where steps are traced for any cluster: scores and what they weigh; backward computes the scores again, and four more."""
+    made, heads = Handmade(), (2, 4, 1024, 64)
+    query, key, value = (made.batch(*heads) for _ in range(3))
+    both = made.call(aten._scaled_dot_product_flash_attention_for_cpu.default, query, key, value)
+    out, sums = (made.call(getitem, both, place) for place in range(2))
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    product = 2 * 2 * 4 * 1024 * 1024 * 64
+    assert roofline()(both) == pytest.approx(2 * product / 1e12)
+    node = made.call(backward, out, query, key, value, out, sums, 0.0, False)
+    assert roofline()(node) == pytest.approx(5 * product / 1e12)
 
 
 def test_a_thin_product_takes_as_long_as_its_bytes() -> None:

@@ -148,7 +148,7 @@ def test_of_several_steps_the_middle_counts(tmp_path: Path) -> None:
         (
             [{"cat": "cpu_op", "name": "aten::mm", "ts": "x"}],
             HOST,
-            "is no trace that torch.profiler's export_chrome_trace wrote$",
+            "is no trace of a report, nor one that torch.profiler's export_chrome_trace wrote$",
         ),
         (
             [{"cat": "cpu_op", "name": "aten::mm", "ts": 0}],

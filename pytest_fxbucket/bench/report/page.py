@@ -106,6 +106,7 @@ def _trace(given: ReportInput, variant: str) -> str:
     about = {
         "plan": record.title,
         "variant": variant,
+        "graphs": graphs["digest"] if (graphs := record.graphs.get(variant)) else "",
         "commit": commit_text(record),
         "machine": machine_text(record.machine),
         "torch": record.torch,

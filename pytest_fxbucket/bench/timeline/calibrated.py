@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fxbucket.bench.measure import digests
 from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, Mark, marks_of
 from pytest_fxbucket.bench.timeline.spans import span_name
 from pytest_fxbucket.bench.timeline.stretches import stretches_of
 from pytest_fxbucket.errors import SimulationError
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.simulate.calibrate import Calibrated, Stretch, calibrate
 from pytest_fxbucket.simulate.of_plan import bare_step, bucketed_step
 from pytest_fxbucket.simulate.traces import cluster_from_events, read_trace
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.plan_on_mesh import PlanOnMesh
     from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.step.roles import StepGraph
 
@@ -28,6 +29,8 @@ _THREAD = "compute"
 def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated:
     """``cluster`` with the figures that the trace in ``path`` has of the step of ``world``, bucketed or not, on rank 0.
 
+    The trace of a report is of the mesh that ranks run.
+
     Raises :class:`SimulationError` for a file that is no trace, a trace of another step, and one of a kind of machine that
     ``cluster`` is not.
     """
@@ -36,7 +39,13 @@ def calibrated_by(path: Path, world: PlanOnMesh, cluster: Cluster) -> Calibrated
     trace = read_trace(path)
     about = trace.get("otherData")
     if isinstance(about, Mapping) and "variant" in about:
-        step, stretches = _of_report(path, trace, str(about["variant"]), world, cluster)
+        mesh = mesh_of(world.plan, run=True)
+        ran = world if mesh == world.mesh else PlanOnMesh(world.plan, mesh, world.pass_name, world.say)
+        step, stretches = _of_report(path, trace, str(about["variant"]), ran, cluster)
+        if about.get("graphs", "") not in ("", " ".join(digests(str(about["variant"]), ran, 0))):
+            raise SimulationError(
+                f"{path}: the trace is of another graph: its launches are the same, but sizes or operators are not"
+            )
         return calibrate(step, stretches, cluster)
     try:
         return cluster_from_events(path, trace, bare_step(world, 0), cluster)
