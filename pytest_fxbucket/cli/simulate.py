@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
         cluster, calibrated = _cluster(plan, options.cluster), None
         world = PlanOnMesh(plan, mesh_of(plan), options.pass_name, say)
         if options.calibrate is not None:
-            from pytest_fxbucket.bench.timeline.calibrated import calibrated_by
+            from pytest_fxbucket.bench.calibrated import calibrated_by
 
             calibrated = calibrated_by(options.calibrate, world, cluster)
             cluster = replace(calibrated.cluster, name=f"{cluster.name} as in {options.calibrate.name}")
