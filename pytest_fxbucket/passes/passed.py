@@ -44,6 +44,10 @@ class Passed:
         """Every launch with its members in byte order, and who reads them."""
         return read_graph(self.graph, self.inputs, self.outputs, self.before)
 
+    def refuse_unreadable(self) -> None:
+        """Raise for a graph that cannot be read, as every check does, whatever it asks."""
+        _ = self.reading
+
     @property
     def calls(self) -> list[Call]:
         """Launches and waits in order."""

@@ -90,6 +90,8 @@ class Same:
         found: dict[object, list[int]] = {}
         for rank in self.world.ranks():
             graphs = (*self.world.passed(rank).items(), *self.world.final(rank).items())
+            for _, one in graphs:
+                one.refuse_unreadable()
             digests = tuple((phase, one.digest) for phase, one in graphs)
             groups = self._members(rank, [g.graph for g in self._before(rank).graphs.values()] + self._graphs(rank))
             alike = tuple(sorted((name, min(n for n, r in groups.items() if r == ranks)) for name, ranks in groups.items()))
