@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ Run = Callable[[int, Work, int | None, Callable[[Value], Any]], list[tuple[Value
 """Runs the graph of a stage for some work on a microbatch, or once a step, on what the callable gives for each input."""
 Kept = Mapping[tuple[str, str], Any]
 """Parameters, buffers and the like, by role and name."""
+
+Crossed = tuple[str, int, int, str]
+"""Direction, the stage that makes it, microbatch, name."""
 
 
 class Stage(RankStage):
@@ -96,6 +99,19 @@ class Stage(RankStage):
             )
         made = self._run(self.stage_index, "reduce", None, lambda value: self.totals[value.fqn])
         self.gradients = {value.fqn: tensor for value, tensor in made}
+
+    def crossed(self) -> Iterator[tuple[bool, Crossed, torch.Tensor]]:
+        """What crossed the cuts around the stage in the step: whether it was received here, which it is, its values."""
+        flows = (
+            (False, "forward", self.stage_index, self._sends),
+            (True, "forward", self.stage_index - 1, self._receives),
+            (False, "backward", self.stage_index, self._gives),
+            (True, "backward", self.stage_index + 1, self._gets),
+        )
+        for received, direction, stage, flow in flows:
+            for microbatch in self._values:
+                for one in flow:
+                    yield received, (direction, stage, microbatch, one.name), self._value(one.name, microbatch)
 
     def clear_runtime_states(self) -> None:
         """:meth:`begin` has."""

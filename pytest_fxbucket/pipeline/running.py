@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 from pytest_fxbucket.capture.batch import microbatches
 from pytest_fxbucket.compat.pipelining import run_schedule, schedule_on_ranks
 from pytest_fxbucket.errors import CaptureError
-from pytest_fxbucket.pipeline.rank_stage import Stage
+from pytest_fxbucket.pipeline.rank_stage import Crossed, Stage
 from pytest_fxbucket.pipeline.schedules import table_of
 from pytest_fxbucket.pipeline.table import GATHERS, leaves
 from pytest_fxbucket.ranks import device, mark
@@ -90,6 +90,11 @@ class PipelinedRun(StepRun):
             results |= _by_key(self._run(UPDATE, given_to))
         self._refuse_another_step()
         return Took(given, [results[_key(value)] for value in self.task.outputs], {})
+
+    def crossed(self) -> Iterator[tuple[bool, Crossed, torch.Tensor]]:
+        """As :meth:`Stage.crossed`, of all stages of the rank."""
+        for stage in self._stages:
+            yield from stage.crossed()
 
     def _refuse_another_step(self) -> None:
         """Raise CaptureError for a step that was not that of the table, each graph once."""

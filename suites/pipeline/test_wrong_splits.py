@@ -184,7 +184,7 @@ BY_RUNNING: dict[str, tuple[str, ...]] = {
     "sent_in_another_layout": ("add_3, which stage 0 makes, was traced as [2, 8, 16] with strides [128, 16, 1]", "it is"),
     "gathered_for_each_microbatch": ("stage 0 unshard ran 4 times in one step, expected once",),
     "another_schedule": ("1F1B ran 0F3 as action ", " of this rank, where the table that was checked has 0RECV_B0"),
-    "swapped_when_sent": ("step 0, rank 1: gradient layers.0.feed_forward.w3.weight of stage 1",),
+    "swapped_when_sent": ("stage 1 received another add_3 of microbatch 0 than stage 0 made, on rank 1",),
 }
 
 

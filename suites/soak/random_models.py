@@ -210,9 +210,9 @@ def cuts_of(shapes: Sequence[Shape], chance: random.Random) -> list[str]:
 
 def plan_of(seed: int) -> Plan:
     """The plan that ``seed`` gives."""
-    chance = random.Random(seed + 10**6)
+    chance, shapes = random.Random(seed + 10**6), shapes_of(seed)
     while True:
-        cuts = cuts_of(shapes_of(seed), chance)
+        cuts = cuts_of(shapes, chance)
         schedule = chance.choice(list(SCHEDULES))
         ranks = [pp for pp in fitting_ranks(schedule, len(cuts) + 1) if 2 <= pp <= MOST_RANKS]
         pp = chance.choice(ranks) if ranks else 0
@@ -221,6 +221,8 @@ def plan_of(seed: int) -> Plan:
             break
     data = chance.choice((1, 2)) if pp == 2 else 1
     optimizer = chance.choice(OPTIMIZERS) if chance.random() < 0.5 else ""
+    # Clipping is refused where a stage has no trainable parameter.
+    clips = bool(optimizer) and chance.random() < 0.5 and not any(shape.is_frozen for shape in shapes)
     text = f"""
 [model]
 factory = "suites.soak.random_models:build"
@@ -238,7 +240,7 @@ schedule = "{schedule}"
 
 [step]
 microbatches = {chance.choice(fits)}
-{"clip_norm = 0.1" if optimizer and chance.random() < 0.5 else ""}
+{"clip_norm = 0.1" if clips else ""}
 
 [bucket]
 by = "size"

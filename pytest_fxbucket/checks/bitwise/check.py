@@ -55,8 +55,10 @@ class Bitwise(OnRanks):
                 step = judge.first_step(outcomes)
                 if step is not None:
                     lines += judge.difference_lines(outcomes, world.entry_of, self._stages())
-                    if world.plan.pipeline is None:  # of stages no node stands where one of the whole step does
-                        lines += judge.first_node_lines(self._outcomes(phase, step))
+                    localised = self._outcomes(phase, step)
+                    # of stages no node stands where one of the whole step does
+                    in_stages = plan.pipeline is not None
+                    lines += judge.crossed_lines(localised, world.mesh) if in_stages else judge.first_node_lines(localised)
         except RankFailure as failure:
             readings = {rank: run_readings(world, phase, rank) for rank in range(world.size)}
             failure.buckets = judge.buckets_at_hand(failure, readings, world.members, world.entry_of, run_names(world))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from pytest_fxbucket.checks.bitwise.localise import bits, bits_digest, first_difference, ulps_apart
+from pytest_fxbucket.checks.bitwise.localise import Batch, bits, bits_digest, first_difference, ulps_apart, what_crossed
 from pytest_fxbucket.checks.devices import place
 from pytest_fxbucket.graph.groups import ensure_twins
 from pytest_fxbucket.pipeline.running import PipelinedRun, PipelinedTask
@@ -34,6 +34,7 @@ from pytest_fxbucket.step_runner import (
 )
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.pipeline.rank_stage import Crossed
     from pytest_fxbucket.step.roles import Value
 
 
@@ -100,6 +101,10 @@ class BitwiseOutcome:
     """(position in its graph, node name, operator) of the first node whose bits differ."""
     first_graph: str = "bucketed"
     """The graph that it is of: bucketed, or setup, steady, cleanup."""
+    made: dict[Crossed, str] = field(default_factory=dict)
+    """Of the step to localise the digest of each value that a pipeline stage made for the one beside it."""
+    received: dict[Crossed, str] = field(default_factory=dict)
+    """And of each that it received."""
     peak_bytes: int = 0
     """Largest resident size of the rank's process so far; on a GPU, most memory of it that the rank's tensors took."""
     ran_on: tuple[str, ...] = ()
@@ -136,7 +141,7 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
                 put_edges(one.state, [value for value in one.task.inputs if value.role in KEPT])
         if step == task.localise_step:
             following = [tensor.to(device()) for tensor in batches(step + 1)] if step + 1 < task.steps else None
-            outcome.first_node, outcome.first_graph = first_difference(runs, [batch, following], task, step, task.steps)
+            _localise(outcome, runs, (batch, following), task, step)
             return outcome
         took = []
         for one in runs:
@@ -161,6 +166,16 @@ def run(rank: int, world: int, task: BitwiseTask) -> BitwiseOutcome:
     outcome.still = _still(task, start, runs[0].state)
     outcome.peak_bytes = _peak_bytes()
     return outcome
+
+
+def _localise(
+    outcome: BitwiseOutcome, runs: Sequence[StepRun], batches: Sequence[Batch | None], task: BitwiseTask, step: int
+) -> None:
+    if isinstance(runs[1], PipelinedRun):
+        assert batches[0] is not None
+        outcome.made, outcome.received = what_crossed(runs[1], batches[0], step, task)
+    else:
+        outcome.first_node, outcome.first_graph = first_difference(runs, batches, task, step, task.steps)
 
 
 def _one_nan(tensors: Sequence[Any]) -> None:

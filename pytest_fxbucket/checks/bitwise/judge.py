@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pytest_fxbucket.checks.bitwise.job import BitwiseOutcome, Difference
     from pytest_fxbucket.graph.buckets import Bucket, GraphAnalysis
     from pytest_fxbucket.ranks.failure import RankFailure
+    from pytest_fxbucket.step.mesh import Mesh
 
 
 class Compared(Protocol):
@@ -181,6 +182,18 @@ def first_node_lines(outcomes: Sequence[BitwiseOutcome]) -> list[str]:
     ranks = ", ".join(str(rank) for rank, node in nodes.items() if node == first)
     of = f"the {graph} graph" if graph == RUNS[1] else f"graph {graph}"
     return [f"first node whose bits differ: {name} ({target}), node {position} of {of}, on rank {ranks}"]
+
+
+def crossed_lines(outcomes: Sequence[BitwiseOutcome], mesh: Mesh) -> list[str]:
+    """The first value that a pipeline stage received otherwise than the one beside it made it; nothing if all are the same."""
+    for rank, outcome in enumerate(outcomes):
+        made = {of: digest for other in mesh.ranks(rank, "pp") for of, digest in outcomes[other].made.items()}
+        for (direction, stage, microbatch, name), digest in outcome.received.items():
+            if made.get((direction, stage, microbatch, name), digest) != digest:
+                receiver = stage + 1 if direction == "forward" else stage - 1
+                of = f"{name} of microbatch {microbatch}"
+                return [f"stage {receiver} received another {of} than stage {stage} made, on rank {rank}"]
+    return []
 
 
 def difference_line(difference: Difference, bucket_of: Mapping[str, str], stages_of: Mapping[str, str] = {}) -> str:

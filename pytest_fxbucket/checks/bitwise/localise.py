@@ -15,6 +15,8 @@ from pytest_fxbucket.step.portable import raw_bytes
 from pytest_fxbucket.step_runner import Seen, ThreeGraphs, decay
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.pipeline.rank_stage import Crossed
+    from pytest_fxbucket.pipeline.running import PipelinedRun
     from pytest_fxbucket.step_runner import StepRun, StepTask
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -90,6 +92,15 @@ def first_difference(runs: Sequence[StepRun], batches: Sequence[Batch | None], t
             if known and node.name in digests and digests[node.name] != known:
                 return (position, node.name, str(node.target)), name
     return None, ""
+
+
+def what_crossed(run: PipelinedRun, batch: Batch, step: int, task: StepTask) -> tuple[dict[Crossed, str], dict[Crossed, str]]:
+    """Take ``step`` (from 0) in pipeline stages: digests of what this rank's stages made for others, and received."""
+    torch.manual_seed(task.seed + step)
+    run.taken(batch, f"step {step + 1}")
+    digests = [(received, of, bits_digest([value])) for received, of, value in run.crossed()]
+    made, received = ({of: digest for was, of, digest in digests if was is here} for here in (False, True))
+    return made, received
 
 
 def _of_the_step(run: StepRun) -> Iterator[Seen]:
