@@ -18,7 +18,7 @@ from pytest_fxbucket.simulate.traces import cluster_from_events, read_trace
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.step.roles import StepGraph
 
 BUCKETED = "bucketed"

@@ -10,8 +10,8 @@ from pytest_fxbucket.cli.first_plan import to_toml
 from pytest_fxbucket.errors import UsageError
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.cost.cluster import Cluster, Link
     from pytest_fxbucket.simulate.calibrate import Calibrated
-    from pytest_fxbucket.simulate.cluster import Cluster, Link
 
 _DIGITS = 6
 """What a measurement is good for, and more."""

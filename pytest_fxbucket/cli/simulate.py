@@ -21,9 +21,9 @@ from pytest_fxbucket.plan.schema import rule_of
 from pytest_fxbucket.words import counted, human_bytes, nearest
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.simulate.calibrate import Calibrated
-    from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank
     from pytest_fxbucket.simulate.schedule import StagedTimeline
     from pytest_fxbucket.simulate.timeline import Timeline
@@ -96,7 +96,7 @@ def run(options: Namespace) -> int:
 
 
 def _cluster(plan: Plan, asked: str | None) -> Cluster:
-    from pytest_fxbucket.simulate.presets import cluster_named, cluster_of
+    from pytest_fxbucket.cost.presets import cluster_named, cluster_of
 
     if asked is not None:
         return cluster_named(asked, Path())

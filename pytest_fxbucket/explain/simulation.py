@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.simulate.of_plan import NamedFlight, SimulatedRank, simulated_ranks
-from pytest_fxbucket.simulate.presets import cluster_of
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:

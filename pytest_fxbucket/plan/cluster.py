@@ -21,7 +21,7 @@ from pytest_fxbucket.plan.rules import (
 from pytest_fxbucket.words import nearest, one_or_other, show
 
 PRESETS = ("h100-sxm", "h200-sxm", "b200", "a100-80g", "cpu-gloo")
-"""Built-in ones: each is a file of its name in ``pytest_fxbucket/simulate/clusters``."""
+"""Built-in ones: each is a file of its name in ``pytest_fxbucket/cost/clusters``."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 """Those that products are computed in."""
 

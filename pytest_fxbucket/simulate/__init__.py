@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.simulate.cluster import Cluster, Link
-    from pytest_fxbucket.simulate.presets import cluster_named
+    from pytest_fxbucket.cost.cluster import Cluster, Link
+    from pytest_fxbucket.cost.presets import cluster_named
     from pytest_fxbucket.simulate.simulator import simulate
     from pytest_fxbucket.simulate.timeline import Timeline
 
 __all__ = ["Cluster", "Link", "Timeline", "cluster_named", "simulate"]
 _HOME = {
-    "Cluster": "cluster",
-    "Link": "cluster",
-    "Timeline": "timeline",
-    "cluster_named": "presets",
-    "simulate": "simulator",
+    "Cluster": "cost.cluster",
+    "Link": "cost.cluster",
+    "Timeline": "simulate.timeline",
+    "cluster_named": "cost.presets",
+    "simulate": "simulate.simulator",
 }
 
 
@@ -25,4 +25,4 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"pytest_fxbucket.{_HOME[name]}"), name)

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Literal
 
+from pytest_fxbucket.cost.costs import Roofline, enqueue_seconds, is_free, launched_bytes, rate_of
+from pytest_fxbucket.cost.network import collective_seconds
+from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, read_launch
 from pytest_fxbucket.graph.flops import bytes_of, flops_of
 from pytest_fxbucket.graph.ops import is_view
-from pytest_fxbucket.simulate.costs import Roofline, enqueue_seconds, is_free, launched_bytes, rate_of
 from pytest_fxbucket.simulate.fit import Sum, fitted
-from pytest_fxbucket.simulate.network import collective_seconds
-from pytest_fxbucket.simulate.simulator import groups_of
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.simulate.cluster import Cluster, Link
+    from pytest_fxbucket.cost.cluster import Cluster, Link
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 Where = Literal["host", "device", "network"]

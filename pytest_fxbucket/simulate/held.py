@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.simulate.memory import Liveness, Storage, liveness_of
+from pytest_fxbucket.cost.memory import Liveness, Storage, liveness_of
 from pytest_fxbucket.simulate.runs import Held, Runs
 
 if TYPE_CHECKING:

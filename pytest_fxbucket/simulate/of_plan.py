@@ -7,21 +7,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fxbucket.compat.fx import uncompiled
+from pytest_fxbucket.cost.of_plan import own_cost
 from pytest_fxbucket.golden.schedule import named_buckets
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.plan.factories import import_callable
-from pytest_fxbucket.simulate.costs import CostModel, Roofline, checked
 from pytest_fxbucket.simulate.schedule import StagedTimeline, simulate_stages
-from pytest_fxbucket.simulate.simulator import groups_of, simulate
+from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.pipelined import TIES, UPDATE
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.graph.buckets import Bucket, Member
     from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.simulate.cluster import Cluster
     from pytest_fxbucket.step.roles import Direction, Phase, StepGraph
 
 _REPEATED = "steady"
@@ -129,15 +128,6 @@ def _simulated(plan: Plan, step: StepGraph, cluster: Cluster) -> Timeline:
     if _REPEATED in step.graphs:
         step = replace(step, graphs={_REPEATED: step.graphs[_REPEATED]})
     return simulate(step, cluster, own_cost(plan, step, cluster))
-
-
-def own_cost(plan: Plan, step: StepGraph, cluster: Cluster) -> CostModel | None:
-    """The plan's own cost model; what it does not know is told for the process groups of ``step``. None if it has none."""
-    if plan.cluster is None or plan.cluster.cost is None:
-        return None
-    name = plan.cluster.cost
-    model = import_callable(name, f"{plan.path}: [cluster] cost")
-    return checked(model, f'{plan.path}: [cluster] cost = "{name}"', Roofline(cluster, groups_of(step)))
 
 
 def _named(

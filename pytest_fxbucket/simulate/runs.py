@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.simulate.memory import Liveness, Storage
+from pytest_fxbucket.cost.memory import Liveness, Storage
 from pytest_fxbucket.step.iterations import CROSSING
 from pytest_fxbucket.step.pipelined import stage_of
 from pytest_fxbucket.step.roles import WITHIN

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.cost.memory import Storage
 from pytest_fxbucket.pipeline.schedules import table_of
 from pytest_fxbucket.pipeline.table import leaves
-from pytest_fxbucket.simulate.memory import Storage
 from pytest_fxbucket.simulate.runs import END, Held, Runs
 from pytest_fxbucket.step.mesh import Mesh
 from pytest_fxbucket.step.pipelined import TIES, UPDATE, Crossing, Pipelined, Work, phase_of

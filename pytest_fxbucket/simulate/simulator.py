@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.compat.c10d import DEFAULT, untwinned
 from pytest_fxbucket.compat.fx import inputs_of
+from pytest_fxbucket.cost.costs import CostModel, Roofline, enqueue_seconds, is_free, launched_bytes
+from pytest_fxbucket.cost.memory import Liveness
+from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.graph.collectives import flight_of, launch_kind, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.modules import direction_of
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.ops import is_view, operator_name
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.simulate.costs import CostModel, Roofline, enqueue_seconds, is_free, launched_bytes
 from pytest_fxbucket.simulate.held import memory_of
-from pytest_fxbucket.simulate.memory import Liveness
 from pytest_fxbucket.simulate.timeline import HIDDEN, Flight, Living, Ran, Timeline, Why
-from pytest_fxbucket.step.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 COMPUTE, COPIES = "compute", "host copies"
@@ -58,22 +57,6 @@ def simulate(step: StepGraph, cluster: Cluster, cost: CostModel | None = None) -
         ran=tuple(clock.ran),
         streams=dict(clock.work),
     )
-
-
-def groups_of(step: StepGraph) -> _Groups:
-    """Ranks of each process group of ``step``, by the name that its launches have."""
-    mesh = Mesh(step.mesh)
-    return _Groups({**mesh.groups(step.rank), DEFAULT: tuple(range(mesh.size))})
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Gives ranks by a group's name; of one that nobody knows as many as the launch says, side by side."""
-
-    known: Mapping[str, Sequence[int]]
-
-    def __call__(self, group: str, count: int) -> Sequence[int]:
-        return self.known.get(group) or self.known.get(untwinned(group)) or range(max(count, 1))
 
 
 @dataclass(slots=True)

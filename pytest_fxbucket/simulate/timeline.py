@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.cost.memory import Kind as MemoryKind
     from pytest_fxbucket.graph.collectives import Kind as CollectiveKind
-    from pytest_fxbucket.simulate.memory import Kind as MemoryKind
     from pytest_fxbucket.step.roles import Direction, Phase
 
 Why = Literal["", "too little compute", "waited for too early", "behind another launch", "launched too late", "memory"]

@@ -16,17 +16,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from pytest_fxbucket.cost.costs import is_free
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.simulate.calibrate import Calibrated, Stretch, calibrate
-from pytest_fxbucket.simulate.costs import is_free
 from pytest_fxbucket.words import counted
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.cost.cluster import Cluster
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
 _NEAR = 64

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.process import collector
-from pytest_fxbucket.simulate.cluster import Cluster, Link
 from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.mesh import fake_mesh, shard_mesh

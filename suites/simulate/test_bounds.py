@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from pytest_fxbucket.simulate.cluster import Cluster
+from pytest_fxbucket.cost.cluster import Cluster
 from pytest_fxbucket.simulate.simulator import COMPUTE
 from pytest_fxbucket.simulate.timeline import Timeline
 from suites.simulate.timed_graphs import FREE, Timed, us

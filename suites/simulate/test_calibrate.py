@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.cost.cluster import Cluster, Link
+from pytest_fxbucket.cost.costs import Roofline, enqueue_seconds, is_free, launched_bytes
+from pytest_fxbucket.cost.network import collective_seconds
+from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.errors import SimulationError
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind
 from pytest_fxbucket.graph.ops import is_view
 from pytest_fxbucket.simulate.calibrate import Stretch, calibrate
-from pytest_fxbucket.simulate.cluster import Cluster, Link
-from pytest_fxbucket.simulate.costs import Roofline, enqueue_seconds, is_free, launched_bytes
-from pytest_fxbucket.simulate.network import collective_seconds
-from pytest_fxbucket.simulate.simulator import groups_of, simulate
+from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.roles import MeshDim, StepGraph
 from suites.graph.handmade import Handmade, aten
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.cost.cluster import Link
+from pytest_fxbucket.cost.presets import cluster_named
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan.schema import Plan
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
-from pytest_fxbucket.simulate.cluster import Link
 from pytest_fxbucket.simulate.of_plan import simulated_ranks, unbucketed
-from pytest_fxbucket.simulate.presets import cluster_named
 
 ROOT = Path(__file__).parents[2]
 TEXT = """

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_fxbucket.cost.cluster import Cluster
+from pytest_fxbucket.cost.costs import checked
 from pytest_fxbucket.errors import SimulationError
-from pytest_fxbucket.simulate.cluster import Cluster
-from pytest_fxbucket.simulate.costs import checked
 from pytest_fxbucket.simulate.simulator import COPIES, simulate
 from suites.simulate.timed_graphs import FREE, Timed, aten, only, us
 

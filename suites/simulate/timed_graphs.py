@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from pytest_fxbucket.simulate.cluster import Cluster, Link
+from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.simulate.timeline import Flight, Timeline
 from pytest_fxbucket.step.mesh import fake_mesh, shard_mesh

@@ -16,9 +16,9 @@ from pytest_fxbucket.simulate.simulator import simulate
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.cost.costs import CostModel
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
-    from pytest_fxbucket.simulate.cluster import Cluster
-    from pytest_fxbucket.simulate.costs import CostModel
     from pytest_fxbucket.simulate.drawing import Piece
     from pytest_fxbucket.step.roles import Phase
 

@@ -14,14 +14,14 @@ from pytest_fxbucket.bench.timeline.marks import UNBUCKETED, marks_of
 from pytest_fxbucket.bench.timeline.simulated import simulated_step
 from pytest_fxbucket.bench.timeline.spans import chrome_trace
 from pytest_fxbucket.bench.timeline.stretches import stretches_of
+from pytest_fxbucket.cost.cluster import Cluster, Link
+from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.plan.load import parse_plans
 from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
 from pytest_fxbucket.simulate.calibrate import calibrate
-from pytest_fxbucket.simulate.cluster import Cluster, Link
-from pytest_fxbucket.simulate.presets import cluster_of
 from pytest_fxbucket.simulate.simulator import simulate
 
 CLUSTER = Cluster(

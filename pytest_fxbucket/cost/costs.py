@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from pytest_fxbucket.compat.fx import inputs_of
+from pytest_fxbucket.cost.network import collective_seconds
 from pytest_fxbucket.errors import SimulationError, named
 from pytest_fxbucket.graph.collectives import flight, read_launch, tensors, tensors_sent
 from pytest_fxbucket.graph.flops import bytes_of, counts_flops, flops_of
 from pytest_fxbucket.graph.ops import by_operator, is_view_operator
 from pytest_fxbucket.graph.storages import is_part
-from pytest_fxbucket.simulate.network import collective_seconds
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.cost.cluster import Cluster
 
 CostModel = Callable[["fx.Node"], float]
 """Seconds that a node takes on its stream; of a launch those that its collective is in flight when nothing else is."""

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import fx
 
+from pytest_fxbucket.cost import memory
+from pytest_fxbucket.cost.memory import Liveness, liveness_of
 from pytest_fxbucket.graph.collectives import tensors
-from pytest_fxbucket.simulate import memory
 from pytest_fxbucket.simulate.held import memory_of
-from pytest_fxbucket.simulate.memory import Liveness, liveness_of
 from pytest_fxbucket.step.roles import StepGraph
 from suites.graph.handmade import Handmade, aten
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster import PRESETS, lacking
 from pytest_fxbucket.plan.cluster import Cluster as Table
 from pytest_fxbucket.plan.cluster import Link as TableLink
 from pytest_fxbucket.plan.load import load_cluster
-from pytest_fxbucket.simulate.cluster import Cluster, Link
 from pytest_fxbucket.words import nearest, one_or_other, show
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fxbucket.cost.cluster import Cluster, Link
+from pytest_fxbucket.cost.presets import FOLDER, cluster_named, cluster_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster import PRESETS
 from pytest_fxbucket.plan.load import parse_plans
-from pytest_fxbucket.simulate.cluster import Cluster, Link
-from pytest_fxbucket.simulate.presets import FOLDER, cluster_named, cluster_of
 
 PLAN = '[model]\nfactory = "m:build"\nbatch = "m:batch"\n[parallel]\ndp_shard = 4\n[bucket]\nplan = ["a"]\n'
 

@@ -11,7 +11,7 @@ from math import ceil, log2
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fxbucket.simulate.cluster import Cluster
+    from pytest_fxbucket.cost.cluster import Cluster
 
 
 def collective_seconds(kind: str, size: int, ranks: Sequence[int], cluster: Cluster) -> float:

@@ -1,0 +1,1 @@
+"""What a node costs on a cluster: seconds, and bytes that live."""
