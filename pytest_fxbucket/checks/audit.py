@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fxbucket.checks.bitwise.crossing import crossing_notes, crossing_problems
 from pytest_fxbucket.checks.context import capped, looked_at, said_once
+from pytest_fxbucket.checks.promises.automatic import automatic_problems
 from pytest_fxbucket.checks.promises.expectations import promise_of
 from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.checks.verdict import Verdict, failed, passed
@@ -34,7 +35,8 @@ def run(context: Context) -> Verdict:
                 for phase, one in world.passed(ranks[0]).items()
                 for problem in audit(promise, world.reading(ranks[0])[phase], one.reading)
             ]
-            + crossing_problems(world, ranks[0]),
+            + crossing_problems(world, ranks[0])
+            + automatic_problems(world, ranks[0]),
         )
         for ranks, _ in world.distinct()
     )

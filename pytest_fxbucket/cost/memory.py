@@ -133,7 +133,7 @@ def liveness_of(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Valu
     the code that torch generates. What is sent lives until its wait; without one, to the end.
     """
     nodes = list(graph.nodes)
-    walk = _Walk(iter(inputs))
+    walk = Walk(iter(inputs))
     for place, node in enumerate(nodes):
         walk.meet(place, node)
     returned = walk.end(nodes[-1], len(nodes) - 1, outputs)
@@ -164,13 +164,13 @@ _SOME: _Shares = "some"
 _how = by_operator(_by_schema, _SOME)
 
 
-class _Walk:
+class Walk:
     """Meets nodes in order; notes who makes a storage, and who needs it last.
 
     Values share a storage by operators first: fake values of a node that was copied are those of the node that it is a copy of.
     """
 
-    def __init__(self, inputs: Iterator[Value]) -> None:
+    def __init__(self, inputs: Iterator[Value | None]) -> None:
         self.storages: list[Storage] = []
         self._inputs = inputs
         self.of: dict[fx.Node, tuple[Storage, ...]] = {}
@@ -188,23 +188,27 @@ class _Walk:
             return
         for source in inputs_of(node):
             for storage in self.of[source]:
-                storage.last, storage.ender = place, node
+                self.need(storage, place, node)
         if node.op != "output":
             self.of[node] = self._gives(node, place)
         kind = flight_of(node)
         if kind == "wait":
             for brought in self.of[node]:
                 for storage in self._sent.pop(brought, ()):
-                    storage.last, storage.ender = place, node
+                    self.need(storage, place, node)
         elif kind in _HOLD:
             sent = [storage for source in tensors_sent(node) for storage in self.of[source]]
             self._sent.update(dict.fromkeys(self.of[node], sent))
+
+    def need(self, storage: Storage, place: int, node: fx.Node) -> None:
+        """Note that ``node`` needs ``storage``; places ascend."""
+        storage.last, storage.ender = place, node
 
     def end(self, output: fx.Node, place: int, outputs: Sequence[Value]) -> tuple[tuple[Storage, ...], ...]:
         """Inputs are held to the end, and so is what nobody waited for; outputs are what they are."""
         unwaited = (storage for sent in self._sent.values() for storage in sent)
         for storage in (*self._held.values(), *unwaited):
-            storage.last, storage.ender = place, output
+            self.need(storage, place, output)
         returned = output.args[0]
         listed = returned if isinstance(returned, (list, tuple)) else [returned]
         found = tuple([self.of[node] if isinstance(node, fx.Node) else () for node in listed])

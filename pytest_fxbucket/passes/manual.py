@@ -20,6 +20,7 @@ from pytest_fxbucket.graph.ops import dtype_name, overload
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
+from pytest_fxbucket.passes.auto.moved import peak_of, reorder_by_itself
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
@@ -38,7 +39,8 @@ from pytest_fxbucket.words import nearest, one_or_other, show
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.report import SplitReason
+    from pytest_fxbucket.passes.auto.schedule import Estimates
+    from pytest_fxbucket.passes.report import Schedule, SplitReason
     from pytest_fxbucket.passes.targets import Targets
 
 
@@ -67,13 +69,13 @@ class ManualPass:
             tables[table][key] = one.metadata["rule"].read(given, f"ManualPass: {key}")
         return cls(*(table(**given) for table, given in tables.items()))
 
-    def run(self, graph: fx.Graph, targets: Targets) -> PassReport:
+    def run(self, graph: fx.Graph, targets: Targets, estimates: Estimates | None = None) -> PassReport:
         """Change ``graph`` in place as :meth:`apply` does, and say what was done."""
         # of what cannot be told any more when launches are merged
         names, labels = [node.name for node in graph.nodes], labels_of(targets.planned)
         gathers = ((one.launch, [part.waits[0] for part in one.parts], [one]) for one in targets.planned)
         gathered_before = peak_bytes(gathered_lives(graph, gathers))
-        done = self.apply(graph, targets)
+        done = self.apply(graph, targets, estimates)
         launched = {node.name for bucket in done.buckets for node in (bucket.launch, *bucket.waits)}
         lives = gathered_lives(graph, ((bucket.launch, bucket.results, bucket.members) for bucket in done.buckets))
         return PassReport(
@@ -85,32 +87,37 @@ class ManualPass:
             gathered_before,
             peak_bytes(lives),
             targets.order.barriers,
+            done.schedule,
         )
 
-    def apply(self, graph: fx.Graph, targets: Targets) -> Done:
-        """Change ``graph`` in place.
+    def apply(self, graph: fx.Graph, targets: Targets, estimates: Estimates | None = None) -> Done:
+        """Change ``graph`` in place; ``estimates`` are for ``schedule = "auto"``, which needs them.
 
         Raises :class:`PassError` for buckets that cannot be built; ``graph`` is as it was then. Raises :class:`PlanError` for
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
         groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
+        before = peak_of(graph, self.overlap, estimates)
         buckets = merge(graph, targets.order, [group for group, _ in groups], self.bucket.packer)
         if self.bucket.enabled:
             for bucket in buckets:
                 bucket.launch.meta[BUCKETED] = True
         updating = update_nodes(graph, *ends) if ends is not None else set()
-        moved = reorder(graph, buckets, self.overlap, targets.computes, updating)
-        left = moved.left
-        behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.overlap.gather_group == "own":
             on_own_group(bucket.launch for bucket in buckets)
+        if self.overlap.schedule == "auto":
+            moved = reorder_by_itself(graph, self.overlap, estimates, before)
+        else:
+            moved = reorder(graph, buckets, self.overlap, targets.computes, updating)
+        left = moved.left
+        behind = updates_behind(graph, updating, buckets)  # what keeps the order makes one update need another
         if self.overlap.insert_overlap_deps:
             meta_of = {node: shared_meta(bucket.members) for bucket in buckets for node in (bucket.launch, *bucket.waits)}
             lost, why = keep_order(graph, moved.kept, meta_of), "no input of the later one can carry it"
             left += tuple(LeftAlone(f"order of {earlier.name} and {later.name}", why) for earlier, later in lost)
         _refuse_broken(graph)
-        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind))
+        return Done(tuple(buckets), tuple(splits for _, splits in groups), left, tuple(behind), moved.schedule)
 
 
 def _refuse_broken(graph: fx.Graph) -> None:
@@ -134,6 +141,7 @@ class Done:
     """What could not be moved."""
     updates: tuple[tuple[str, ...], ...]
     """Of each bucket other entries of which an update stands behind it."""
+    schedule: Schedule | None = None
 
 
 def _reports(graph: fx.Graph, done: Done, labels: Labels) -> tuple[BucketReport, ...]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.merge import Merged
+    from pytest_fxbucket.passes.report import Schedule
     from pytest_fxbucket.plan.tables import Overlap
     from pytest_fxbucket.step.roles import Direction
 
@@ -42,6 +43,8 @@ class Reordered:
     left: tuple[LeftAlone, ...]
     kept: tuple[tuple[fx.Node, fx.Node], ...]
     """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
+    schedule: Schedule | None = None
+    """Of an order that was found by itself what it came to."""
 
 
 def reorder(

@@ -12,7 +12,11 @@ import torch
 from torch import fx
 
 from pytest_fxbucket.compat import torch_pass
+from pytest_fxbucket.cost.costs import Roofline
+from pytest_fxbucket.cost.of_plan import groups_of, own_cost
+from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
+from pytest_fxbucket.passes.auto.schedule import Estimates
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
@@ -72,7 +76,7 @@ def run_pass(name: str, job: PassJob) -> Bucketed:
         graph = copy.deepcopy(root.graph)
         forget_order(graph)
         try:
-            report = ManualPass(job.plan.bucket, job.plan.overlap).run(graph, _targets(graph, job))
+            report = ManualPass(job.plan.bucket, job.plan.overlap).run(graph, _targets(graph, job), estimates_of(job))
         except PlanError as error:
             where = str(job.plan.path)
             raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None
@@ -91,6 +95,15 @@ def run_pass(name: str, job: PassJob) -> Bucketed:
         raise PassError(f"pass {name} returned a {type(result).__name__}, expected a GraphModule")
     _refuse_other_ends(name, result.graph, job)
     return Bucketed(result.graph, result, None, modules)
+
+
+def estimates_of(job: PassJob) -> Estimates | None:
+    """Seconds of nodes, by the plan's own cost model or by what its cluster can do; None for a schedule by hand."""
+    if job.plan.overlap.schedule == "manual":
+        return None
+    cluster = cluster_of(job.plan)
+    assert cluster is not None  # the plan was refused without
+    return Estimates(own_cost(job.plan, job.step, cluster) or Roofline(cluster, groups_of(job.step)), cluster)
 
 
 def _refuse_other_ends(name: str, graph: fx.Graph, job: PassJob) -> None:

@@ -57,6 +57,23 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """What ``schedule = "auto"`` came to, by its cost model: of the graph with its buckets where they were, and as it is."""
+
+    exposed_before: float
+    """Seconds that waits block compute."""
+    exposed: float
+    peak_before: int
+    """Bytes that live at once at most."""
+    peak: int
+    hidden: int
+    """Collectives that no wait is blocked by."""
+    collectives: int
+    pairs: tuple[tuple[str, str], ...]
+    """(earlier, later) names of nodes whose order makes the overlap: a launch and compute, compute and a wait."""
+
+
+@dataclass(frozen=True, slots=True)
 class PassReport:
     """All that a pass did to one graph."""
 
@@ -76,6 +93,8 @@ class PassReport:
     """The same afterwards."""
     barriers: tuple[str, ...] = ()
     """Nodes that nothing was moved past, and why."""
+    schedule: Schedule | None = None
+    """What a schedule that was found by itself came to; None of one by hand."""
 
     @property
     def totals(self) -> Totals:

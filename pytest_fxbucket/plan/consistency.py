@@ -8,6 +8,7 @@ from math import prod
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.cluster_consistency import agree_on_cluster
+from pytest_fxbucket.plan.overlap_consistency import agree_on_overlap
 from pytest_fxbucket.plan.pipeline_consistency import agree_on_pipeline
 from pytest_fxbucket.plan.schema import Bucket, Parallel, Plan, Step
 from pytest_fxbucket.plan.selectors import ROOT, Resolution, resolve
@@ -27,6 +28,7 @@ def agree(plan: Plan, where: str) -> None:
     agree_on_transforms(plan, where)
     _on_a_ring(plan, where)
     agree_on_cluster(plan, where)
+    agree_on_overlap(plan, where)
     if plan.bucket.by == "size":
         _by_size(plan, where)
     else:

@@ -252,6 +252,28 @@ class Bucket:
 class Overlap:
     """``[overlap]``: where launches and waits stand."""
 
+    schedule: str = field(
+        default="manual",
+        metadata=one_of(
+            "who says where: the keys below, or, simulated on `[cluster]`, the least exposed time within the limits `max_...`",
+            "manual",
+            "auto",
+        ),
+    )
+    max_memory_increase: float | None = field(
+        default=None,
+        metadata=number("`auto`: how much more may live at the peak than before the pass, as a share of that", least=0),
+    )
+    max_memory_increase_gb: float | None = field(
+        default=None, metadata=number("`auto`: the same in 2**30 bytes; of both the smaller one holds", least=0)
+    )
+    max_in_flight_gb: float | None = field(
+        default=None,
+        metadata=number("`auto`: collectives that were launched and not waited for, at once, in 2**30 bytes", least=0),
+    )
+    max_prefetch: int | None = field(
+        default=None, metadata=whole("`auto`: all-gathers that were launched and not waited for, at once", least=1)
+    )
     prefetch: int = field(default=1, metadata=whole("entries ahead that an all-gather is launched, 0: where it was", least=0))
     defer_reduce: bool = field(default=True, metadata=switch("reductions are waited for behind the next entry's launches"))
     updates: str = field(

@@ -1,0 +1,109 @@
+"""The clock of a graph in any order of its nodes: one compute stream, one in order for each process group, and the host.
+
+The rules of :mod:`pytest_fxbucket.simulate.simulator`, which people and checks ask, on numbers alone: a schedule tries many
+orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.compat.fx import inputs_of
+from pytest_fxbucket.cost.costs import enqueue_seconds, is_free, launched_bytes
+from pytest_fxbucket.graph.collectives import flight_of, read_launch
+from pytest_fxbucket.graph.ops import is_view
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.cost.costs import CostModel
+
+COMPUTE, WAIT = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What one order of a graph comes to."""
+
+    exposed: float
+    """Seconds that waits blocked compute."""
+    blocked: dict[int, float]
+    """Of that by launch."""
+    begin: list[float]
+    """By node when the host and compute had come to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Costs of a graph's nodes, which are named by their place in it."""
+
+    seconds: list[float]
+    """On the node's stream."""
+    host: list[float]
+    """That the host takes to call it."""
+    stream: list[int]
+    """:data:`COMPUTE`, :data:`WAIT`, or the number of a process group's."""
+    launch: list[int]
+    """Of each node that brings what a launch brought, a wait or a view, that launch; else -1."""
+    bytes: dict[int, int]
+    """Of each launch the larger side."""
+    streams: int
+    blocking: bool
+    """Whether the host itself computes."""
+
+    def run(self, order: Iterable[int]) -> Times:
+        """Run the nodes in ``order``."""
+        host = compute = exposed = 0.0
+        free, end = [0.0] * self.streams, dict[int, float]()
+        blocked: dict[int, float] = {}
+        begin = [0.0] * len(self.seconds)
+        for node in order:
+            now = begin[node] = host if host > compute else compute
+            stream, seconds = self.stream[node], self.seconds[node]
+            if stream == WAIT:
+                launch = self.launch[node]
+                if launch in end:
+                    late = end[launch] - now
+                    if late > 0:
+                        exposed += late
+                        blocked[launch] = blocked.get(launch, 0.0) + late
+                    compute = max(compute, end[launch])
+                    if self.blocking:
+                        host = max(host, end[launch])
+                    host += self.host[node]
+                continue
+            host += self.host[node]
+            if stream >= 0:
+                end[node] = free[stream] = max(host, compute, free[stream]) + seconds
+            elif seconds:
+                compute = max(host, compute) + seconds
+                if self.blocking:
+                    host = compute
+        return Times(exposed, blocked, begin)
+
+
+def machine_of(nodes: Sequence[fx.Node], cost: CostModel, cluster: Cluster) -> Machine:
+    """Ask ``cost`` for each of ``nodes``, all of a graph in order. Raises what ``cost`` raises."""
+    index = {node: place for place, node in enumerate(nodes)}
+    groups: dict[str, int] = {}
+    seconds, host, stream, launch = ([0.0] * len(nodes), [0.0] * len(nodes), [COMPUTE] * len(nodes), [-1] * len(nodes))
+    sizes: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        kind = flight_of(node)
+        if kind is not None and kind != "wait":
+            said = read_launch(node)
+            assert said is not None
+            sizes[place] = launched_bytes(node)
+            seconds[place], launch[place] = cost(node), place
+            host[place] = enqueue_seconds(sizes[place], cluster)
+            stream[place] = groups.setdefault(said.group, len(groups))
+        elif kind == "wait" or is_free(node):
+            launch[place] = next((found for one in inputs_of(node) if (found := launch[index[one]]) >= 0), -1)
+            host[place] = cluster.waiting if kind == "wait" else cluster.view if is_view(node) else 0.0
+            stream[place] = WAIT if kind == "wait" else COMPUTE
+        else:
+            seconds[place], host[place] = cost(node), cluster.launch
+    return Machine(seconds, host, stream, launch, sizes, len(groups), cluster.blocking)

@@ -1,0 +1,50 @@
+"""Puts a graph in the order that a schedule finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.passes.arrange import relink
+from pytest_fxbucket.passes.auto.schedule import Limits, scheduled
+from pytest_fxbucket.passes.overlap import Reordered
+from pytest_fxbucket.passes.report import Schedule
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.passes.auto.schedule import Estimates
+    from pytest_fxbucket.plan.tables import Overlap
+
+SCHEDULED = "fxbucket_scheduled"
+"""Mark of a launch whose place was found already: where all are so marked, a second run moves nothing."""
+
+
+def peak_of(graph: fx.Graph, rules: Overlap, estimates: Estimates | None) -> int | None:
+    """Bytes that live at once in ``graph``, as limits of ``rules`` count from; None where there is none."""
+    if estimates is None or (rules.max_memory_increase is None and rules.max_memory_increase_gb is None):
+        return None
+    return max(Needs(graph, estimates.cluster.rounding).at(range(len(graph.nodes))))
+
+
+def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | None, before: int | None) -> Reordered:
+    """Put ``graph`` in the order with the least exposed time; ``before``: bytes that its limits of memory count from.
+
+    Raises :class:`PlanError` without ``estimates``, and for limits that cannot be kept.
+    """
+    if estimates is None:
+        raise PlanError('[overlap] schedule = "auto" goes by seconds on a cluster, and nobody gave any')
+    launches = [node for node in graph.nodes if launch_kind(node) is not None]
+    if all(launch.meta.get(SCHEDULED) for launch in launches):
+        return Reordered((), ())
+    limits = Limits(rules.max_memory_increase, rules.max_memory_increase_gb, rules.max_in_flight_gb, rules.max_prefetch)
+    found = scheduled(graph, estimates, limits, before)
+    if found.order is not None:
+        relink(graph, found.order)
+    for launch in launches:
+        launch.meta[SCHEDULED] = True
+    pairs = tuple((earlier.name, later.name) for earlier, later in found.kept)
+    took = Schedule(found.exposed_before, found.exposed, found.peak_before, found.peak, found.hidden, found.flights, pairs)
+    return Reordered((), found.kept, took)

@@ -1,0 +1,196 @@
+"""Tries orders of a graph, and takes the one with the least exposed time that keeps the limits; if none is better, its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.errors import PlanError
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.auto.machine import COMPUTE, WAIT, machine_of
+from pytest_fxbucket.passes.auto.sweep import Drift, Room, Sweep, ideal, latest, lazy
+from pytest_fxbucket.passes.auto.windows import Windows
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.cost.costs import CostModel
+
+GB = 1 << 30
+SAME = 1e-9
+"""Seconds of exposure that count as none."""
+_DRIFTS = (Drift(8.0), Drift(inf))
+_TIGHTER = 4
+"""How often a sweep whose order needs too much memory is given less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What a schedule goes by."""
+
+    cost: CostModel
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a schedule must keep to; None: no limit."""
+
+    memory_share: float | None = None
+    """Of the peak before: how much more may live."""
+    memory_gb: float | None = None
+    """In 2**30 bytes: how much more may live."""
+    in_flight_gb: float | None = None
+    """In 2**30 bytes: collectives in flight at once, by their larger sides."""
+    prefetch: int | None = None
+    """All-gathers in flight at once."""
+
+    def peak(self, before: int) -> float:
+        """Bytes that may live, where ``before`` did."""
+        found = [before + share * before for share in (self.memory_share,) if share is not None]
+        found += [before + more * GB for more in (self.memory_gb,) if more is not None]
+        return min(found, default=inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What a schedule came to."""
+
+    exposed_before: float
+    """Seconds that waits block compute, in the graph as it was."""
+    exposed: float
+    peak_before: int
+    """Bytes."""
+    peak: int
+    hidden: int
+    """Flights that no wait is blocked by."""
+    flights: int
+    order: tuple[fx.Node, ...] | None
+    """The nodes; None: the graph is best as it is."""
+    kept: tuple[tuple[fx.Node, fx.Node], ...] = ()
+    """(earlier, later) that make the overlap: a launch before compute, compute before a wait."""
+
+
+def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int | None = None) -> Scheduled:
+    """Find the order of ``graph``, which is not changed; limits of memory count from ``before`` bytes, or from its own peak.
+
+    Raises :class:`PlanError` for limits that cannot be kept, and what ``estimates`` raise.
+    """
+    order = order_of(graph)
+    machine = machine_of(order.nodes, estimates.cost, estimates.cluster)
+    needs = Needs(graph, estimates.cluster.rounding)
+    windows = Windows(order, machine, needs)
+    own = list(range(len(order.nodes)))
+    given, peak_before = machine.run(own), max(needs.at(own))
+    room = Room(
+        peak=limits.peak(peak_before if before is None else before),
+        in_flight=inf if limits.in_flight_gb is None else limits.in_flight_gb * GB,
+        gathers=inf if limits.prefetch is None else max(1, limits.prefetch),
+    )
+    _refuse(windows, room, limits)
+    best: tuple[float, int, list[int]] | None = None
+    if peak_before <= room.peak and _keeps(windows, own, room):
+        best = given.exposed, peak_before, own
+    for found in _orders(windows, needs, room):
+        times, peak = machine.run(found), max(needs.at(found))
+        if peak <= room.peak and (best is None or times.exposed < best[0] - SAME):
+            best = times.exposed, peak, found
+    if best is None:
+        least = min(peak_before, max(needs.at(windows.arranged(lazy(windows)))))
+        raise PlanError(
+            f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {least / GB:.4g} GB with each "
+            "collective where it is needed"
+        )
+    exposed, peak, found = best
+    times = machine.run(found)
+    return Scheduled(
+        given.exposed,
+        exposed,
+        peak_before,
+        peak,
+        sum(times.blocked.get(one.launch, 0.0) <= SAME for one in windows.flights),
+        len(windows.flights),
+        None if found == own else tuple([order.nodes[index] for index in found]),
+        tuple(_kept(windows, found)),
+    )
+
+
+def _orders(windows: Windows, needs: Needs, room: Room) -> Iterator[list[int]]:
+    """Orders to try. Times of the second sweep are those that the first one came to."""
+    if not windows.flights:
+        return
+    basis = needs.at(windows.arranged(lazy(windows)))
+    live = _by_slot(windows, windows.arranged(lazy(windows)), basis)
+    for drift in _DRIFTS:
+        times = ideal(windows)
+        late = latest(windows, times, drift)
+        allowed = room
+        for _ in range(_TIGHTER):
+            events = Sweep(windows, times, late, allowed, list(live)).run()
+            found = windows.arranged(events)
+            yield found
+            over = max(needs.at(found)) - room.peak
+            if over <= 0:
+                break
+            allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
+
+
+def _by_slot(windows: Windows, order: Sequence[int], at: Sequence[int]) -> list[int]:
+    """The most bytes ``at`` any node of each slot."""
+    found, slot, most = [0] * len(windows.anchors), 0, 0
+    for node, live in zip(order, at, strict=True):
+        most = max(most, live)
+        if slot < len(windows.anchors) and node == windows.anchors[slot]:
+            found[slot] = most
+            slot, most = slot + 1, 0
+    return found
+
+
+def _keeps(windows: Windows, order: Sequence[int], room: Room) -> bool:
+    """Whether ``order`` has no more in flight at once than there is room for."""
+    by_launch = {one.launch: one for one in windows.flights}
+    flying: set[int] = set()
+    for node in order:
+        if node in by_launch:
+            flying.add(node)
+            gathers = sum(by_launch[one].is_gather for one in flying)
+            if gathers > room.gathers or sum(by_launch[one].size for one in flying) > room.in_flight:
+                return False
+        elif windows.machine.stream[node] == WAIT:
+            flying.discard(windows.machine.launch[node])
+    return True
+
+
+def _refuse(windows: Windows, room: Room, limits: Limits) -> None:
+    largest = max(windows.flights, key=lambda one: one.size, default=None)
+    if largest is not None and largest.size > room.in_flight:
+        raise PlanError(
+            f"[overlap] max_in_flight_gb = {limits.in_flight_gb:g} is less than {windows.order.nodes[largest.launch].name} "
+            f"has alone, {largest.size / GB:.4g} GB"
+        )
+
+
+def _kept(windows: Windows, order: Sequence[int]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each launch with the compute behind it, and each wait with the compute before it, of flights that compute hides."""
+    nodes, machine = windows.order.nodes, windows.machine
+    place = {node: at for at, node in enumerate(order)}
+    work = [at for at, node in enumerate(order) if machine.stream[node] == COMPUTE and machine.seconds[node] > 0]
+    for one in windows.flights:
+        begin, end = place[one.launch], min(place[wait] for wait in one.waits)
+        inside = _between(work, begin, end)
+        if inside:
+            yield nodes[one.launch], nodes[order[inside[0]]]
+            wait = min(one.waits, key=place.__getitem__)
+            yield nodes[order[inside[1]]], nodes[wait]
+
+
+def _between(places: Sequence[int], begin: int, end: int) -> tuple[int, int] | None:
+    """The first and the last of ``places`` between ``begin`` and ``end``."""
+    from bisect import bisect_left, bisect_right
+
+    first, last = bisect_right(places, begin), bisect_left(places, end) - 1
+    return (places[first], places[last]) if first <= last else None
