@@ -142,7 +142,7 @@ class PlanRun:
             return None
         before = [bucket for rank in ranks for reading in world.reading(rank).values() for bucket in reading.buckets]
         after = [bucket for rank in ranks for one in world.passed(rank).values() for bucket in one.reading.buckets]
-        named = world.entry_of if self.plan.bucket.by == "plan" else {p.fqn: "" for p in world.step(0).parameters}
+        named = world.entry_of if self.plan.bucket.has_entries else {p.fqn: "" for p in world.step(0).parameters}
         planned = [bucket for bucket in after if any(fqn in named for fqn in bucket.fqns)]
         return PlanSummary(len(before), len(after), len(planned), sum(bucket.bytes for bucket in after))
 

@@ -48,6 +48,8 @@ def run(context: Context) -> Verdict:
     entries = len(world.resolution.entries)
     idle = (f"{one.transformation} changed nothing" for one in world.final_step(0).transformed if not one.done)
     notes = "; ".join((*world.resolution.notes, *idle, *crossing_notes(world), *world.step(0).notes))
-    what = f"{counted(entries, 'entry')} as planned" if context.plan.bucket.by == "plan" else "buckets by size"
+    what = (
+        f"{counted(entries, 'entry')} as planned" if context.plan.bucket.has_entries else f"buckets by {context.plan.bucket.by}"
+    )
     summary = f"{what} on {looked_at(world)}"
     return passed("audit", f"{summary} ({notes})" if notes else summary)

@@ -16,6 +16,7 @@ from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.auto.bucketing import Hiding
     from pytest_fxbucket.passes.targets import Target
     from pytest_fxbucket.plan.tables import Bucket
 
@@ -46,23 +47,29 @@ class _Key:
     """Node of a launch that stays as it is; empty if it may be merged."""
 
 
-def grouping_of(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> list[Part]:
+def grouping_of(
+    order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hiding | None = None
+) -> list[Part]:
     """Sort ``targets``, in order of launch, into buckets, as ``rules`` ask for, in order of their first launch.
 
-    ``entries`` are in the plan's order. With each bucket stands what parted it from those of the other direction, too.
+    ``entries`` are in the plan's order; ``hiding`` says for ``by = "overlap"`` what stays hidden as one launch. With
+    each bucket stands what parted it from those of the other direction, too.
 
     Members of a bucket do not depend on each other, and buckets form no circle: both hold in as few launches as possible for
     the first, and split only buckets on a circle for the second.
     """
-    parts = _parts(order, targets, rules, entries) if rules.enabled else _apart(targets)
+    parts = _parts(order, targets, rules, entries, hiding) if rules.enabled else _apart(targets)
     parts.sort(key=lambda part: min(order.index[target.launch] for target in part[0]))
     directions = _directions(targets)
     return [(group, (*splits, *directions.get(_family(group[0]), ()))) for group, splits in parts]
 
 
-def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str]) -> list[Part]:
+def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hiding | None) -> list[Part]:
     keyed = _by_key(targets, rules)
-    capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, rules, entries)]
+    if hiding is None:
+        capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, rules, entries)]
+    else:
+        capped = list(_hidden(keyed, rules, hiding))
     levels = [
         (level, (*splits, *more))
         for (_, splits), parted in zip(capped, leveled(order, [group for group, _ in capped]), strict=True)
@@ -143,12 +150,22 @@ def _differences(key: _Key, have: Mapping[str, Sequence[str]]) -> Iterator[Split
 
 def _capped(group: Group, rules: Bucket, entries: Sequence[str]) -> Iterator[Part]:
     """``group`` cut so that each part stays under its cap; a member above it stands alone."""
-    if rules.by == "plan":
+    if rules.has_entries:
         place = entries.index(group[0].entry) if group[0].entry in entries else 0
         cap = rules.cap_mb[min(place, len(rules.cap_mb) - 1)]
         yield from _filled(_laid_out(group, rules), [cap])
     else:
         yield from ((_laid_out(part, rules), splits) for part, splits in _filled(group, rules.cap_mb))
+
+
+def _hidden(keyed: Sequence[Part], rules: Bucket, hiding: Hiding) -> Iterator[Part]:
+    """``keyed`` in parts that stay hidden as one launch; what must stay alone does."""
+    several = [(group, splits) for group, splits in keyed if len(group) > 1]
+    yield from ((group, splits) for group, splits in keyed if len(group) == 1)
+    found = hiding.parts([group for group, _ in several], rules.cap_mb[0] * MB)
+    for (_, splits), parts in zip(several, found, strict=True):
+        why = (SplitReason("overlap"),) if len(parts) > 1 else ()
+        yield from ((_laid_out(part, rules), (*splits, *why)) for part in parts)
 
 
 def _filled(group: Group, caps_mb: Sequence[float]) -> Iterator[Part]:

@@ -20,7 +20,7 @@ from pytest_fxbucket.graph.ops import dtype_name, overload
 from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
-from pytest_fxbucket.passes.auto.moved import peak_of, reorder_by_itself
+from pytest_fxbucket.passes.auto.moved import hiding_of, peak_of, reorder_by_itself
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
@@ -97,7 +97,8 @@ class ManualPass:
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
-        groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries)
+        hiding = hiding_of(targets.order, self.overlap, estimates) if self.bucket.by == "overlap" else None
+        groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries, hiding)
         before = peak_of(graph, self.overlap, estimates)
         buckets = merge(graph, targets.order, [group for group, _ in groups], self.bucket.packer)
         if self.bucket.enabled:

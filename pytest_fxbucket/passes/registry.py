@@ -120,9 +120,9 @@ def _refuse_other_ends(name: str, graph: fx.Graph, job: PassJob) -> None:
 
 def _targets(graph: fx.Graph, job: PassJob) -> Targets:
     plan, inputs, outputs = job.plan, job.step.inputs[job.phase], job.step.outputs[job.phase]
-    if plan.bucket.by == "size" and not job.step.has_roles:
+    if not plan.bucket.has_entries and not job.step.has_roles:
         return by_size(graph)
-    if plan.bucket.by == "size":
+    if not plan.bucket.has_entries:
         entry_of = {parameter.fqn: "" for parameter in job.step.parameters}
         return by_parameter(graph, job.reading, inputs, entry_of, outputs=outputs)
     if job.step.has_roles:

@@ -153,6 +153,7 @@ Reason = Literal[
     "bucketed",
     "cap",
     "above_cap",
+    "overlap",
     "dependence",
     "circle",
 ]
@@ -197,6 +198,7 @@ _SENTENCES: Mapping[Reason, str] = {
     "bucketed": "what an earlier run made a bucket stays as it is",
     "cap": _CAP + " is reached: {bytes:,} bytes, and {mine} would add {more:,}",
     "above_cap": "{mine} alone has {bytes:,} bytes, above " + _CAP,
+    "overlap": "as one launch with its neighbours it would not stay hidden, or has nothing to win",
     "dependence": "{mine} needs the result of {others}, so that one launch cannot have both",
     "circle": "as one launch it and {others} would wait for each other in a circle",
 }
@@ -214,6 +216,7 @@ _REMEDIES: Mapping[Reason, str] = {
     "bucketed": "give the pass the graph as it was before anything was merged",
     "cap": "set bucket.cap_mb to at least {needed:.4g} for that one, or to 0 for no cap",
     "above_cap": "set bucket.cap_mb to 0 for no cap, or above {needed:.4g}",
+    "overlap": 'by = "size" or "plan" merges whatever it exposes',
     "circle": "write entries that do not need each other in both orders",
     "dependence": _MODEL,
 }

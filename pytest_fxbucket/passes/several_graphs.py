@@ -101,7 +101,7 @@ class SeveralGraphs:
         whole = self._looked_at <= self._compiled
         if whole and not self._reports:
             raise PlanError(f"{self._where}: no entry can match: no graph compiled so far launches a collective")
-        if self._plan.bucket.by == "size":
+        if not self._plan.bucket.has_entries:
             return
         modules = list(dict.fromkeys([*_behind_prefixes(self._modules), *self._launching]))
         launching = list(self._launching) if whole else modules
@@ -141,7 +141,7 @@ class SeveralGraphs:
 
     def _targets(self, graph: fx.Graph) -> Targets:
         bucket = self._plan.bucket
-        if bucket.by == "size":
+        if not bucket.has_entries:
             return by_size(graph)
         plans = [(entry.name, entry.selectors) for entry in bucket.plan]
         return by_module(graph, plans, self._stack, where=self._where, unplanned=bucket.unplanned, partial=True)

@@ -29,7 +29,7 @@ def agree(plan: Plan, where: str) -> None:
     _on_a_ring(plan, where)
     agree_on_cluster(plan, where)
     agree_on_overlap(plan, where)
-    if plan.bucket.by == "size":
+    if not plan.bucket.has_entries:
         _by_size(plan, where)
     else:
         _by_plan(plan, where)
@@ -137,8 +137,8 @@ def _names(bucket: Bucket) -> list[str] | None:
 def _by_size(plan: Plan, where: str) -> None:
     """By size there are no entries: neighbours share a bucket up to a cap."""
     bucket, overlap = plan.bucket, plan.overlap
-    by = 'by = "size"'
-    if bucket.enabled and not all(bucket.cap_mb[:-1] or bucket.cap_mb):
+    by = f"by = {show(bucket.by)}"
+    if bucket.enabled and bucket.by == "size" and not all(bucket.cap_mb[:-1] or bucket.cap_mb):
         zero = "0" if len(bucket.cap_mb) == 1 else "a 0 before its end"
         raise PlanError(
             f"{where}: [bucket] {by} fills buckets up to cap_mb, which has {zero} (no cap); set it, as in cap_mb = 25"
@@ -272,9 +272,10 @@ def _without_optimizer(plan: Plan, where: str) -> None:
 def _of_optimizers(plan: Plan, where: str) -> None:
     several = len(plan.optimizer) > 1
     for number, one in enumerate(plan.optimizer, 1):
-        if one.groups == "entry" and plan.bucket.by == "size":
+        if one.groups == "entry" and not plan.bucket.has_entries:
             inside = f"[[optimizer]] {number}:" if several else "[optimizer]"
-            raise PlanError(f'{where}: {inside} groups = "entry" needs entries, and by = "size" makes none; use groups = "one"')
+            none = f"by = {show(plan.bucket.by)} makes none"
+            raise PlanError(f'{where}: {inside} groups = "entry" needs entries, and {none}; use groups = "one"')
     rest = [number for number, one in enumerate(plan.optimizer, 1) if not one.params]
     if len(rest) > 1:
         raise PlanError(
@@ -401,7 +402,7 @@ def _smaller(plan: Plan, most: int) -> dict[str, int]:
 def entries_of(plan: Plan, parameters: Sequence[str], modules: Sequence[str], aliases: Mapping[str, str]) -> Resolution:
     """What the entries of ``plan`` mean; none by size. Raises PlanError for entries that match nothing or overlap."""
     bucket = plan.bucket
-    if bucket.by == "size":
+    if not bucket.has_entries:
         return Resolution((), (), ())
     where = f"{plan.path}: [bucket]"
     found = resolve(bucket.plan, parameters, modules, aliases=aliases, unplanned=bucket.unplanned, where=where)

@@ -15,6 +15,8 @@ def agree_on_overlap(plan: Plan, where: str) -> None:
     """Raise PlanError, one sentence that begins with ``where``, for keys that the plan's schedule does not know."""
     overlap, plain = plan.overlap, Overlap()
     inside = f"{where}: [overlap]"
+    if plan.bucket.by == "overlap":
+        _by_overlap(plan, where)
     if overlap.schedule == "manual":
         if limit := next((key for key in _LIMITS if getattr(overlap, key) is not None), None):
             raise PlanError(f'{inside} {limit} is a limit of schedule = "auto", and the schedule is "manual"; leave one out')
@@ -27,3 +29,13 @@ def agree_on_overlap(plan: Plan, where: str) -> None:
         raise PlanError(
             f'{inside} schedule = "auto" goes by seconds on [cluster], and there is none; give one, such as a preset'
         )
+
+
+def _by_overlap(plan: Plan, where: str) -> None:
+    bucket = plan.bucket
+    if plan.overlap.schedule != "auto":
+        raise PlanError(
+            f'{where}: [bucket] by = "overlap" keeps hidden what [overlap] schedule = "auto" hides; set that, not "manual"'
+        )
+    if len(bucket.cap_mb) > 1:
+        raise PlanError(f'{where}: [bucket] by = "overlap" takes one cap_mb for all buckets, not {len(bucket.cap_mb)}')

@@ -214,7 +214,11 @@ class Bucket:
     by: str = field(
         default="plan",
         metadata=one_of(
-            "what shares a bucket: an entry, or neighbours up to `cap_mb`, whatever module they are of", "plan", "size"
+            "what shares a bucket: an entry; neighbours up to `cap_mb`, whatever module they are of; what stays hidden as one "
+            "launch, within entries or, without `plan`, across modules",
+            "plan",
+            "size",
+            "overlap",
         ),
     )
     layout: str = field(
@@ -246,6 +250,11 @@ class Bucket:
         default="error",
         metadata=one_of('a parameter in no entry; `"root"`: all such in one bucket, as FSDP2', "error", "allow", "root"),
     )
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether buckets are told by entries, each or within them."""
+        return self.by == "plan" or (self.by == "overlap" and bool(self.plan))
 
 
 @dataclass(frozen=True, slots=True)

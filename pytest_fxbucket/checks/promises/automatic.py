@@ -43,7 +43,7 @@ def automatic_problems(world: PlanOnMesh, rank: int) -> list[str]:
     passed, before = world.passed(rank), replace(world.way(rank).step, rank=rank)
     after = replace(before, graphs={phase: uncompiled(one.bucketed.root, one.graph) for phase, one in passed.items()})
     lines = [simulate(step, cluster, own_cost(plan, step, cluster)) for step in (before, after)]
-    found = list(_exposed(plan.overlap, *lines))
+    found = list(_exposed(*lines))
     found += _promised(passed, lines[1])
     for phase, one in passed.items():
         found += in_flight_problems(plan.overlap, one.graph)
@@ -51,15 +51,9 @@ def automatic_problems(world: PlanOnMesh, rank: int) -> list[str]:
     return found
 
 
-def _exposed(rules: Overlap, before: Timeline, after: Timeline) -> Iterator[str]:
+def _exposed(before: Timeline, after: Timeline) -> Iterator[str]:
     if after.exposed > before.exposed * (1 + _SAME) + HIDDEN:
         yield f"{_ms(after.exposed)} ms are exposed, {_ms(before.exposed)} before the pass: the schedule is to expose less"
-    limited = rules.max_in_flight_gb is not None or rules.max_prefetch is not None
-    for one in after.flights:
-        if one.why == "waited for too early":
-            yield f"{_ms(one.exposed)} ms of {one.node} are exposed: it is waited for long before what it brings is read"
-        elif one.why == "launched too late" and not limited and rules.max_memory_increase is None:
-            yield f"{_ms(one.exposed)} ms of {one.node} are exposed: it is launched long after what it sends is there"
 
 
 def _promised(passed: Mapping[Phase, Passed], after: Timeline) -> Iterator[str]:
@@ -96,7 +90,7 @@ def in_flight_problems(rules: Overlap, graph: fx.Graph) -> Iterator[str]:
                 )
             if rules.max_prefetch is not None and gathers > rules.max_prefetch and "gathers" not in broken:
                 broken.add("gathers")
-                yield f"{gathers} all-gathers are in flight with {node.name}, at most max_prefetch = {rules.max_prefetch} may be"
+                yield f"{gathers} all-gathers are in flight with {node.name}, at most max_prefetch = {rules.max_prefetch} may"
 
 
 def memory_problems(rules: Overlap, before: StepGraph, after: StepGraph, phase: Phase, cluster: Cluster) -> Iterator[str]:

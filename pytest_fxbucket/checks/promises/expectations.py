@@ -52,7 +52,7 @@ class Expectations:
 
     def is_planned(self, fqn: str) -> bool:
         """Whether the plan says anything of the parameter ``fqn``; by size it does of all."""
-        return self.bucket.by == "size" or fqn in self.entry_of
+        return not self.bucket.has_entries or fqn in self.entry_of
 
 
 def promise_of(
@@ -104,7 +104,7 @@ def stages_of(promise: Expectations, buckets: Sequence[Bucket], when: Callable[[
     stages: dict[str, list[Bucket]] = {}
     for bucket in sorted(buckets, key=when):
         entries = [promise.entry_of.get(fqn, "") for fqn in bucket.fqns]
-        if promise.bucket.by == "size":
+        if not promise.bucket.has_entries:
             entries = [f"of {some(bucket.fqns)}"]
         for entry in dict.fromkeys(entries):
             if entry and bucket.wait is not None:

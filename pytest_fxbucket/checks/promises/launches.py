@@ -34,7 +34,7 @@ class Expected:
     launches: tuple[Bucket, ...]
     """Those before the pass that it is to take the place of, in byte order; they agree in direction, kind and group."""
     loose: bool = False
-    """Whether it may be parted: with others it would form a circle of launches that need each other."""
+    """Whether it may be parted: with others it would form a circle of launches that need each other, or not stay hidden."""
 
     @property
     def first(self) -> Bucket:
@@ -56,6 +56,8 @@ def expected(promise: Expectations, captured: GraphAnalysis, order: Order | None
         for kind in KINDS
         for key, same in _by_key(promise, of_kind(captured, direction, kind)).items()
     ]
+    if promise.bucket.by == "overlap":
+        return [replace(one, loose=True) for one in _labelled(capped, {})]
     parted = in_parts(order, [[bucket.node for bucket in part] for one in capped for part in one.parts])
     found = list(_labelled(capped, parted.level))
     circling = _circling({parted.part[one.first.node]: one.launches for one in found}, parted.below)
@@ -131,7 +133,7 @@ def _by_key(promise: Expectations, buckets: Sequence[Bucket]) -> dict[_Key, list
 
 
 def _key(promise: Expectations, bucket: Bucket) -> _Key:
-    entries = {"" if promise.bucket.by == "size" else promise.entry_of.get(fqn) for fqn in bucket.fqns}
+    entries = {promise.entry_of.get(fqn) if promise.bucket.has_entries else "" for fqn in bucket.fqns}
     entry = entries.pop() if len(entries) == 1 else None
     merged = promise.bucket.enabled and entry is not None and not bucket.unmergeable and promise.ranks(bucket) != 1
     several = promise.bucket.dtypes == "mixed" and bucket.kind == "all_gather"
@@ -144,8 +146,14 @@ def _key(promise: Expectations, bucket: Bucket) -> _Key:
 
 
 def _capped(promise: Expectations, name: str, buckets: Sequence[Bucket], place: Mapping[str, int]) -> Iterator[list[Bucket]]:
-    """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration."""
-    if promise.bucket.by == "plan":
+    """``buckets`` laid out and cut so that each part stays under its cap; ``place`` is the order of registration.
+
+    What is merged as far as it stays hidden may be cut anywhere: it is one part.
+    """
+    if promise.bucket.by == "overlap":
+        yield _laid_out(promise, buckets, place)
+        return
+    if promise.bucket.has_entries:
         turn = promise.entries.index(name) if name in promise.entries else 0
         caps = [promise.bucket.cap_mb[min(turn, len(promise.bucket.cap_mb) - 1)]]
         buckets = _laid_out(promise, buckets, place)
@@ -173,7 +181,7 @@ def _parted(buckets: Sequence[Bucket], level: Mapping[str, int]) -> list[list[Bu
     """``buckets`` in as few parts as possible of which none holds two that need each other; the order inside is kept."""
     parts: dict[int, list[Bucket]] = {}
     for bucket in buckets:
-        parts.setdefault(level[bucket.node], []).append(bucket)
+        parts.setdefault(level.get(bucket.node, 0), []).append(bucket)
     return [parts[number] for number in sorted(parts)]
 
 
@@ -191,7 +199,18 @@ def launch_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
     for direction in DIRECTIONS:
         for kind in KINDS:
             here = [one for one in wanted if (one.first.direction, one.first.kind) == (direction, kind)]
-            yield from _Launches(promise, here, of_kind(passed, direction, kind)).problems()
+            there = of_kind(passed, direction, kind)
+            yield from _Launches(promise, here, there).problems()
+            yield from _above_cap(promise, there)
+
+
+def _above_cap(promise: Expectations, there: Sequence[Bucket]) -> Iterator[str]:
+    """Of what is merged as far as it stays hidden, the launches of several members that are larger than the cap."""
+    cap = promise.bucket.cap_mb[0] * MB
+    for bucket in there if promise.bucket.by == "overlap" and cap else ():
+        if len(bucket.members) > 1 and bucket.bytes > cap and all(bucket.fqns):
+            what = f"{bucket.direction} {bucket.kind} of {some(bucket.fqns)}"
+            yield f"{what} has {bucket.bytes:,} bytes, above cap_mb = {promise.bucket.cap_mb[0]:g}"
 
 
 class _Launches:

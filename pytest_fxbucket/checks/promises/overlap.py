@@ -116,7 +116,7 @@ def _marks(promise: Expectations, reading: GraphAnalysis, stages: Stages, direct
         name: Mark(f"the wait for {name}", min(bucket.wait for bucket in stage if bucket.wait is not None))
         for name, stage in stages.items()
     }
-    if direction == "forward" or not waits or promise.bucket.by == "size":
+    if direction == "forward" or not waits or not promise.bucket.has_entries:
         return waits
     first = min(mark.place for mark in waits.values())
     gathered = {of: [fqn for bucket in of_kind(reading, of, "all_gather") for fqn in bucket.fqns] for of in DIRECTIONS}

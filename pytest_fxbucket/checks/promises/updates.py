@@ -23,7 +23,7 @@ def update_problems(promise: Expectations, captured: GraphAnalysis, passed: Grap
         yield from _made_of(captured, passed)
     if promise.overlap.updates == "ready":
         yield from _late(promise, passed)
-    elif not list(_among_reductions(promise, captured)):
+    elif promise.overlap.schedule == "manual" and not list(_among_reductions(promise, captured)):
         yield from _among_reductions(promise, passed)
 
 
@@ -131,6 +131,6 @@ def _others(promise: Expectations, reading: GraphAnalysis) -> list[tuple[int, st
 
 
 def _entry(promise: Expectations, fqns: Sequence[str]) -> str:
-    if promise.bucket.by == "size":
+    if not promise.bucket.has_entries:
         return some(list(fqns))
     return " & ".join(dict.fromkeys(promise.entry_of.get(fqn, fqn) for fqn in fqns if fqn))

@@ -8,6 +8,7 @@ from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink
+from pytest_fxbucket.passes.auto.bucketing import Hiding
 from pytest_fxbucket.passes.auto.schedule import Limits, scheduled
 from pytest_fxbucket.passes.overlap import Reordered
 from pytest_fxbucket.passes.report import Schedule
@@ -15,6 +16,7 @@ from pytest_fxbucket.passes.report import Schedule
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.auto.schedule import Estimates
     from pytest_fxbucket.plan.tables import Overlap
 
@@ -34,13 +36,11 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
 
     Raises :class:`PlanError` without ``estimates``, and for limits that cannot be kept.
     """
-    if estimates is None:
-        raise PlanError('[overlap] schedule = "auto" goes by seconds on a cluster, and nobody gave any')
+    estimates = _given(estimates)
     launches = [node for node in graph.nodes if launch_kind(node) is not None]
     if all(launch.meta.get(SCHEDULED) for launch in launches):
         return Reordered((), ())
-    limits = Limits(rules.max_memory_increase, rules.max_memory_increase_gb, rules.max_in_flight_gb, rules.max_prefetch)
-    found = scheduled(graph, estimates, limits, before)
+    found = scheduled(graph, estimates, limits_of(rules), before)
     if found.order is not None:
         relink(graph, found.order)
     for launch in launches:
@@ -48,3 +48,19 @@ def reorder_by_itself(graph: fx.Graph, rules: Overlap, estimates: Estimates | No
     pairs = tuple((earlier.name, later.name) for earlier, later in found.kept)
     took = Schedule(found.exposed_before, found.exposed, found.peak_before, found.peak, found.hidden, found.flights, pairs)
     return Reordered((), found.kept, took)
+
+
+def hiding_of(order: Order, rules: Overlap, estimates: Estimates | None) -> Hiding:
+    """What collectives hide behind, for merging them. Raises :class:`PlanError` without ``estimates``."""
+    return Hiding(order, _given(estimates), limits_of(rules))
+
+
+def limits_of(rules: Overlap) -> Limits:
+    """What ``rules`` limit."""
+    return Limits(rules.max_memory_increase, rules.max_memory_increase_gb, rules.max_in_flight_gb, rules.max_prefetch)
+
+
+def _given(estimates: Estimates | None) -> Estimates:
+    if estimates is None:
+        raise PlanError('[overlap] schedule = "auto" goes by seconds on a cluster, and nobody gave any')
+    return estimates

@@ -11,7 +11,7 @@ from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.machine import COMPUTE, WAIT, machine_of
-from pytest_fxbucket.passes.auto.sweep import Drift, Room, Sweep, ideal, latest, lazy
+from pytest_fxbucket.passes.auto.sweep import DRIFT, Room, Sweep, ideal, latest, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GB = 1 << 30
 SAME = 1e-9
 """Seconds of exposure that count as none."""
-_DRIFTS = (Drift(8.0), Drift(inf))
+_DRIFTS = (DRIFT, inf)
 _TIGHTER = 4
 """How often a sweep whose order needs too much memory is given less."""
 
@@ -123,11 +123,11 @@ def _orders(windows: Windows, needs: Needs, room: Room) -> Iterator[list[int]]:
     """Orders to try. Times of the second sweep are those that the first one came to."""
     if not windows.flights:
         return
-    basis = needs.at(windows.arranged(lazy(windows)))
-    live = _by_slot(windows, windows.arranged(lazy(windows)), basis)
+    basis = windows.arranged(lazy(windows))
+    live = windows.by_slot(basis, needs.at(basis))
     for drift in _DRIFTS:
         times = ideal(windows)
-        late = latest(windows, times, drift)
+        late = latest(windows, times, drift).starts
         allowed = room
         for _ in range(_TIGHTER):
             events = Sweep(windows, times, late, allowed, list(live)).run()
@@ -137,17 +137,6 @@ def _orders(windows: Windows, needs: Needs, room: Room) -> Iterator[list[int]]:
             if over <= 0:
                 break
             allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
-
-
-def _by_slot(windows: Windows, order: Sequence[int], at: Sequence[int]) -> list[int]:
-    """The most bytes ``at`` any node of each slot."""
-    found, slot, most = [0] * len(windows.anchors), 0, 0
-    for node, live in zip(order, at, strict=True):
-        most = max(most, live)
-        if slot < len(windows.anchors) and node == windows.anchors[slot]:
-            found[slot] = most
-            slot, most = slot + 1, 0
-    return found
 
 
 def _keeps(windows: Windows, order: Sequence[int], room: Room) -> bool:

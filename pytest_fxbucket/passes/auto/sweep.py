@@ -34,12 +34,10 @@ class Room:
     """All-gathers that are in flight at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How far a reduction may be from where it could be launched, in times of its own flight; and spare of each flight."""
-
-    durations: float = 8.0
-    spare: float = 0.1
+DRIFT = 8.0
+"""How far a reduction may end behind the soonest that it could, in times of its own seconds."""
+SPARE = 0.1
+"""Share of its seconds by which each flight is to end earlier than it must, and is left alone longer than it should take."""
 
 
 def ideal(windows: Windows) -> list[float]:
@@ -63,13 +61,26 @@ def ideal(windows: Windows) -> list[float]:
     return found
 
 
-def latest(windows: Windows, times: Sequence[float], drift: Drift) -> list[float]:
-    """When each flight must start at the latest, by its number."""
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Of each flight, by its number."""
+
+    starts: list[float]
+    """When it must start, all of a stream one behind the other."""
+    deadlines: list[float]
+    """When it must have ended."""
+
+
+def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
+    """When each flight must start, and have ended, at the latest; ``times`` are those of :func:`ideal`.
+
+    ``drift``: a reduction's flight may end so many times its seconds behind the soonest that it could.
+    """
     flights = windows.flights
     deadline = [times[one.high] for one in flights]
     for one in flights:
         if not one.grows and one.low < len(times):
-            soon = times[one.low] + (1 + drift.durations) * one.seconds
+            soon = times[one.low] + (1 + drift) * one.seconds
             deadline[one.number] = min(deadline[one.number], max(soon, times[min(one.low + 1, len(times) - 1)]))
     readers = [0] * len(flights)
     for one in flights:
@@ -83,14 +94,14 @@ def latest(windows: Windows, times: Sequence[float], drift: Drift) -> list[float
     while heap:
         flight = flights[-heappop(heap)[1]]
         end = min(deadline[flight.number], begin.get(flight.stream, inf))
-        start = end - flight.seconds * (1 + drift.spare)
+        start = end - flight.seconds * (1 + SPARE)
         found[flight.number] = begin[flight.stream] = start
         for needed in flight.needs:
             deadline[needed] = min(deadline[needed], start)
             readers[needed] -= 1
             if not readers[needed]:
                 heappush(heap, (-deadline[needed], -needed))
-    return found
+    return Latest(found, deadline)
 
 
 @dataclass(slots=True)
@@ -129,15 +140,19 @@ class Sweep:
                 insort(queues.setdefault(one.stream, []), (self.late[one.number], one.number))
                 if not one.grows:
                     heappush(fills.setdefault(one.stream, []), (one.low, one.number))
-            for one in launch_at.get(slot, ()):
-                self._launch_needed(one, slot, forced=False)
+            needed = launch_at.get(slot, ())
+            for one in needed:
+                if all(self.end.get(other, inf) <= self._now for other in one.needs):
+                    self._launch_needed(one, slot, forced=False)
             due = [one for one in wait_at.get(slot, ()) if one.number not in self.over]
             self._launch_early(slot, queues, due)
             self._fill(slot, fills, to_come)
             self._wait_for_ended(slot)
+            for one in needed:
+                self._launch_needed(one, slot, forced=False)
             for one in due:
                 self._launch_needed(one, slot, forced=True)
-                self._wait(one, slot)
+                self._wait(one, slot, is_due=True)
             self._compute(slot)
         return self.events
 
@@ -193,7 +208,7 @@ class Sweep:
     def _can(self, one: Flight, slot: int) -> bool:
         """Whether ``one`` may be launched in ``slot`` already."""
         for needed in one.needs:
-            if needed not in self.end or (needed not in self.over and self.end[needed] > self._now):
+            if needed not in self.over and not self._has_ended(self.windows.flights[needed]):
                 return False
         if not self._fits(one):
             return False
@@ -236,7 +251,7 @@ class Sweep:
             for at in range(slot, one.last):
                 self.live[at] += one.grows
 
-    def _wait(self, one: Flight, slot: int) -> None:
+    def _wait(self, one: Flight, slot: int, *, is_due: bool = False) -> None:
         if one.number in self.over or one.number not in self.end:
             return
         self.over.add(one.number)
@@ -248,13 +263,15 @@ class Sweep:
             self.host = max(self.host, self.end[one.number])
         for wait in one.waits:
             self.host += self.windows.machine.host[wait]
-            self.events.append(Event(slot, wait))
+            self.events.append(Event(slot, wait, is_due))
+
+    def _has_ended(self, one: Flight) -> bool:
+        return self.end.get(one.number, inf) + SPARE * one.seconds <= self._now
 
     def _wait_for_ended(self, slot: int) -> None:
         """Wait for reductions that are there: what they were sent is free then."""
-        now = self._now
-        for number, one in list(self.flying.items()):
-            if not one.grows and self.end[number] <= now:
+        for one in list(self.flying.values()):
+            if not one.grows and self._has_ended(one):
                 self._wait(one, slot)
 
     def _compute(self, slot: int) -> None:
@@ -278,4 +295,4 @@ def lazy(windows: Windows) -> list[Event]:
         slot = one.last if one.grows else min(one.low, one.last)
         found.append((slot, one.number, 0, one.launch))
         found += [(slot if not one.grows else one.high, one.number, 1, wait) for wait in one.waits]
-    return [Event(slot, node) for slot, _, _, node in sorted(found)]
+    return [Event(slot, node, turn == 1) for slot, _, turn, node in sorted(found)]

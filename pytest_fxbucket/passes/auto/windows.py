@@ -57,6 +57,8 @@ class Event:
 
     slot: int
     node: int
+    is_due: bool = False
+    """Whether it is a wait right before what needs it; else it stands where its slot begins."""
 
 
 class Windows:
@@ -77,6 +79,7 @@ class Windows:
             behind.append(lands or (moves[i] and any(behind[one] for one in order.before[i])))
             packs = self._only[i] >= 0 and (moves[i] or given[i])
             movable.append(behind[i] or packs or i in waits)
+        self._inputs = max((i for i, node in enumerate(nodes) if node.op == "placeholder"), default=-1)
         self.anchors = [i for i, moved in enumerate(movable) if not moved and nodes[i].op not in ("placeholder", "get_attr")]
         """The nodes that slots stand before, in their order; the last is the graph's output."""
         slot_of = {node: slot for slot, node in enumerate(self.anchors)}
@@ -84,7 +87,7 @@ class Windows:
         self.flights = self._flights(waits, low, high, given, needs)
         number_of = {wait: one.number for one in self.flights for wait in one.waits}
         self._link(number_of, movable)
-        self.seconds, self.host = self._by_slot(movable, slot_of, low)
+        self.seconds, self.host = self._by_slot(movable, slot_of, high)
 
     def _for_launches(self, after: Sequence[Sequence[int]], moves: Sequence[bool], given: Sequence[bool]) -> list[int]:
         """Of what is read by launches alone, through what goes with them, the first such launch; else -1."""
@@ -165,37 +168,48 @@ class Windows:
                 found = nothing
             known.append(found)
 
-    def _by_slot(self, movable: Sequence[bool], slot_of: dict[int, int], low: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Seconds of compute and of the host in each slot, launches, waits and what packs for them aside."""
-        seconds, host, slot = [0.0] * len(self.anchors), [0.0] * len(self.anchors), 0
+    def _by_slot(
+        self, movable: Sequence[bool], slot_of: dict[int, int], high: Sequence[int]
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of compute and of the host in each slot, launches, waits and what packs for them aside.
+
+        What moves what a wait gave stands behind it, in the slot of the first that reads it.
+        """
+        seconds, host = [0.0] * len(self.anchors), [0.0] * len(self.anchors)
         for index, node in enumerate(self.order.nodes):
-            if communicates(node) or (movable[index] and self._only[index] >= 0):
-                if index in slot_of:
-                    slot = slot_of[index] + 1
-                continue
-            at = slot_of.get(index, max(slot, low[index]))
-            at = min(at, len(self.anchors) - 1)
-            seconds[at] += self.machine.seconds[index]
-            host[at] += self.machine.host[index]
-            if index in slot_of:
-                slot = slot_of[index] + 1
+            if not communicates(node) and not (movable[index] and self._only[index] >= 0):
+                at = slot_of.get(index, high[index])
+                seconds[at] += self.machine.seconds[index]
+                host[at] += self.machine.host[index]
         return seconds, host
 
     def arranged(self, events: Sequence[Event]) -> list[int]:
-        """The nodes in an order that has ``events`` in theirs, each right before the compute of its slot."""
+        """The nodes in an order that has ``events`` in theirs, each in its slot."""
         wishes = [float(index) for index in range(len(self.order.nodes))]
-        in_slot: dict[int, list[int]] = {}
+        in_slot: dict[int, list[Event]] = {}
         for event in events:
-            in_slot.setdefault(event.slot, []).append(event.node)
-        for slot, nodes in in_slot.items():
-            at = self.anchors[slot] - 1
-            for number, node in enumerate(nodes, 1):
-                wishes[node] = at + number / (len(nodes) + 1)
+            in_slot.setdefault(event.slot, []).append(event)
+        for slot, here in in_slot.items():
+            begin = self.anchors[slot - 1] if slot else self._inputs
+            for number, event in enumerate(here, 1):
+                first = min((reader for reader in self._readers(event.node)), default=begin) if event.is_due else begin
+                base = first - 1 if begin < first <= self.anchors[slot] else begin
+                wishes[event.node] = base + number / (len(here) + 1)
         for index in range(len(wishes) - 1, -1, -1):
             owner = self._only[index]
             if owner >= 0 and owner != index:
                 wishes[index] = min(wishes[owner], *(wishes[reader] for reader in self._readers(index)))
         return arranged(dict(enumerate(self.order.before)), wishes)
+
+    def by_slot(self, order: Sequence[int], at: Sequence[int]) -> list[int]:
+        """The most of ``at``, which is by place in ``order``, that any node of each slot has."""
+        found, slot, most = [0] * len(self.anchors), 0, 0
+        for node, live in zip(order, at, strict=True):
+            most = max(most, live)
+            if slot < len(self.anchors) and node == self.anchors[slot]:
+                found[slot] = most
+                slot, most = slot + 1, 0
+        return found
 
     def _readers(self, index: int) -> Iterable[int]:
         place = self.order.index

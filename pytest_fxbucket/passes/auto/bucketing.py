@@ -1,0 +1,182 @@
+"""Merges collectives as long as what hides them still does.
+
+Each stream's collectives stand one behind the other, each as late as it can be, as in :mod:`pytest_fxbucket.passes.auto.sweep`.
+Two neighbours that may share a launch become one that starts when all of it is there, and must end when the first of it is
+needed; that is done if none then starts before it can, or exposes more than it did. What a merge saves, one latency, moves all
+before it. A bucket whose latency is a small part of its flight has nothing to win from more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.passes.auto.machine import machine_of
+from pytest_fxbucket.passes.auto.sweep import DRIFT, ideal, latest, lazy
+from pytest_fxbucket.passes.auto.windows import Windows
+
+if TYPE_CHECKING:
+    from pytest_fxbucket.graph.order import Order
+    from pytest_fxbucket.passes.auto.schedule import Estimates, Limits
+    from pytest_fxbucket.passes.auto.windows import Flight
+    from pytest_fxbucket.passes.grouping import Group
+    from pytest_fxbucket.passes.targets import Target
+
+_SATURATED = 0.05
+"""Share of its flight that a bucket's latency is where more bytes win nothing."""
+_SAME = 1e-9
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A bucket in the making, on its stream."""
+
+    release: float
+    """When what it sends is there, at the earliest."""
+    deadline: float
+    seconds: float
+    late: float
+    """When it must start."""
+    bytes: int
+    members: list[Target]
+    flights: list[Flight]
+
+
+class Hiding:
+    """What a graph's collectives hide behind, before anything is merged."""
+
+    def __init__(self, order: Order, estimates: Estimates, limits: Limits) -> None:
+        graph = order.nodes[0].graph
+        machine = machine_of(order.nodes, estimates.cost, estimates.cluster)
+        needs = Needs(graph, estimates.cluster.rounding)
+        self._windows = windows = Windows(order, machine, needs)
+        self._times = ideal(windows)
+        self._deadlines = latest(windows, self._times, DRIFT).deadlines
+        basis = windows.arranged(lazy(windows))
+        at = needs.at(basis)
+        self._live = windows.by_slot(basis, at)
+        self._peak = limits.peak(max(needs.at(range(len(order.nodes)))))
+        self._in_flight = inf if limits.in_flight_gb is None else limits.in_flight_gb * (1 << 30)
+        self._by_launch = {order.nodes[one.launch]: one for one in windows.flights}
+        self._copying = 2 / (estimates.cluster.memory_bandwidth * estimates.cluster.memory_efficiency)
+
+    def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
+        """Each of ``groups``, whose members may share a launch, in parts that stay hidden; ``cap``: bytes of a part, 0: any."""
+        jobs: list[list[_Job]] = [[self._job(target) for target in group] for group in groups]
+        streams: dict[int, list[_Job]] = {}
+        known = {target.launch for group in groups for target in group}
+        for group in jobs:
+            for job in group:
+                streams.setdefault(job.flights[0].stream, []).append(job)
+        for launch, one in self._by_launch.items():
+            if launch not in known:
+                streams.setdefault(one.stream, []).append(self._of_flight(one, []))
+        latency = self._latencies(jobs)
+        found: list[list[Group]] = []
+        for stream in streams.values():
+            stream.sort(key=lambda job: (job.deadline, job.flights[0].number))
+            _stack(stream, len(stream) - 1)
+        # those that are exposed first: they win from a merge, and leave room for others
+        for number in sorted(range(len(jobs)), key=lambda number: min((j.late - j.release for j in jobs[number]), default=0.0)):
+            jobs[number] = self._merged(jobs[number], streams, latency[number], cap)
+        for group in jobs:
+            parts = [tuple(sorted(job.members, key=lambda t: t.launch)) for job in group]
+            found.append(sorted(parts, key=lambda part: part[0].launch))
+        return found
+
+    def _job(self, target: Target) -> _Job:
+        return self._of_flight(self._by_launch[target.launch], [target])
+
+    def _of_flight(self, one: Flight, members: list[Target]) -> _Job:
+        release = self._times[min(one.low, len(self._times) - 1)] + one.pack
+        return _Job(release, self._deadlines[one.number], one.seconds, inf, one.size, members, [one])
+
+    def _latencies(self, jobs: Sequence[Sequence[_Job]]) -> list[float]:
+        """Of each group what a flight takes whatever it carries, by the smallest and the largest of its kind on its stream."""
+        ends: dict[tuple[int, str], list[tuple[int, float]]] = {}
+        for group in jobs:
+            for job in group:
+                ends.setdefault(_kind(job), []).append((job.bytes, job.seconds))
+        found = []
+        for group in jobs:
+            known = sorted(ends[_kind(group[0])])
+            (small, quick), (large, slow) = known[0], known[-1]
+            slope = max(0.0, (slow - quick) / (large - small)) if large > small else 0.0
+            found.append(max(0.0, min(quick, quick - slope * small)) if large > small else 0.0)
+        return found
+
+    def _merged(self, jobs: list[_Job], streams: dict[int, list[_Job]], latency: float, cap: float) -> list[_Job]:
+        """``jobs`` of one group, as few as stay hidden; ``streams`` are kept up to date."""
+        if not jobs:
+            return jobs
+        stream = streams[jobs[0].flights[0].stream]
+        ordered = sorted(jobs, key=lambda job: (job.deadline, job.release, job.flights[0].number))
+        kept = [ordered[0]]
+        for job in ordered[1:]:
+            if not self._join(kept[-1], job, stream, latency, cap):
+                kept.append(job)
+        return kept
+
+    def _join(self, into: _Job, other: _Job, stream: list[_Job], latency: float, cap: float) -> bool:
+        """Let ``into`` carry what ``other`` does, if that stays hidden and has room; whether it was done."""
+        size = into.bytes + other.bytes
+        if (cap and size > cap) or size > self._in_flight or latency < _SATURATED * into.seconds:
+            return False
+        was = into.release, into.deadline, into.seconds, into.late
+        worst = max(0.0, into.release - into.late, other.release - other.late)
+        place, at = stream.index(into), stream.index(other)
+        into.release = max(into.release, other.release)
+        into.deadline = min(into.deadline, other.deadline) - self._copying * other.bytes
+        into.seconds = max(into.seconds, other.seconds, into.seconds + other.seconds - latency)
+        stream.pop(at)
+        changed = _stack(stream, at - 1, place)
+        stays = into.release - into.late <= worst + _SAME and all(
+            job.late >= min(job.release, late) - _SAME for job, late in changed if job is not into
+        )
+        if stays and self._lives(into, other):
+            into.bytes = size
+            into.members += other.members
+            into.flights += other.flights
+            return True
+        stream.insert(at, other)
+        for job, late in changed:
+            job.late = late
+        into.release, into.deadline, into.seconds, into.late = was
+        return False
+
+    def _lives(self, into: _Job, other: _Job) -> bool:
+        """Whether memory allows that what ``other`` carries lives as long as all of the bucket, and takes it if so."""
+        if self._peak == inf:
+            return True
+        first, second = into.flights[0], other.flights[-1]
+        begin, end = sorted((first.high, second.high)) if first.is_gather else sorted((first.low, second.low))
+        more = second.size if first.is_gather else sum(one.size for one in into.flights)
+        if begin < end and max(self._live[begin:end]) + more > self._peak:
+            return False
+        for slot in range(begin, end):
+            self._live[slot] += more
+        return True
+
+
+def _kind(job: _Job) -> tuple[int, str]:
+    return job.flights[0].stream, job.members[0].kind if job.members else ""
+
+
+def _stack(stream: Sequence[_Job], last: int, least: int = 0) -> list[tuple[_Job, float]]:
+    """Let the jobs of ``stream`` up to ``last`` start as late as they can, one behind the other; gives those that changed.
+
+    It ends behind ``least``, where the first stays as it is: so do all before that.
+    """
+    end, changed = stream[last + 1].late if last + 1 < len(stream) else inf, list[tuple[_Job, float]]()
+    for index in range(last, -1, -1):
+        job = stream[index]
+        end = min(end, job.deadline) - job.seconds
+        if end != job.late:
+            changed.append((job, job.late))
+            job.late = end
+        elif index < least:
+            break
+    return changed
