@@ -140,6 +140,8 @@ def is_part(node: fx.Node) -> bool:
 
 _PARTED = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::tensor_split", "aten::unbind")
 """What the names of operators begin with whose results have no element in common, be they views or copies."""
+_COALESCED = "_coalesced"
+"""What the names of launches end in of which each result is new memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ def place(node: fx.Node) -> Place:
     while True:
         if node.target is getitem and overload(node.all_input_nodes[0]) is not None:
             index = node.args[1]
-            if operator_name(node.all_input_nodes[0]).startswith(_PARTED) and isinstance(index, int) and index >= 0:
+            name = operator_name(node.all_input_nodes[0])
+            if (name.startswith(_PARTED) or name.endswith(_COALESCED)) and isinstance(index, int) and index >= 0:
                 parts[node.all_input_nodes[0]] = index
             node = node.all_input_nodes[0]
         elif (is_view(node) or collectives.is_wait(node) or node.target is getitem) and node.all_input_nodes:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -49,6 +50,10 @@ class Chosen:
     layout: str = "registration"
     prefetch: int = 1
     defer_reduce: bool = True
+    schedule: str = "manual"
+    max_prefetch: int | None = None
+    costs: int = 0
+    """Which seconds nodes take, for schedules that go by them."""
 
     def entries(self, modules: Sequence[str]) -> list[list[str]]:
         """The plan's entries, as far as they name modules that have launches; all in one if that leaves none."""
@@ -58,13 +63,21 @@ class Chosen:
     @property
     def options(self) -> dict[str, Any]:
         """ManualPass's."""
-        names = ("by", "enabled", "dtypes", "layout", "prefetch", "defer_reduce")
-        return {**{name: getattr(self, name) for name in names}, "cap_mb": tuple(size / MB for size in self.caps)}
+        names: tuple[str, ...] = ("by", "enabled", "dtypes", "layout", "prefetch", "defer_reduce")
+        caps = self.caps
+        if self.schedule == "auto":
+            names, caps = ("by", "enabled", "dtypes", "layout", "schedule", "max_prefetch"), self.caps[:1]
+        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**found, "cap_mb": tuple(size / MB for size in caps), "cost": self.seconds}
+
+    def seconds(self, node: fx.Node) -> float:
+        """Of ``node``: any number, the same for its name."""
+        return crc32(f"{self.costs} {node.name}".encode()) / (1 << 32)
 
 
 small = st.integers(0, 11)
 steps = st.lists(st.builds(Step, st.sampled_from(NAMES), small, small, small), min_size=12, max_size=44)
-plans = st.builds(
+by_hand = st.builds(
     Chosen,
     plan=st.integers(0, len(PLANS) - 1),
     by=st.sampled_from(["plan", "plan", "plan", "size"]),
@@ -74,6 +87,20 @@ plans = st.builds(
     layout=st.sampled_from(["registration", "execution"]),
     prefetch=st.integers(0, 2),
     defer_reduce=st.booleans(),
+)
+
+
+automatic = st.builds(
+    Chosen,
+    plan=st.integers(0, len(PLANS) - 1),
+    by=st.sampled_from(["plan", "overlap", "overlap", "size"]),
+    caps=st.sampled_from(BYTES).map(lambda size: (size,)),
+    dtypes=st.sampled_from(["separate", "mixed"]),
+    enabled=st.sampled_from([True, True, True, False]),
+    layout=st.sampled_from(["registration", "execution"]),
+    schedule=st.just("auto"),
+    max_prefetch=st.sampled_from([None, None, 1, 2]),
+    costs=st.integers(0, 99),
 )
 
 
@@ -90,7 +117,7 @@ class Hunt:
     """With the smallest program that shows it, as a note."""
 
 
-def hunt(pools: Pools | None, world: int, count: int, number: int) -> Hunt:
+def hunt(pools: Pools | None, world: int, count: int, number: int, plans: st.SearchStrategy[Chosen] = by_hand) -> Hunt:
     """Look at ``count`` graphs that the seed ``number`` gives, on ``world`` ranks; the first that is not well ends it.
 
     Without ``pools`` all ranks are in this process.

@@ -13,7 +13,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.cost.cluster import Cluster, Link
+from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.passes.auto.schedule import Estimates
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
@@ -22,6 +25,15 @@ from suites.passes.all_ranks import compare
 from suites.passes.on_ranks import copied, fake_groups
 from suites.passes.rank_jobs_of_passes import Groups
 
+CLUSTER = Cluster(
+    name="handmade",
+    flops={"float32": 1e12},
+    memory_bandwidth=1e12,
+    memory=1e9,
+    devices_per_node=8,
+    within=Link(1e11, 1e-6),
+    between=Link(1e10, 1e-5),
+)
 aten, c10d = torch.ops.aten, c10d_functional()
 COLUMNS = 3
 SGD = {
@@ -229,5 +241,6 @@ def run_pass(graph: fx.Graph, entries: Sequence[Entry], **options: Any) -> PassR
     """Our pass on ``graph`` in place."""
     forget_order(graph)
     plans = [("+".join([e] if isinstance(e, str) else e), [e] if isinstance(e, str) else list(e)) for e in entries]
-    targets = by_size(graph) if options.get("by") == "size" else by_module(graph, plans, None)
-    return ManualPass.of(**options).run(graph, targets)
+    targets = by_size(graph) if options.get("by") in ("size", "overlap") else by_module(graph, plans, None)
+    cost = options.pop("cost", Roofline(CLUSTER, lambda _, count: range(count)))
+    return ManualPass.of(**options).run(graph, targets, Estimates(cost, CLUSTER))

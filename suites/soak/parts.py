@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypothesis.strategies import SearchStrategy
+
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.ranks.pool import RankFailure, RankPool
 from pytest_fxbucket.ranks.pools import Pools
 from pytest_fxbucket.run import PlanRun
 from pytest_fxbucket.settings import RunSettings
-from suites.fuzz.hunt import hunt
+from suites.fuzz.hunt import Chosen, automatic, by_hand, hunt
 from suites.ranks.fault_jobs import FAULTS, Fault
 from suites.soak.probe import Holding
 
@@ -186,13 +188,22 @@ def _failure(ranks: RankPool, job: str, strike: Strike) -> RankFailure:
 
 def graphs(count: int, seed: int, say: Say) -> Iterator[str]:
     """`count` graphs at 3 ranks, a tenth as many at 4 with groups within the world; the first that is not equal, cut short."""
+    yield from _graphs("graphs", by_hand, count, seed, say)
+
+
+def scheduled(count: int, seed: int, say: Say) -> Iterator[str]:
+    """As :func:`graphs`, with overlap that is found by itself, and buckets that stay hidden."""
+    yield from _graphs("scheduled", automatic, count, seed, say)
+
+
+def _graphs(name: str, plans: SearchStrategy[Chosen], count: int, seed: int, say: Say) -> Iterator[str]:
     pools = Pools(warm=("suites.passes.rank_jobs_of_passes",))
     try:
         for world, part in ((3, count), (4, count // 10)):
-            found = hunt(pools, world, part, seed)
-            say(f"graphs: {found.equal} of {part} equal at {world} ranks, {found.merged} of them merged; seed {seed}")
+            found = hunt(pools, world, part, seed, plans)
+            say(f"{name}: {found.equal} of {part} equal at {world} ranks, {found.merged} of them merged; seed {seed}")
             if found.trouble is not None:
                 text = "".join(traceback.format_exception(found.trouble))
-                yield f"graph {found.equal + 1} of {part} at {world} ranks, seed {seed}:\n{text}"
+                yield f"{name}: graph {found.equal + 1} of {part} at {world} ranks, seed {seed}:\n{text}"
     finally:
         pools.close()

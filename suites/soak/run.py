@@ -18,14 +18,14 @@ from functools import partial
 from suites.soak.allocations import allocations
 from suites.soak.garbage import garbage
 from suites.soak.kills import kills
-from suites.soak.parts import faults, graphs, items, verdicts
+from suites.soak.parts import faults, graphs, items, scheduled, verdicts
 from suites.soak.pipelines import pipelines
 from suites.soak.speeds import speeds
 
 ITEMS, VERDICTS, FAULTS, GRAPHS, KILLS, GARBAGE, PIPELINES = 1000, 200, 20, 2000, 50, 2000, 300
 EQUAL, SLOWED = 50, 20
 """runs of fxbucket compare"""
-PARTS = ("items", "verdicts", "faults", "graphs", "kills", "garbage", "speeds", "pipelines", "allocations")
+PARTS = ("items", "verdicts", "faults", "graphs", "scheduled", "kills", "garbage", "speeds", "pipelines", "allocations")
 
 
 def main() -> int:
@@ -56,6 +56,7 @@ def soak(part: float, seed: int, names: Sequence[str]) -> list[str]:
         "verdicts": partial(verdicts, round(VERDICTS * part), say),
         "faults": partial(faults, round(FAULTS * part), seed, say),
         "graphs": partial(graphs, round(GRAPHS * part), seed, say),
+        "scheduled": partial(scheduled, round(GRAPHS * part), seed, say),
         "kills": partial(kills, round(KILLS * part), seed, say),
         "garbage": partial(garbage, round(GARBAGE * part), seed, say),
         "speeds": partial(speeds, round(EQUAL * part), round(SLOWED * part), seed, say),

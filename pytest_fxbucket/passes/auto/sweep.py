@@ -46,7 +46,7 @@ def ideal(windows: Windows) -> list[float]:
     packs, calls = [0.0] * len(windows.anchors), [0.0] * len(windows.anchors)
     machine = windows.machine
     for one in windows.flights:
-        packs[one.last] += one.pack
+        packs[one.packed] += one.pack
         calls[one.last] += machine.host[one.launch]
         calls[one.high] += sum(machine.host[wait] for wait in one.waits)
     found = []
@@ -121,6 +121,9 @@ class Sweep:
     """Of what was launched, by number."""
     over: set[int] = field(default_factory=set)
     """What was waited for."""
+    packed: set[int] = field(default_factory=set)
+    ahead: float = 0.0
+    """Seconds of packing that was done before the slot that :func:`ideal` has it in."""
     flying: dict[int, Flight] = field(default_factory=dict)
     carried: int = 0
     """Bytes in flight."""
@@ -131,7 +134,7 @@ class Sweep:
     def run(self) -> list[Event]:
         """Launches and waits, in order."""
         windows = self.windows
-        released, launch_at, wait_at = (_by_slot(windows, key) for key in ("low", "last", "high"))
+        released, launch_at, wait_at, pack_at = (_by_slot(windows, key) for key in ("low", "last", "high", "packed"))
         queues: dict[int, list[tuple[float, int]]] = {}
         to_come = {stream: sorted(queue) for stream, queue in self._all().items()}
         fills: dict[int, list[tuple[int, int]]] = {}
@@ -153,6 +156,9 @@ class Sweep:
             for one in due:
                 self._launch_needed(one, slot, forced=True)
                 self._wait(one, slot, is_due=True)
+            for one in pack_at.get(slot, ()):
+                self._pack(one)
+                self.ahead -= one.pack
             self._compute(slot)
         return self.events
 
@@ -170,7 +176,7 @@ class Sweep:
         """Launch what would start too late behind this slot's compute."""
         blocked = max((self.end.get(one.number, 0.0) for one in due), default=0.0)
         then = max(self._now, blocked) + self.windows.seconds[slot] + self.windows.host[slot]
-        slip = self._now - self.times[slot]
+        slip = self._now - self.times[slot] - self.ahead
         for stream in sorted(queues):
             queue = queues[stream]
             while queue:
@@ -186,7 +192,7 @@ class Sweep:
 
     def _fill(self, slot: int, fills: dict[int, list[tuple[int, int]]], to_come: dict[int, list[tuple[float, int]]]) -> None:
         """Launch reductions that end before any other must start on their stream."""
-        slip = self._now - self.times[slot]
+        slip = self._now - self.times[slot] - self.ahead
         for stream in sorted(fills):
             heap, others = fills[stream], to_come[stream]
             while heap:
@@ -239,7 +245,7 @@ class Sweep:
     def _launch(self, one: Flight, slot: int) -> None:
         for needed in one.needs:
             self._wait(self.windows.flights[needed], slot)
-        self.compute = max(self.host, self.compute) + one.pack if one.pack else self.compute
+        self._pack(one)
         self.host += self.windows.machine.host[one.launch]
         start = max(self._now, self.free.get(one.stream, 0.0))
         self.end[one.number] = self.free[one.stream] = start + one.seconds
@@ -250,6 +256,12 @@ class Sweep:
         if one.grows:
             for at in range(slot, one.last):
                 self.live[at] += one.grows
+
+    def _pack(self, one: Flight) -> None:
+        if one.number not in self.packed:
+            self.compute = self._now + one.pack
+            self.ahead += one.pack
+        self.packed.add(one.number)
 
     def _wait(self, one: Flight, slot: int, *, is_due: bool = False) -> None:
         if one.number in self.over or one.number not in self.end:

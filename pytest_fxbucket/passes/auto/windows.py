@@ -6,7 +6,8 @@ launches alone (a cast before a gather).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class Flight:
     """Last slot for its waits."""
     pack: float
     """Seconds of what packs for it."""
+    packed: int
+    """Last slot for what packs; it goes with the launch, if that is earlier."""
     grows: int
     """Bytes that live longer if it is launched earlier."""
     holds: int
@@ -67,9 +70,9 @@ class Windows:
     def __init__(self, order: Order, machine: Machine, needs: Needs) -> None:
         self.order, self.machine = order, machine
         nodes = order.nodes
-        after = readers(order)
+        self._after = after = readers(order)
         moves = [_stays_with_launches(node) for node in nodes]
-        given = _of_inputs_alone(order)
+        self._given = given = _of_inputs_alone(order)
         self._only = self._for_launches(after, moves, given)
         waits = _waits(order, machine)
         movable: list[bool] = []
@@ -87,7 +90,7 @@ class Windows:
         self.flights = self._flights(waits, low, high, given, needs)
         number_of = {wait: one.number for one in self.flights for wait in one.waits}
         self._link(number_of, movable)
-        self.seconds, self.host = self._by_slot(movable, slot_of, high)
+        self.seconds, self.host = self._by_slot(slot_of, high)
 
     def _for_launches(self, after: Sequence[Sequence[int]], moves: Sequence[bool], given: Sequence[bool]) -> list[int]:
         """Of what is read by launches alone, through what goes with them, the first such launch; else -1."""
@@ -143,6 +146,7 @@ class Windows:
                     last=high[launch],
                     high=min(high[wait] for wait in own),
                     pack=packs.get(launch, 0.0),
+                    packed=high[launch] if early else min(bisect_left(self.anchors, launch), high[launch]),
                     grows=made + (held if early else 0) if gathers else 0,
                     holds=0 if early else held,
                     is_gather=gathers,
@@ -168,16 +172,14 @@ class Windows:
                 found = nothing
             known.append(found)
 
-    def _by_slot(
-        self, movable: Sequence[bool], slot_of: dict[int, int], high: Sequence[int]
-    ) -> tuple[list[float], list[float]]:
-        """Seconds of compute and of the host in each slot, launches, waits and what packs for them aside.
+    def _by_slot(self, slot_of: dict[int, int], high: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Seconds of compute and of the host in each slot, launches, waits and what packs for launches aside.
 
         What moves what a wait gave stands behind it, in the slot of the first that reads it.
         """
         seconds, host = [0.0] * len(self.anchors), [0.0] * len(self.anchors)
         for index, node in enumerate(self.order.nodes):
-            if not communicates(node) and not (movable[index] and self._only[index] >= 0):
+            if not communicates(node) and self._only[index] < 0:
                 at = slot_of.get(index, high[index])
                 seconds[at] += self.machine.seconds[index]
                 host[at] += self.machine.host[index]
@@ -192,13 +194,14 @@ class Windows:
         for slot, here in in_slot.items():
             begin = self.anchors[slot - 1] if slot else self._inputs
             for number, event in enumerate(here, 1):
-                first = min((reader for reader in self._readers(event.node)), default=begin) if event.is_due else begin
+                first = min(self._after[event.node], default=begin) if event.is_due else begin
                 base = first - 1 if begin < first <= self.anchors[slot] else begin
                 wishes[event.node] = base + number / (len(here) + 1)
         for index in range(len(wishes) - 1, -1, -1):
             owner = self._only[index]
             if owner >= 0 and owner != index:
-                wishes[index] = min(wishes[owner], *(wishes[reader] for reader in self._readers(index)))
+                own = [] if self._given[index] else [wishes[index]]
+                wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self._after[index])])
         return arranged(dict(enumerate(self.order.before)), wishes)
 
     def by_slot(self, order: Sequence[int], at: Sequence[int]) -> list[int]:
@@ -210,10 +213,6 @@ class Windows:
                 found[slot] = most
                 slot, most = slot + 1, 0
         return found
-
-    def _readers(self, index: int) -> Iterable[int]:
-        place = self.order.index
-        return (place[user] for user in self.order.nodes[index].users)
 
 
 def _stays_with_launches(node: fx.Node) -> bool:
