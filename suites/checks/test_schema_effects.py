@@ -92,6 +92,25 @@ memory = { peak_max_gb = 1e-9 }
 )
 
 
+SIMULATED = MODEL + '[cluster]\npreset = "h100-sxm"\n'
+LARGE = """
+[model]
+factory = "fixtures.models.llama:build"
+batch = "fixtures.models.llama:batch"
+loss = "fixtures.models.llama:loss"
+
+[parallel]
+dp_shard = 2
+
+[bucket]
+plan = ["tok_embeddings", "layers.*", "norm+output"]
+
+[cluster]
+preset = "h100-sxm"
+"""
+AUTO = 'overlap.schedule = "auto"'
+
+
 class Case(NamedTuple):
     """A second value of a key, and where it shows."""
 
@@ -163,6 +182,11 @@ CASES: dict[tuple[str, str], Case] = {
     ("bucket", "cap_mb"): Case("[0.0002, 0]", "schedule"),
     ("bucket", "packer"): Case('"effects_models:joined"', "passed"),
     ("bucket", "unplanned"): Case('"root"', "audit", "3 entries as planned", also='bucket.plan = ["up", "down"]'),
+    ("overlap", "schedule"): Case('"auto"', "schedule", base=SIMULATED),
+    ("overlap", "max_memory_increase"): Case("0", "audit", "the graph needs", also=AUTO, base=LARGE),
+    ("overlap", "max_memory_increase_gb"): Case("0", "audit", "the graph needs", also=AUTO, base=LARGE),
+    ("overlap", "max_in_flight_gb"): Case("1e-9", "audit", "has alone", also=AUTO, base=SIMULATED),
+    ("overlap", "max_prefetch"): Case("1", "schedule", also=AUTO, base=SIMULATED),
     ("overlap", "prefetch"): Case("0", "schedule"),
     ("overlap", "defer_reduce"): Case("false", "schedule"),
     ("overlap", "updates"): Case('"ready"', "schedule", also='optimizer.groups = "entry"', base=SGD),

@@ -23,7 +23,8 @@ def test_the_keys_are_those_of_the_design() -> None:
         *[("optimizer", key) for key in ("factory", "args", "params", "groups")],
         *[("bucket", key) for key in ("enabled", "plan", "by", "layout", "dtypes", "cap_mb", "packer", "unplanned")],
         *[("overlap", key) for key in ("prefetch", "defer_reduce", "insert_overlap_deps", "gather_group")],
-        *[("overlap", key) for key in ("launch_at", "wait_before", "updates")],
+        *[("overlap", key) for key in ("launch_at", "wait_before", "updates", "schedule", "max_memory_increase")],
+        *[("overlap", key) for key in ("max_memory_increase_gb", "max_in_flight_gb", "max_prefetch")],
         *[("transform", key) for key in ("name", "args")],
         *[
             ("run", key)

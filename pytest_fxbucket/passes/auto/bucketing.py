@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+import torch
+from torch import fx
+
+from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.passes.auto.sweep import DRIFT, ideal, latest, lazy
@@ -61,6 +65,7 @@ class Hiding:
         self._peak = limits.peak(max(needs.at(range(len(order.nodes)))))
         self._in_flight = inf if limits.in_flight_gb is None else limits.in_flight_gb * (1 << 30)
         self._by_launch = {order.nodes[one.launch]: one for one in windows.flights}
+        self._cost = estimates.cost
         self._copying = 2 / (estimates.cluster.memory_bandwidth * estimates.cluster.memory_efficiency)
 
     def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
@@ -74,7 +79,7 @@ class Hiding:
         for launch, one in self._by_launch.items():
             if launch not in known:
                 streams.setdefault(one.stream, []).append(self._of_flight(one, []))
-        latency = self._latencies(jobs)
+        latency = [self._latency(group[0]) for group in groups]
         found: list[list[Group]] = []
         for stream in streams.values():
             stream.sort(key=lambda job: (job.deadline, job.flights[0].number))
@@ -87,26 +92,16 @@ class Hiding:
             found.append(sorted(parts, key=lambda part: part[0].launch))
         return found
 
+    def _latency(self, target: Target) -> float:
+        """Seconds of a flight whatever it carries."""
+        return min(self._cost(_smallest(target)), self._by_launch[target.launch].seconds)
+
     def _job(self, target: Target) -> _Job:
         return self._of_flight(self._by_launch[target.launch], [target])
 
     def _of_flight(self, one: Flight, members: list[Target]) -> _Job:
         release = self._times[min(one.low, len(self._times) - 1)] + one.pack
         return _Job(release, self._deadlines[one.number], one.seconds, inf, one.size, members, [one])
-
-    def _latencies(self, jobs: Sequence[Sequence[_Job]]) -> list[float]:
-        """Of each group what a flight takes whatever it carries, by the smallest and the largest of its kind on its stream."""
-        ends: dict[tuple[int, str], list[tuple[int, float]]] = {}
-        for group in jobs:
-            for job in group:
-                ends.setdefault(_kind(job), []).append((job.bytes, job.seconds))
-        found = []
-        for group in jobs:
-            known = sorted(ends[_kind(group[0])])
-            (small, quick), (large, slow) = known[0], known[-1]
-            slope = max(0.0, (slow - quick) / (large - small)) if large > small else 0.0
-            found.append(max(0.0, min(quick, quick - slope * small)) if large > small else 0.0)
-        return found
 
     def _merged(self, jobs: list[_Job], streams: dict[int, list[_Job]], latency: float, cap: float) -> list[_Job]:
         """``jobs`` of one group, as few as stay hidden; ``streams`` are kept up to date."""
@@ -161,8 +156,21 @@ class Hiding:
         return True
 
 
-def _kind(job: _Job) -> tuple[int, str]:
-    return job.flights[0].stream, job.members[0].kind if job.members else ""
+def _smallest(target: Target) -> fx.Node:
+    """A launch as ``target`` is, of next to nothing."""
+    graph, c10d = fx.Graph(), c10d_functional()
+    sent = graph.placeholder("sent")
+    sent.meta["val"] = torch.empty(target.ranks, dtype=target.dtype or torch.uint8, device="meta")
+    if target.kind == "all_gather":
+        node = graph.call_function(c10d.all_gather_into_tensor.default, (sent, target.ranks, target.group))
+        numel = target.ranks * target.ranks
+    elif target.kind == "reduce_scatter":
+        node = graph.call_function(c10d.reduce_scatter_tensor.default, (sent, target.op, target.ranks, target.group))
+        numel = 1
+    else:
+        node, numel = graph.call_function(c10d.all_reduce.default, (sent, target.op, target.group)), target.ranks
+    node.meta["val"] = sent.meta["val"].new_empty(numel)
+    return node
 
 
 def _stack(stream: Sequence[_Job], last: int, least: int = 0) -> list[tuple[_Job, float]]:

@@ -127,8 +127,10 @@ class Sweep:
     flying: dict[int, Flight] = field(default_factory=dict)
     carried: int = 0
     """Bytes in flight."""
+    holding: dict[int, Flight] = field(default_factory=dict)
+    """What was made to be reduced, by number, and was not waited for."""
     held: int = 0
-    """Bytes that end with a wait."""
+    """Bytes of that."""
     events: list[Event] = field(default_factory=list)
 
     def run(self) -> list[Event]:
@@ -140,6 +142,9 @@ class Sweep:
         fills: dict[int, list[tuple[int, int]]] = {}
         for slot in range(len(windows.anchors)):
             for one in released.get(slot, ()):
+                if one.holds:
+                    self.holding[one.number] = one
+                    self.held += one.holds
                 insort(queues.setdefault(one.stream, []), (self.late[one.number], one.number))
                 if not one.grows:
                     heappush(fills.setdefault(one.stream, []), (one.low, one.number))
@@ -156,6 +161,7 @@ class Sweep:
             for one in due:
                 self._launch_needed(one, slot, forced=True)
                 self._wait(one, slot, is_due=True)
+            self._make_room(slot)
             for one in pack_at.get(slot, ()):
                 self._pack(one)
                 self.ahead -= one.pack
@@ -174,9 +180,6 @@ class Sweep:
 
     def _launch_early(self, slot: int, queues: dict[int, list[tuple[float, int]]], due: Sequence[Flight]) -> None:
         """Launch what would start too late behind this slot's compute."""
-        blocked = max((self.end.get(one.number, 0.0) for one in due), default=0.0)
-        then = max(self._now, blocked) + self.windows.seconds[slot] + self.windows.host[slot]
-        slip = self._now - self.times[slot] - self.ahead
         for stream in sorted(queues):
             queue = queues[stream]
             while queue:
@@ -185,7 +188,9 @@ class Sweep:
                 if number in self.end:
                     queue.pop(0)
                     continue
-                if late + slip >= then or not self._can(one, slot):
+                begin = max([self._now, *(self.end.get(one.number, 0.0) for one in due)])
+                then = begin + self.windows.seconds[slot] + self.windows.host[slot]
+                if late + begin - self.times[slot] - self.ahead >= then or not self._can(one, slot):
                     break
                 queue.pop(0)
                 self._launch(one, slot)
@@ -251,7 +256,6 @@ class Sweep:
         self.end[one.number] = self.free[one.stream] = start + one.seconds
         self.flying[one.number] = one
         self.carried += one.size
-        self.held += one.holds
         self.events.append(Event(slot, one.launch))
         if one.grows:
             for at in range(slot, one.last):
@@ -269,6 +273,7 @@ class Sweep:
         self.over.add(one.number)
         if self.flying.pop(one.number, None) is not None:
             self.carried -= one.size
+        if self.holding.pop(one.number, None) is not None:
             self.held -= one.holds
         self.compute = max(self.compute, self.end[one.number])
         if self.windows.machine.blocking:
@@ -285,6 +290,13 @@ class Sweep:
         for one in list(self.flying.values()):
             if not one.grows and self._has_ended(one):
                 self._wait(one, slot)
+
+    def _make_room(self, slot: int) -> None:
+        """Launch reductions and wait for them as long as more lives than may."""
+        while self.holding and self.live[slot] + self.held > self.room.peak:
+            one = min(self.holding.values(), key=lambda one: (self.end.get(one.number, inf), one.number))
+            self._launch_needed(one, slot, forced=True)
+            self._wait(one, slot)
 
     def _compute(self, slot: int) -> None:
         self.host += self.windows.host[slot]

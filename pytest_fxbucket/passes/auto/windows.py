@@ -82,7 +82,6 @@ class Windows:
             behind.append(lands or (moves[i] and any(behind[one] for one in order.before[i])))
             packs = self._only[i] >= 0 and (moves[i] or given[i])
             movable.append(behind[i] or packs or i in waits)
-        self._inputs = max((i for i, node in enumerate(nodes) if node.op == "placeholder"), default=-1)
         self.anchors = [i for i, moved in enumerate(movable) if not moved and nodes[i].op not in ("placeholder", "get_attr")]
         """The nodes that slots stand before, in their order; the last is the graph's output."""
         slot_of = {node: slot for slot, node in enumerate(self.anchors)}
@@ -99,7 +98,7 @@ class Windows:
         for index in range(len(nodes) - 1, -1, -1):
             if launch_kind(nodes[index]) is not None:
                 found[index] = index
-            elif after[index] and nodes[index].op == "call_function" and (moves[index] or given[index]):
+            elif after[index] and nodes[index].op != "placeholder" and (moves[index] or given[index]):
                 owners = [found[reader] for reader in after[index]]
                 found[index] = min(owners) if min(owners) >= 0 else -1
         return found
@@ -187,12 +186,12 @@ class Windows:
 
     def arranged(self, events: Sequence[Event]) -> list[int]:
         """The nodes in an order that has ``events`` in theirs, each in its slot."""
-        wishes = [float(index) for index in range(len(self.order.nodes))]
+        wishes = [-1.0 if node.op == "placeholder" else float(index) for index, node in enumerate(self.order.nodes)]
         in_slot: dict[int, list[Event]] = {}
         for event in events:
             in_slot.setdefault(event.slot, []).append(event)
         for slot, here in in_slot.items():
-            begin = self.anchors[slot - 1] if slot else self._inputs
+            begin = self.anchors[slot - 1] if slot else -1
             for number, event in enumerate(here, 1):
                 first = min(self._after[event.node], default=begin) if event.is_due else begin
                 base = first - 1 if begin < first <= self.anchors[slot] else begin

@@ -1,0 +1,181 @@
+"""Overlap that is found by itself: what it hides, in which order, and within which limits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from torch import fx
+
+from pytest_fxbucket.compat.c10d import c10d_functional
+from pytest_fxbucket.cost.cluster import Cluster
+from pytest_fxbucket.cost.costs import checked
+from pytest_fxbucket.errors import PlanError, SimulationError
+from pytest_fxbucket.graph import collectives
+from pytest_fxbucket.graph.collectives import launch_kind
+from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.passes.auto.moved import reorder_by_itself
+from pytest_fxbucket.passes.auto.schedule import Estimates, Limits, Scheduled, scheduled
+from pytest_fxbucket.plan.tables import Overlap
+from suites.benchmarks.simulator import CLUSTER, generated
+from suites.graph.handmade import Handmade, aten
+
+PLAIN: Cluster = replace(CLUSTER, launch=0.0, rounding=1)
+SECONDS = {"aten::mm": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "all_reduce": 0.5}
+ANY = Limits()
+
+
+def estimates(seconds: Mapping[str, float] = SECONDS) -> Estimates:
+    """By kind of collective, or operator; all else takes none."""
+    return Estimates(lambda node: seconds.get(launch_kind(node) or operator_name(node), 0.0), PLAIN)
+
+
+def a_layer_each(layers: int = 3, *, backward: bool = True) -> fx.Graph:
+    """Weights that are gathered right before a product, forward and backward, and reduced right behind another."""
+    made = Handmade(2)
+    weights = [made.param(f"layers.{n}.weight", 8, 16) for n in range(layers)]
+    x = kept = made.batch(16, 16)
+    for weight in weights:
+        x = made.call(aten.mm.default, x, made.gathered(weight))
+    made.returns(made.call(aten.sum.default, x), "loss")
+    for number, weight in reversed(list(enumerate(weights if backward else []))):
+        made.returns(made.reduced(made.call(aten.mm.default, kept, x)), "grad", f"layers.{number}.weight")
+        x = made.call(aten.mm.default, x, made.gathered(weight))
+    return made.finish()
+
+
+def found(graph: fx.Graph, limits: Limits = ANY, seconds: Mapping[str, float] = SECONDS) -> Scheduled:
+    return scheduled(graph, estimates(seconds), limits)
+
+
+def events(order: Sequence[fx.Node]) -> str:
+    """``g`` a gather, ``r`` a reduction, ``w`` a wait, ``m`` a product, in order."""
+    letters = {"all_gather": "g", "reduce_scatter": "r", "all_reduce": "a"}
+    shown = []
+    for node in order:
+        kind = launch_kind(node)
+        shown.append(letters[kind] if kind else "w" if collectives.is_wait(node) else "m" if "mm" in node.name else "")
+    return "".join(shown)
+
+
+def moved(graph: fx.Graph, limits: Limits = ANY, seconds: Mapping[str, float] = SECONDS) -> str:
+    return events(found(graph, limits, seconds).order or list(graph.nodes))
+
+
+def test_each_gather_is_launched_when_it_must_be_and_no_earlier() -> None:
+    graph = a_layer_each(backward=False)
+    assert events(graph.nodes) == "gwmgwmgwm"
+    one = found(graph)
+    assert events(one.order or ()) == "ggwmgwmwm"
+    assert (one.exposed_before, one.exposed, one.hidden, one.flights) == (1.5, 0.5, 2, 3)
+
+
+def test_a_gather_that_takes_longer_is_launched_further_ahead() -> None:
+    graph = a_layer_each(4, backward=False)
+    assert moved(graph) == "ggwmgwmgwmwm"
+    assert moved(graph, seconds={**SECONDS, "all_gather": 1.5}) == "gggwmgwmwmwm"
+
+
+def test_reductions_are_launched_at_once_and_waited_for_when_they_have_ended() -> None:
+    graph = a_layer_each()
+    assert events(graph.nodes) == "gwmgwmgwm" + "mrwgwm" * 3
+    one = found(graph)
+    assert one.exposed == 0.5
+    assert one.hidden == one.flights - 1
+    behind = events(one.order or ()).split("r", 1)[1]
+    assert "w" in behind[: behind.index("mm") + 2], "it is not held to the end"
+
+
+def test_a_reduction_does_not_hold_up_a_gather_on_its_stream() -> None:
+    slow = {**SECONDS, "reduce_scatter": 0.9, "all_gather": 0.9}
+    assert found(a_layer_each(8), seconds=slow).exposed <= 0.9 + 0.9 + 1e-9
+
+
+def test_compute_keeps_its_order() -> None:
+    graph = generated(900).graphs["joint"].graph
+    order = scheduled(graph, Estimates(lambda node: 1e-6, CLUSTER), Limits()).order
+    assert order is not None
+    assert [node for node in order if computes(node)] == [node for node in graph.nodes if computes(node)]
+
+
+def test_collectives_that_need_each_other_are_waited_for_in_turn() -> None:
+    made = Handmade(2)
+    weight = made.param("weight", 8, 16)
+    x = made.batch(16, 16)
+    gradient = made.call(aten.mm.default, x, made.gathered(weight))
+    c10d = c10d_functional()
+    reduced = made.call(c10d.wait_tensor.default, made.call(c10d.all_reduce.default, made.reduced(gradient), "avg", "0"))
+    for _ in range(3):
+        x = made.call(aten.mm.default, x, x)
+    made.returns(made.call(aten.sum.default, x), "loss")
+    made.returns(reduced, "grad", "weight")
+    graph = made.finish()
+    assert events(graph.nodes) == "gwmrwawmmm"
+    assert moved(graph) == "gwmrmwamwm"
+    assert found(graph).exposed == 0.5
+
+
+def test_a_graph_that_is_best_as_it_is_stays() -> None:
+    graph = a_layer_each()
+    first = found(graph)
+    assert first.order is not None
+    again = copy.deepcopy(graph)
+    report = reorder_by_itself(again, Overlap(schedule="auto"), estimates(), None)
+    assert report.schedule is not None
+    assert found(again).order is None
+    before = [node.name for node in again.nodes]
+    assert reorder_by_itself(again, Overlap(schedule="auto"), estimates(), None).schedule is None
+    assert [node.name for node in again.nodes] == before
+
+
+@pytest.mark.parametrize("gathers", [1, 2])
+def test_no_more_gathers_are_in_flight_than_allowed(gathers: int) -> None:
+    order = found(a_layer_each(6), Limits(prefetch=gathers), {**SECONDS, "all_gather": 2.0}).order
+    flying, most = set[fx.Node](), 0
+    for node in order or ():
+        if launch_kind(node) == "all_gather":
+            flying.add(node)
+        flying -= set(node.all_input_nodes) if collectives.is_wait(node) else set()
+        most = max(most, len(flying))
+    assert most == gathers
+
+
+def test_no_more_bytes_are_in_flight_than_allowed() -> None:
+    graph = a_layer_each(4)
+    size = 16 * 16 * 4 / (1 << 30)
+    assert found(graph).exposed < found(graph, Limits(in_flight_gb=size)).exposed <= found(graph).exposed_before
+    with pytest.raises(
+        PlanError, match=r"max_in_flight_gb = \S+ is less than all_gather_into_tensor_default has alone, 9.537e-07 GB"
+    ):
+        found(graph, Limits(in_flight_gb=size / 2))
+
+
+def test_no_more_memory_is_used_than_allowed() -> None:
+    graph = a_layer_each(8)
+    slow = {**SECONDS, "all_gather": 1.9}
+    free = found(graph, seconds=slow)
+    bound = found(graph, Limits(memory_share=0.0), slow)
+    assert free.peak > free.peak_before
+    assert bound.peak <= bound.peak_before
+    assert free.exposed < bound.exposed < bound.exposed_before
+
+
+def test_a_limit_that_the_graph_does_not_keep_as_it_is() -> None:
+    graph = a_layer_each(4)
+    with pytest.raises(PlanError, match=r"max_memory_increase leaves 9.313e-08 GB, and the graph needs \S+ GB with each"):
+        scheduled(graph, estimates(), Limits(memory_gb=0.0), before=100)
+
+
+def test_a_cost_that_is_no_number_is_told() -> None:
+    graph = a_layer_each(2)
+    bad = checked(lambda node: float("nan"), "cost of ours")
+    with pytest.raises(SimulationError, match=r"cost of ours says that \w+ \(\S+\) takes nan seconds"):
+        scheduled(graph, Estimates(bad, PLAIN), ANY)
+
+
+def test_without_estimates_there_is_no_schedule() -> None:
+    with pytest.raises(PlanError, match='schedule = "auto" goes by seconds on a cluster, and nobody gave any'):
+        reorder_by_itself(a_layer_each(2), Overlap(schedule="auto"), None, None)
