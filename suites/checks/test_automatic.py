@@ -1,0 +1,91 @@
+"""What audit says of a schedule that was found by itself, when the graph does not keep what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import fx
+
+from pytest_fxbucket.checks.promises.automatic import automatic_problems
+from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
+from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.arrange import arranged, pull_up, relink
+from pytest_fxbucket.plan.load import load_plans
+from pytest_fxbucket.plan.schema import Plan
+from pytest_fxbucket.plan.tables import Overlap
+from pytest_fxbucket.plan_on_mesh import PlanOnMesh, mesh_of
+
+(PLAN, *_) = load_plans(Path(__file__).resolve().parents[2] / "fixtures/plans/scheduled.toml")
+Change = Callable[[fx.Graph], None]
+
+
+def problems(change: Change | None = None, limits: Overlap = PLAN.overlap) -> list[str]:
+    """Of the plan's graph on rank 0, changed behind the pass; ``limits`` are those that it is held to then."""
+    world = PlanOnMesh(PLAN, mesh_of(PLAN), "manual", lambda _: None)
+    graph = world.passed(0)["joint"].graph
+    if change is not None:
+        change(graph)
+        graph.lint()
+    held: Plan = replace(PLAN, overlap=limits)
+    world.__dict__["plan"] = held
+    return automatic_problems(world, 0)
+
+
+def prefetched(graph: fx.Graph) -> fx.Node:
+    """The second all-gather that is launched."""
+    return [node for node in graph.nodes if launch_kind(node) == "all_gather"][1]
+
+
+def launched_late(graph: fx.Graph) -> None:
+    launch = prefetched(graph)
+    waits_of(launch)[0].prepend(launch)
+
+
+def waited_for_early(graph: fx.Graph) -> None:
+    launch = [node for node in graph.nodes if launch_kind(node) == "reduce_scatter"][0]
+    launch.append(waits_of(launch)[0])
+
+
+def all_gathered_at_once(graph: fx.Graph) -> None:
+    """Every gather as early as it can be."""
+    order = order_of(graph)
+    wishes = [float(index) for index in range(len(order.nodes))]
+    gathers = [index for index, node in enumerate(order.nodes) if launch_kind(node) == "all_gather"]
+    pull_up(order, wishes, gathers, gathers[0])
+    relink(graph, [order.nodes[index] for index in arranged(dict(enumerate(order.before)), wishes)])
+
+
+def test_what_the_pass_made_keeps_its_promises() -> None:
+    assert problems() == []
+
+
+@pytest.mark.parametrize("change", [launched_late, waited_for_early])
+def test_an_order_that_is_lost(change: Change) -> None:
+    found = problems(change)
+    assert [line for line in found if "was to stand before" in line and "so that compute hides a collective" in line]
+    assert [line for line in found if "ms are exposed, where the schedule came to" in line]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_prefetch": 2}, "3 all-gathers are in flight with all_gather_into_tensor"),
+        ({"max_in_flight_gb": 2e-5}, "GB are in flight with all_gather_into_tensor"),
+        ({"max_memory_increase": 0.0}, "max_memory_increase allows 0 GB more"),
+        ({"max_memory_increase_gb": 1e-6}, "max_memory_increase allows 1e-06 GB more"),
+    ],
+)
+def test_a_limit_that_is_broken(limits: dict[str, float], words: str) -> None:
+    found = problems(all_gathered_at_once, Overlap(schedule="auto", **limits))  # type: ignore[arg-type]  # each of its own type
+    assert [line for line in found if words in line], found
+
+
+def test_no_compute_between_a_launch_and_its_wait_in_the_whole_graph() -> None:
+    def bare(graph: fx.Graph) -> None:
+        for wait in [node for node in graph.nodes if is_wait(node)]:
+            wait.all_input_nodes[0].append(wait)
+
+    assert [line for line in problems(bare) if "ms are exposed, where the schedule came to" in line]
