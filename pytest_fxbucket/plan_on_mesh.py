@@ -41,6 +41,7 @@ from pytest_fxbucket.transforms.registry import Stage, Staged, Stages, State, ru
 from pytest_fxbucket.transforms.traits import traits_of
 
 if TYPE_CHECKING:
+    from pytest_fxbucket.passes.auto.estimates import Key
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.step.roles import Phase, StepGraph
 
@@ -99,6 +100,8 @@ class PlanOnMesh:
     _known: dict[Hashable, Passed] = field(default_factory=dict)
     """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
+    _estimated: dict[Phase, dict[Key, float]] = field(default_factory=dict)
+    """Seconds of the nodes of each graph, by which schedules are found; all ranks go by what the first was told."""
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
 
@@ -265,7 +268,10 @@ class PlanOnMesh:
         self.say(f"running pass {self.pass_name} as rank {rank} of {self.size}")
         with self.seconds.of("pass", rank):
             made = {
-                phase: run_pass(self.pass_name, PassJob(step, phase, readings[phase], self.plan, entries))
+                phase: run_pass(
+                    self.pass_name,
+                    PassJob(step, phase, readings[phase], self.plan, entries, self._estimated.setdefault(phase, {})),
+                )
                 for phase in step.graphs
             }
         for phase, one in made.items():

@@ -107,6 +107,8 @@ def _busy_storage(launch: fx.Node, name: str, meanwhile: list[fx.Node]) -> Itera
     sent = [storages.place(node) for node in launch.all_input_nodes]
     received = [storages.place(node) for node in written_arguments(launch)]
     for node in meanwhile:
+        if storages.is_part(node):  # reads nothing
+            continue
         if any(storages.place(target).meets(place) for target in _written(node) for place in sent):
             yield f"{node.target} ({node.name}) writes to a buffer of {name} before its wait"
         elif any(storages.place(s).meets(place) for s in node.all_input_nodes if s is not launch for place in received):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.passes.arrange import without_circles
@@ -16,7 +16,6 @@ from pytest_fxbucket.passes.report import Reason, SplitReason, called
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.auto.bucketing import Hiding
     from pytest_fxbucket.passes.targets import Target
     from pytest_fxbucket.plan.tables import Bucket
 
@@ -30,6 +29,14 @@ Family = tuple[str, str, str]
 MB = 1 << 20
 BUCKETED = "fxbucket_bucketed"
 """Mark of a launch that this pass has bucketed already: a second run leaves it as it is."""
+
+
+class Hides(Protocol):
+    """Knows what stays hidden as one launch."""
+
+    def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
+        """Each of ``groups``, whose members may share a launch, in parts that stay hidden; ``cap``: bytes of a part, 0: any."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class _Key:
 
 
 def grouping_of(
-    order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hiding | None = None
+    order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hides | None = None
 ) -> list[Part]:
     """Sort ``targets``, in order of launch, into buckets, as ``rules`` ask for, in order of their first launch.
 
@@ -64,7 +71,7 @@ def grouping_of(
     return [(group, (*splits, *directions.get(_family(group[0]), ()))) for group, splits in parts]
 
 
-def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hiding | None) -> list[Part]:
+def _parts(order: Order, targets: Sequence[Target], rules: Bucket, entries: Sequence[str], hiding: Hides | None) -> list[Part]:
     keyed = _by_key(targets, rules)
     if hiding is None:
         capped = [(part, (*splits, *more)) for group, splits in keyed for part, more in _capped(group, rules, entries)]
@@ -158,7 +165,7 @@ def _capped(group: Group, rules: Bucket, entries: Sequence[str]) -> Iterator[Par
         yield from ((_laid_out(part, rules), splits) for part, splits in _filled(group, rules.cap_mb))
 
 
-def _hidden(keyed: Sequence[Part], rules: Bucket, hiding: Hiding) -> Iterator[Part]:
+def _hidden(keyed: Sequence[Part], rules: Bucket, hiding: Hides) -> Iterator[Part]:
     """``keyed`` in parts that stay hidden as one launch; what must stay alone does."""
     several = [(group, splits) for group, splits in keyed if len(group) > 1]
     yield from ((group, splits) for group, splits in keyed if len(group) == 1)

@@ -39,7 +39,7 @@ from pytest_fxbucket.words import nearest, one_or_other, show
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.passes.auto.schedule import Estimates
+    from pytest_fxbucket.passes.auto.estimates import Estimates
     from pytest_fxbucket.passes.report import Schedule, SplitReason
     from pytest_fxbucket.passes.targets import Targets
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,29 +21,18 @@ from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, blocker, pull_up, readers, readers_before, relink
 from pytest_fxbucket.passes.compute import Computes, Starts
 from pytest_fxbucket.passes.ready import hoist_updates, kept_pairs, waits_of, why_late
+from pytest_fxbucket.passes.reordered import Reordered
 from pytest_fxbucket.passes.targets import LeftAlone
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.passes.merge import Merged
-    from pytest_fxbucket.passes.report import Schedule
     from pytest_fxbucket.plan.tables import Overlap
     from pytest_fxbucket.step.roles import Direction
 
 Stage = list["Merged"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class Reordered:
-    """What moving came to."""
-
-    left: tuple[LeftAlone, ...]
-    kept: tuple[tuple[fx.Node, fx.Node], ...]
-    """Pairs (earlier, later) whose order makes the overlap; no edge carries it."""
-    schedule: Schedule | None = None
-    """Of an order that was found by itself what it came to."""
 
 
 def reorder(

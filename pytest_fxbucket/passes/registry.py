@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.cost.of_plan import groups_of, own_cost
 from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
-from pytest_fxbucket.passes.auto.schedule import Estimates
+from pytest_fxbucket.passes.auto.estimates import Estimates, Key
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
@@ -64,6 +64,8 @@ class PassJob:
     """Of the graph before the pass."""
     plan: Plan
     entries: Sequence[ResolvedEntry]
+    seconds: dict[Key, float] = field(default_factory=dict)
+    """What nodes of this graph took by what another rank was told, as far as that was asked."""
 
 
 def run_pass(name: str, job: PassJob) -> Bucketed:
@@ -103,7 +105,8 @@ def estimates_of(job: PassJob) -> Estimates | None:
         return None
     cluster = cluster_of(job.plan)
     assert cluster is not None  # the plan was refused without
-    return Estimates(own_cost(job.plan, job.step, cluster) or Roofline(cluster, groups_of(job.step)), cluster)
+    cost = own_cost(job.plan, job.step, cluster) or Roofline(cluster, groups_of(job.step))
+    return Estimates(cost, cluster, job.seconds)
 
 
 def _refuse_other_ends(name: str, graph: fx.Graph, job: PassJob) -> None:

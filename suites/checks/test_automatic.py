@@ -45,7 +45,7 @@ def launched_late(graph: fx.Graph) -> None:
 
 
 def waited_for_early(graph: fx.Graph) -> None:
-    launch = [node for node in graph.nodes if launch_kind(node) == "reduce_scatter"][0]
+    launch = next(node for node in graph.nodes if launch_kind(node) == "reduce_scatter")
     launch.append(waits_of(launch)[0])
 
 

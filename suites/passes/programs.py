@@ -16,7 +16,7 @@ from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.cluster import Cluster, Link
 from pytest_fxbucket.cost.costs import Roofline
 from pytest_fxbucket.graph import collectives
-from pytest_fxbucket.passes.auto.schedule import Estimates
+from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport

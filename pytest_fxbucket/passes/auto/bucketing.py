@@ -24,7 +24,8 @@ from pytest_fxbucket.passes.auto.windows import Windows
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.auto.schedule import Estimates, Limits
+    from pytest_fxbucket.passes.auto.estimates import Estimates
+    from pytest_fxbucket.passes.auto.schedule import Limits
     from pytest_fxbucket.passes.auto.windows import Flight
     from pytest_fxbucket.passes.grouping import Group
     from pytest_fxbucket.passes.targets import Target
@@ -54,7 +55,7 @@ class Hiding:
 
     def __init__(self, order: Order, estimates: Estimates, limits: Limits) -> None:
         graph = order.nodes[0].graph
-        machine = machine_of(order.nodes, estimates.cost, estimates.cluster)
+        machine = machine_of(order.nodes, estimates)
         needs = Needs(graph, estimates.cluster.rounding)
         self._windows = windows = Windows(order, machine, needs)
         self._times = ideal(windows)
@@ -65,7 +66,7 @@ class Hiding:
         self._peak = limits.peak(max(needs.at(range(len(order.nodes)))))
         self._in_flight = inf if limits.in_flight_gb is None else limits.in_flight_gb * (1 << 30)
         self._by_launch = {order.nodes[one.launch]: one for one in windows.flights}
-        self._cost = estimates.cost
+        self._estimates = estimates
         self._copying = 2 / (estimates.cluster.memory_bandwidth * estimates.cluster.memory_efficiency)
 
     def parts(self, groups: Sequence[Group], cap: float) -> list[list[Group]]:
@@ -94,7 +95,7 @@ class Hiding:
 
     def _latency(self, target: Target) -> float:
         """Seconds of a flight whatever it carries."""
-        return min(self._cost(_smallest(target)), self._by_launch[target.launch].seconds)
+        return min(self._estimates.of_one(_smallest(target)), self._by_launch[target.launch].seconds)
 
     def _job(self, target: Target) -> _Job:
         return self._of_flight(self._by_launch[target.launch], [target])
@@ -157,18 +158,17 @@ class Hiding:
 
 
 def _smallest(target: Target) -> fx.Node:
-    """A launch as ``target`` is, of next to nothing."""
+    """A launch as ``target`` is, of next to nothing, whose name says so."""
     graph, c10d = fx.Graph(), c10d_functional()
     sent = graph.placeholder("sent")
     sent.meta["val"] = torch.empty(target.ranks, dtype=target.dtype or torch.uint8, device="meta")
-    if target.kind == "all_gather":
-        node = graph.call_function(c10d.all_gather_into_tensor.default, (sent, target.ranks, target.group))
-        numel = target.ranks * target.ranks
-    elif target.kind == "reduce_scatter":
-        node = graph.call_function(c10d.reduce_scatter_tensor.default, (sent, target.op, target.ranks, target.group))
-        numel = 1
-    else:
-        node, numel = graph.call_function(c10d.all_reduce.default, (sent, target.op, target.group)), target.ranks
+    operator, args, numel = {
+        "all_gather": (c10d.all_gather_into_tensor, (target.ranks,), target.ranks * target.ranks),
+        "reduce_scatter": (c10d.reduce_scatter_tensor, (target.op, target.ranks), 1),
+        "all_reduce": (c10d.all_reduce, (target.op,), target.ranks),
+    }[target.kind]
+    name = f"smallest_{target.kind}_{target.dtype}_{target.group}".replace(".", "_")
+    node = graph.create_node("call_function", operator.default, (sent, *args, target.group), {}, name)
     node.meta["val"] = sent.meta["val"].new_empty(numel)
     return node
 

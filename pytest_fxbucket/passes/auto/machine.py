@@ -18,8 +18,7 @@ from pytest_fxbucket.graph.ops import is_view
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.cost.cluster import Cluster
-    from pytest_fxbucket.cost.costs import CostModel
+    from pytest_fxbucket.passes.auto.estimates import Estimates
 
 COMPUTE, WAIT = -1, -2
 
@@ -85,8 +84,11 @@ class Machine:
         return Times(exposed, blocked, begin)
 
 
-def machine_of(nodes: Sequence[fx.Node], cost: CostModel, cluster: Cluster) -> Machine:
-    """Ask ``cost`` for each of ``nodes``, all of a graph in order. Raises what ``cost`` raises."""
+def machine_of(nodes: Sequence[fx.Node], estimates: Estimates) -> Machine:
+    """Costs of ``nodes``, all of a graph in order. Raises what ``estimates`` do."""
+    cluster = estimates.cluster
+    asked = [node for node in nodes if flight_of(node) != "wait" and not is_free(node)]
+    cost = dict(zip(asked, estimates.of(asked), strict=True))
     index = {node: place for place, node in enumerate(nodes)}
     groups: dict[str, int] = {}
     seconds, host, stream, launch = ([0.0] * len(nodes), [0.0] * len(nodes), [COMPUTE] * len(nodes), [-1] * len(nodes))
@@ -97,7 +99,7 @@ def machine_of(nodes: Sequence[fx.Node], cost: CostModel, cluster: Cluster) -> M
             said = read_launch(node)
             assert said is not None
             sizes[place] = launched_bytes(node)
-            seconds[place], launch[place] = cost(node), place
+            seconds[place], launch[place] = cost[node], place
             host[place] = enqueue_seconds(sizes[place], cluster)
             stream[place] = groups.setdefault(said.group, len(groups))
         elif kind == "wait" or is_free(node):
@@ -105,5 +107,5 @@ def machine_of(nodes: Sequence[fx.Node], cost: CostModel, cluster: Cluster) -> M
             host[place] = cluster.waiting if kind == "wait" else cluster.view if is_view(node) else 0.0
             stream[place] = WAIT if kind == "wait" else COMPUTE
         else:
-            seconds[place], host[place] = cost(node), cluster.launch
+            seconds[place], host[place] = cost[node], cluster.launch
     return Machine(seconds, host, stream, launch, sizes, len(groups), cluster.blocking)

@@ -10,14 +10,14 @@ from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.passes.arrange import relink
 from pytest_fxbucket.passes.auto.bucketing import Hiding
 from pytest_fxbucket.passes.auto.schedule import Limits, scheduled
-from pytest_fxbucket.passes.overlap import Reordered
+from pytest_fxbucket.passes.reordered import Reordered
 from pytest_fxbucket.passes.report import Schedule
 
 if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.graph.order import Order
-    from pytest_fxbucket.passes.auto.schedule import Estimates
+    from pytest_fxbucket.passes.auto.estimates import Estimates
     from pytest_fxbucket.plan.tables import Overlap
 
 SCHEDULED = "fxbucket_scheduled"

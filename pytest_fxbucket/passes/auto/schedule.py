@@ -17,8 +17,7 @@ from pytest_fxbucket.passes.auto.windows import Windows
 if TYPE_CHECKING:
     from torch import fx
 
-    from pytest_fxbucket.cost.cluster import Cluster
-    from pytest_fxbucket.cost.costs import CostModel
+    from pytest_fxbucket.passes.auto.estimates import Estimates
 
 GB = 1 << 30
 SAME = 1e-9
@@ -26,14 +25,6 @@ SAME = 1e-9
 _DRIFTS = (DRIFT, inf)
 _TIGHTER = 4
 """How often a sweep whose order needs too much memory is given less."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimates:
-    """What a schedule goes by."""
-
-    cost: CostModel
-    cluster: Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +72,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     Raises :class:`PlanError` for limits that cannot be kept, and what ``estimates`` raise.
     """
     order = order_of(graph)
-    machine = machine_of(order.nodes, estimates.cost, estimates.cluster)
+    machine = machine_of(order.nodes, estimates)
     needs = Needs(graph, estimates.cluster.rounding)
     windows = Windows(order, machine, needs)
     own = list(range(len(order.nodes)))

@@ -17,8 +17,9 @@ from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import launch_kind
 from pytest_fxbucket.graph.compute import computes
 from pytest_fxbucket.graph.ops import operator_name
+from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.auto.moved import reorder_by_itself
-from pytest_fxbucket.passes.auto.schedule import Estimates, Limits, Scheduled, scheduled
+from pytest_fxbucket.passes.auto.schedule import Limits, Scheduled, scheduled
 from pytest_fxbucket.plan.tables import Overlap
 from suites.benchmarks.simulator import CLUSTER, generated
 from suites.graph.handmade import Handmade, aten

@@ -7,7 +7,7 @@ from torch import fx
 
 from pytest_fxbucket.graph.collectives import read_launch
 from pytest_fxbucket.graph.ops import operator_name
-from pytest_fxbucket.passes.auto.schedule import Estimates
+from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import by_size

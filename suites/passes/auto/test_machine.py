@@ -16,6 +16,7 @@ from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.arrange import arranged, relink
+from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.auto.machine import machine_of
 from pytest_fxbucket.simulate.simulator import simulate
 from pytest_fxbucket.step.roles import StepGraph
@@ -49,7 +50,7 @@ def any_order(step: StepGraph, seed: int) -> StepGraph:
 def test_it_says_what_the_simulator_says(step: StepGraph, cluster: Cluster, seed: int) -> None:
     moved = any_order(step, seed)
     graph = moved.graphs["joint"].graph
-    machine = machine_of(list(graph.nodes), Roofline(cluster, groups_of(moved)), cluster)
+    machine = machine_of(list(graph.nodes), Estimates(Roofline(cluster, groups_of(moved)), cluster))
     timeline = simulate(moved, cluster)
     assert timeline.exposed > 0
     times = machine.run(range(len(graph.nodes)))

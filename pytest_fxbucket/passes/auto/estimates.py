@@ -1,0 +1,73 @@
+"""Seconds of nodes that all ranks agree on, before anything moves by them.
+
+A model that measures says something else on every rank, and each time it is asked; ranks that move by other seconds launch in
+another order, and wait for each other for ever. So each node is asked for once, and on ranks that really run the median over
+all of them is taken. In one process that plays one rank after the other, what the first was told holds for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from pytest_fxbucket.errors import PassError
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.cost.costs import CostModel
+
+Key = tuple[str, str]
+"""Name and operator of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What a schedule goes by."""
+
+    cost: CostModel
+    cluster: Cluster
+    known: dict[Key, float] = field(default_factory=dict)
+    """What was asked before; the same for every rank that this process plays."""
+
+    def of(self, nodes: Sequence[fx.Node]) -> list[float]:
+        """Seconds of each of ``nodes``, all of a graph; where ranks really run all call it with theirs.
+
+        Raises what the cost model does, and :class:`PassError` for ranks that have other nodes.
+        """
+        keys = [(node.name, str(node.target)) for node in nodes]
+        new = {key: self.cost(node) for key, node in zip(keys, nodes, strict=True) if key not in self.known}
+        self.known.update(_agreed(new))
+        return [self.known[key] for key in keys]
+
+    def of_one(self, node: fx.Node) -> float:
+        """Seconds of ``node``, which is of no graph that runs."""
+        return self.of([node])[0]
+
+
+def _agreed(seconds: dict[Key, float]) -> dict[Key, float]:
+    """The median over all ranks of ``seconds``, of one that it is to run on."""
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return seconds
+    everything: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, list(seconds.items()))
+    mine = list(seconds)
+    for rank, items in enumerate(everything):
+        theirs = [key for key, _ in items]
+        if theirs != mine:
+            here, there = next(((a, b) for a, b in zip([*mine, None], [*theirs, None], strict=False) if a != b), (None, None))
+            raise PassError(
+                f"ranks cannot agree on seconds, since they have other graphs: rank {rank} has {_called(there)} where rank "
+                f"{dist.get_rank()} has {_called(here)}"
+            )
+    columns = zip(*([value for _, value in items] for items in everything), strict=True)
+    return dict(zip(mine, map(median, columns), strict=True))
+
+
+def _called(key: Key | None) -> str:
+    return f"{key[0]} ({key[1]})" if key else "nothing"
