@@ -101,7 +101,6 @@ class PlanOnMesh:
     """By what they are: the graph, its groups, the names of what it is given and gives."""
     _steps: dict[int, StepGraph] = field(default_factory=dict)
     _estimated: dict[Phase, dict[Key, float]] = field(default_factory=dict)
-    """Seconds of the nodes of each graph, by which schedules are found; all ranks go by what the first was told."""
     _sent: dict[tuple[int, Phase], tuple[StepGraph, PortableGraph]] = field(default_factory=dict)
     """By the step's identity and the graph; with the step, so that no other one gets its identity."""
 
@@ -209,6 +208,10 @@ class PlanOnMesh:
                 self._ways[rank] = self._gone(rank)
         return self._ways[rank]
 
+    def estimated(self, phase: Phase) -> dict[Key, float]:
+        """Seconds of nodes of the graph ``phase``, by which schedules were found: all ranks go by what the first was told."""
+        return self._estimated.setdefault(phase, {})
+
     def is_passed(self, rank: int) -> bool:
         """Whether the pass has run for ``rank``."""
         return rank in self._ways
@@ -270,7 +273,7 @@ class PlanOnMesh:
             made = {
                 phase: run_pass(
                     self.pass_name,
-                    PassJob(step, phase, readings[phase], self.plan, entries, self._estimated.setdefault(phase, {})),
+                    PassJob(step, phase, readings[phase], self.plan, entries, self.estimated(phase)),
                 )
                 for phase in step.graphs
             }

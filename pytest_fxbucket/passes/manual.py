@@ -7,9 +7,10 @@ nothing. The way of a graph through it: which launches (targets) share a bucket 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fxbucket.compat.c10d import twin_name
 from pytest_fxbucket.errors import PassError, PlanError
@@ -21,6 +22,7 @@ from pytest_fxbucket.graph.order import displaced
 from pytest_fxbucket.graph.updates import update_nodes
 from pytest_fxbucket.graph_view.bare import bare_values
 from pytest_fxbucket.passes.auto.moved import hiding_of, peak_of, reorder_by_itself
+from pytest_fxbucket.passes.auto.schedule import NoRoomError
 from pytest_fxbucket.passes.compute import Labels, Overlapped, gathered_lives, labels_of, overlapped
 from pytest_fxbucket.passes.grouping import BUCKETED, grouping_of
 from pytest_fxbucket.passes.keep_order import keep_order, without_kept_order
@@ -126,6 +128,25 @@ def _refuse_broken(graph: fx.Graph) -> None:
         graph.lint()
     except (RuntimeError, AssertionError) as error:
         raise PassError(f"the reordered graph is not in order: {' '.join(str(error).split())[:200]}") from error
+
+
+def within_room(bucket: Bucket, run: Callable[[Bucket], _T]) -> _T:
+    """What ``run`` gives, on a graph of its own each time: with fewer merged, as far as ``by`` lets it, if memory has no room.
+
+    What stays hidden is told before anything is merged, when what packs and unpacks has no size yet.
+    """
+    tries = [bucket]
+    if bucket.by == "overlap" and bucket.enabled:
+        tries += [*(replace(bucket, cap_mb=(cap,)) for cap in _CAPS_MB if not 0 < bucket.cap_mb[0] <= cap)]
+        tries.append(replace(bucket, enabled=False))
+    for one in tries[:-1]:
+        with suppress(NoRoomError):
+            return run(one)
+    return run(tries[-1])
+
+
+_CAPS_MB = (64.0, 4.0)
+_T = TypeVar("_T")
 
 
 # What our pass says of a graph when all is done.

@@ -18,7 +18,7 @@ from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.errors import FxbucketError, PassError, PlanError, text_of
 from pytest_fxbucket.passes.auto.estimates import Estimates, Key
 from pytest_fxbucket.passes.keep_order import AFTER, forget_order
-from pytest_fxbucket.passes.manual import ManualPass
+from pytest_fxbucket.passes.manual import ManualPass, within_room
 from pytest_fxbucket.passes.report import PassReport
 from pytest_fxbucket.passes.targets import Targets, by_module, by_parameter, by_size
 from pytest_fxbucket.plan.consistency import agree_with_entries
@@ -29,7 +29,7 @@ from pytest_fxbucket.user_frame import user_frame
 
 if TYPE_CHECKING:
     from pytest_fxbucket.graph.buckets import GraphAnalysis
-    from pytest_fxbucket.plan.schema import Plan
+    from pytest_fxbucket.plan.schema import Bucket, Plan
     from pytest_fxbucket.plan.selectors import ResolvedEntry
     from pytest_fxbucket.step.roles import Parameter, Phase, StepGraph
 
@@ -75,10 +75,15 @@ def run_pass(name: str, job: PassJob) -> Bucketed:
     """
     root = job.step.graphs[job.phase]
     if name == "manual":
-        graph = copy.deepcopy(root.graph)
-        forget_order(graph)
+        estimates = estimates_of(job)
+
+        def run(bucket: Bucket) -> tuple[fx.Graph, PassReport]:
+            graph = copy.deepcopy(root.graph)
+            forget_order(graph)
+            return graph, ManualPass(bucket, job.plan.overlap).run(graph, _targets(graph, job), estimates)
+
         try:
-            report = ManualPass(job.plan.bucket, job.plan.overlap).run(graph, _targets(graph, job), estimates_of(job))
+            graph, report = within_room(job.plan.bucket, run)
         except PlanError as error:
             where = str(job.plan.path)
             raise PlanError(str(error) if where in str(error) else f"{where}: {error}") from None

@@ -83,6 +83,14 @@ def test_a_limit_that_is_broken(limits: dict[str, float], words: str) -> None:
     assert [line for line in found if words in line], found
 
 
+def test_a_model_that_measures_says_the_same_to_all_ranks_that_are_looked_at() -> None:
+    assert PLAN.cluster is not None
+    plan = replace(PLAN, cluster=replace(PLAN.cluster, cost="suites.simulate.own_costs:measured"))
+    world = PlanOnMesh(plan, mesh_of(plan), "manual", lambda _: None)
+    assert [ranks for ranks, _ in world.distinct()] == [[0, 1, 2, 3]]
+    assert automatic_problems(world, 0) == []
+
+
 def test_no_compute_between_a_launch_and_its_wait_in_the_whole_graph() -> None:
     def bare(graph: fx.Graph) -> None:
         for wait in [node for node in graph.nodes if is_wait(node)]:

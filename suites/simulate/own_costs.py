@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 from torch import fx
+
+_CHANCE = random.Random(0)
 
 
 def slow_gathers(node: fx.Node) -> float | None:
@@ -15,3 +19,8 @@ def not_a_number(node: fx.Node) -> float:
 
 def negative(node: fx.Node) -> float:
     return -1.0
+
+
+def measured(node: fx.Node) -> float:
+    """Something else each time."""
+    return _CHANCE.uniform(1e-6, 1e-3)

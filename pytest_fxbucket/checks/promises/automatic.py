@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from pytest_fxbucket.cost.cluster import Cluster
+    from pytest_fxbucket.cost.costs import CostModel
     from pytest_fxbucket.passes.passed import Passed
     from pytest_fxbucket.plan.tables import Overlap
     from pytest_fxbucket.plan_on_mesh import PlanOnMesh
@@ -42,13 +43,27 @@ def automatic_problems(world: PlanOnMesh, rank: int) -> list[str]:
     assert cluster is not None
     passed, before = world.passed(rank), replace(world.way(rank).step, rank=rank)
     after = replace(before, graphs={phase: uncompiled(one.bucketed.root, one.graph) for phase, one in passed.items()})
-    lines = [simulate(step, cluster, own_cost(plan, step, cluster)) for step in (before, after)]
+    lines = [simulate(step, cluster, _asked_once(world, step, cluster)) for step in (before, after)]
     found = list(_exposed(*lines))
     found += _promised(passed, lines[1])
     for phase, one in passed.items():
         found += in_flight_problems(plan.overlap, one.graph)
         found += memory_problems(plan.overlap, before, after, phase, cluster)
     return found
+
+
+def _asked_once(world: PlanOnMesh, step: StepGraph, cluster: Cluster) -> CostModel | None:
+    """The plan's own cost model, with what it said when the schedule was found: one that measures says something else now."""
+    cost = own_cost(world.plan, step, cluster)
+    if cost is None:
+        return None
+    known = {
+        node: seconds
+        for phase, module in step.graphs.items()
+        for node in module.graph.nodes
+        if (seconds := world.estimated(phase).get((node.name, str(node.target)))) is not None
+    }
+    return lambda node: known[node] if node in known else cost(node)
 
 
 def _exposed(before: Timeline, after: Timeline) -> Iterator[str]:

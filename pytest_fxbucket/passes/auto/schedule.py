@@ -27,6 +27,10 @@ _TIGHTER = 4
 """How often a sweep whose order needs too much memory is given less."""
 
 
+class NoRoomError(PlanError):
+    """No order of a graph keeps the limits of memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a schedule must keep to; None: no limit."""
@@ -69,7 +73,8 @@ class Scheduled:
 def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int | None = None) -> Scheduled:
     """Find the order of ``graph``, which is not changed; limits of memory count from ``before`` bytes, or from its own peak.
 
-    Raises :class:`PlanError` for limits that cannot be kept, and what ``estimates`` raise.
+    Raises :class:`PlanError` for limits that cannot be kept (:class:`NoRoomError` for those of memory), and what ``estimates``
+    raise.
     """
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
@@ -92,7 +97,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
             best = times.exposed, peak, found
     if best is None:
         least = min(peak_before, max(needs.at(windows.arranged(lazy(windows)))))
-        raise PlanError(
+        raise NoRoomError(
             f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {least / GB:.4g} GB with each "
             "collective where it is needed"
         )
