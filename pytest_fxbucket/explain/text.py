@@ -277,6 +277,13 @@ def _rest(graph: GraphReport) -> Iterator[str]:
     yield f"moved past by nothing: {counted(len(barriers), 'barrier')}" if barriers else "barriers: none"
     for barrier in barriers:
         yield from wrapped(barrier, "  ", "  ")
+    if report.schedule is not None:
+        found = report.schedule
+        yield (
+            f"schedule found by itself: {1000 * found.exposed:.3f} ms exposed, {1000 * found.exposed_before:.3f} ms before it; "
+            f"{found.hidden} of {counted(found.collectives, 'collective')} hidden; {human_bytes(found.peak)} at the peak, "
+            f"{human_bytes(found.peak_before)} before it"
+        )
     yield (
         f"other nodes in another order than before: {report.displaced:,} of {report.compared:,}; gathered at once at most "
         f"{human_bytes(report.gathered_after)}, before {human_bytes(report.gathered_before)}"

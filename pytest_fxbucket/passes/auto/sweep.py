@@ -51,10 +51,9 @@ def ideal(windows: Windows) -> list[float]:
         calls[one.high] += sum(machine.host[wait] for wait in one.waits)
     found = []
     for slot in range(len(windows.anchors)):
-        host += calls[slot]
-        compute += packs[slot]
         found.append(max(host, compute))
-        host += windows.host[slot]
+        host += calls[slot] + windows.host[slot]
+        compute = max(host, compute) + packs[slot] if packs[slot] else compute
         compute = max(host, compute) + windows.seconds[slot]
         if machine.blocking:
             host = compute
@@ -123,7 +122,7 @@ class Sweep:
     """What was waited for."""
     packed: set[int] = field(default_factory=set)
     ahead: float = 0.0
-    """Seconds of packing that was done before the slot that :func:`ideal` has it in."""
+    """Seconds of packing, and of calls where the host computes, before the slot that :func:`ideal` has them in."""
     flying: dict[int, Flight] = field(default_factory=dict)
     carried: int = 0
     """Bytes in flight."""
@@ -153,7 +152,7 @@ class Sweep:
                 if all(self.end.get(other, inf) <= self._now for other in one.needs):
                     self._launch_needed(one, slot, forced=False)
             due = [one for one in wait_at.get(slot, ()) if one.number not in self.over]
-            self._launch_early(slot, queues, due)
+            self._launch_early(slot, queues)
             self._fill(slot, fills, to_come)
             self._wait_for_ended(slot)
             for one in needed:
@@ -165,6 +164,7 @@ class Sweep:
             for one in pack_at.get(slot, ()):
                 self._pack(one)
                 self.ahead -= one.pack
+            self.ahead -= self._called(needed, wait_at.get(slot, ()))
             self._compute(slot)
         return self.events
 
@@ -178,8 +178,9 @@ class Sweep:
     def _now(self) -> float:
         return max(self.host, self.compute)
 
-    def _launch_early(self, slot: int, queues: dict[int, list[tuple[float, int]]], due: Sequence[Flight]) -> None:
+    def _launch_early(self, slot: int, queues: dict[int, list[tuple[float, int]]]) -> None:
         """Launch what would start too late behind this slot's compute."""
+        following = self.times[slot + 1] if slot + 1 < len(self.times) else inf
         for stream in sorted(queues):
             queue = queues[stream]
             while queue:
@@ -188,9 +189,7 @@ class Sweep:
                 if number in self.end:
                     queue.pop(0)
                     continue
-                begin = max([self._now, *(self.end.get(one.number, 0.0) for one in due)])
-                then = begin + self.windows.seconds[slot] + self.windows.host[slot]
-                if late + begin - self.times[slot] - self.ahead >= then or not self._can(one, slot):
+                if late >= following + self.ahead or not self._can(one, slot):
                     break
                 queue.pop(0)
                 self._launch(one, slot)
@@ -252,6 +251,7 @@ class Sweep:
             self._wait(self.windows.flights[needed], slot)
         self._pack(one)
         self.host += self.windows.machine.host[one.launch]
+        self.ahead += self._called((one,), ())
         start = max(self._now, self.free.get(one.stream, 0.0))
         self.end[one.number] = self.free[one.stream] = start + one.seconds
         self.flying[one.number] = one
@@ -260,6 +260,13 @@ class Sweep:
         if one.grows:
             for at in range(slot, one.last):
                 self.live[at] += one.grows
+
+    def _called(self, launched: Sequence[Flight], waited: Sequence[Flight]) -> float:
+        """Seconds of compute that it takes to launch and to wait, where the host computes."""
+        host = self.windows.machine.host
+        if not self.windows.machine.blocking:
+            return 0.0
+        return sum(host[one.launch] for one in launched) + sum(host[wait] for one in waited for wait in one.waits)
 
     def _pack(self, one: Flight) -> None:
         if one.number not in self.packed:
@@ -278,6 +285,7 @@ class Sweep:
         self.compute = max(self.compute, self.end[one.number])
         if self.windows.machine.blocking:
             self.host = max(self.host, self.end[one.number])
+        self.ahead += self._called((), (one,))
         for wait in one.waits:
             self.host += self.windows.machine.host[wait]
             self.events.append(Event(slot, wait, is_due))
