@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 Milliseconds = Callable[["fx.Node", int | None], float | None]
 """What a node takes; of a launch also what it would take for other bytes: torch asks for 0, and takes that for its latency."""
 _MODULE = "torch._inductor.fx_passes.overlap_scheduling"
-_TALKERS = ("torch.__trace", "torch._inductor.fx_passes.fsdp", "torch._inductor.augmented_graph_helper")
+_TALKERS = ("torch._inductor.fx_passes.fsdp", "torch._inductor.augmented_graph_helper")
+_TRACE = "torch.__trace"
+"""torch writes whole graphs out for it as long as it has a handler, and be it one that nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ def torch_schedule_overlap(
         with ExitStack() as inside:
             for name in _TALKERS:
                 inside.enter_context(quiet(name))
+            inside.enter_context(mock.patch.object(logging.getLogger(_TRACE), "handlers", []))
             for what in ("transfer", "compute"):
                 inside.enter_context(mock.patch(estimate.format(what), return_value=0.0))
             inside.enter_context(mock.patch.object(overlap_scheduling, "MemoryTracker", counting))
