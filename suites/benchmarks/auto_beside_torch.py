@@ -36,6 +36,7 @@ from pytest_fxbucket.cost.costs import CostModel, Roofline
 from pytest_fxbucket.cost.network import collective_seconds
 from pytest_fxbucket.cost.of_plan import groups_of
 from pytest_fxbucket.graph.collectives import read_launch
+from pytest_fxbucket.passes import schedule_overlap_bucketing
 from pytest_fxbucket.simulate import cluster_named, simulate
 from pytest_fxbucket.simulate.timeline import Timeline
 from pytest_fxbucket.step.mesh import fake_mesh
@@ -88,9 +89,27 @@ class Job:
         return 1e3 * collective_seconds(launch.kind, size, ranks, self.cluster)
 
 
-def ours(job: Job) -> fx.GraphModule:
-    """Our automatic pass, which is not there yet: the graph as it is."""
-    return job.copied()
+def by_ours(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAccount | None]]:
+    """Ours, with ``keywords``; limits are torch's defaults, of memory the larger one, as torch's code has it."""
+
+    def scheduled(job: Job) -> tuple[fx.GraphModule, TorchAccount | None]:
+        more = max(1.0, 0.05 * job.simulated(job.graph_module).peak_bytes / (1 << 30))
+
+        def milliseconds(node: fx.Node, _: int | None) -> float:
+            return 1e3 * job.cost(node)
+
+        made = job.copied()
+        made = schedule_overlap_bucketing(
+            made,
+            custom_runtime_estimation=milliseconds,
+            max_memory_increase_gb=more,
+            max_memory_increase_ratio=None,
+            cluster=job.cluster,
+            **keywords,
+        )
+        return made, None
+
+    return scheduled
 
 
 def by_torch(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAccount | None]]:
@@ -107,7 +126,8 @@ def by_torch(**keywords: Any) -> Callable[[Job], tuple[fx.GraphModule, TorchAcco
 
 Scheduler = Callable[[Job], tuple[fx.GraphModule, TorchAccount | None]]
 SCHEDULERS: dict[str, Scheduler] = {
-    "ours": lambda job: (ours(job), None),
+    "ours": by_ours(),
+    "ours + buckets": by_ours(collective_bucketing=True),
     "torch": by_torch(),
     "torch + buckets": by_torch(collective_bucketing=True),
     "torch, as they are": by_torch(pre_bucketing_fsdp_collectives=False),

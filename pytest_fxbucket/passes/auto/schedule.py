@@ -79,7 +79,8 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
     needs = Needs(graph, estimates.cluster.rounding)
-    windows = Windows(order, machine, needs)
+    several = [Windows(order, machine, needs, sinks=sinks) for sinks in (False, True)]
+    windows = several[0]
     own = list(range(len(order.nodes)))
     given, peak_before = machine.run(own), max(needs.at(own))
     room = Room(
@@ -91,7 +92,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     best: tuple[float, int, list[int]] | None = None
     if peak_before <= room.peak and _keeps(windows, own, room):
         best = given.exposed, peak_before, own
-    for found in _orders(windows, needs, room):
+    for found in (found for one in several for found in _orders(one, needs, room)):
         times, peak = machine.run(found), max(needs.at(found))
         if peak <= room.peak and (best is None or times.exposed < best[0] - SAME):
             best = times.exposed, peak, found

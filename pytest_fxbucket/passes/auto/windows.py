@@ -1,7 +1,8 @@
 """Where each launch and wait may stand: compute keeps its order, and each stands in a slot, before one node of it.
 
 What only moves data goes with the launch that it packs for, or stays; so does what makes something of parameters alone, for
-launches alone (a cast before a gather).
+launches alone (a cast before a gather). Light compute that reads what a wait brings, such as the sum of two all-reduced
+gradients, may be put off with the wait until something else needs it: products of matrices never are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.graph.collectives import ROWS, communicates, is_wait, launch_kind, tensors_sent
+from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.movement import moves_data
 from pytest_fxbucket.graph.order import moves_freely
 from pytest_fxbucket.passes.arrange import arranged, readers
@@ -67,7 +69,8 @@ class Event:
 class Windows:
     """Slots of a graph, and its flights."""
 
-    def __init__(self, order: Order, machine: Machine, needs: Needs) -> None:
+    def __init__(self, order: Order, machine: Machine, needs: Needs, *, sinks: bool = True) -> None:
+        """``sinks``: whether light compute that reads what a wait brings may stand further behind, too."""
         self.order, self.machine = order, machine
         nodes = order.nodes
         self._after = after = readers(order)
@@ -79,7 +82,8 @@ class Windows:
         behind: list[bool] = []  # a wait, or what only moves what a wait gave
         for i, node in enumerate(nodes):
             lands = is_wait(node) and machine.launch[i] in waits
-            behind.append(lands or (moves[i] and any(behind[one] for one in order.before[i])))
+            follows = moves[i] or (sinks and _is_light(node))
+            behind.append(lands or (follows and any(behind[one] for one in order.before[i])))
             packs = self._only[i] >= 0 and (moves[i] or given[i])
             movable.append(behind[i] or packs or i in waits)
         self.anchors = [i for i, moved in enumerate(movable) if not moved and nodes[i].op not in ("placeholder", "get_attr")]
@@ -216,6 +220,11 @@ class Windows:
 
 def _stays_with_launches(node: fx.Node) -> bool:
     return node.op == "call_function" and moves_data(node) and moves_freely(node)
+
+
+def _is_light(node: fx.Node) -> bool:
+    """Whether ``node`` computes little, and may stand behind a wait that is put off."""
+    return node.op == "call_function" and moves_freely(node) and not multiplies(node)
 
 
 def _of_inputs_alone(order: Order) -> list[bool]:

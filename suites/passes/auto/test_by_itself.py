@@ -15,7 +15,7 @@ from pytest_fxbucket.cost.costs import checked
 from pytest_fxbucket.errors import PlanError, SimulationError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.collectives import launch_kind
-from pytest_fxbucket.graph.compute import computes
+from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.ops import operator_name
 from pytest_fxbucket.passes.auto.estimates import Estimates
 from pytest_fxbucket.passes.auto.moved import reorder_by_itself
@@ -95,11 +95,30 @@ def test_a_reduction_does_not_hold_up_a_gather_on_its_stream() -> None:
     assert found(a_layer_each(8), seconds=slow).exposed <= 0.9 + 0.9 + 1e-9
 
 
-def test_compute_keeps_its_order() -> None:
+def test_products_keep_their_order() -> None:
     graph = generated(900).graphs["joint"].graph
     order = scheduled(graph, Estimates(lambda node: 1e-6, CLUSTER), Limits()).order
     assert order is not None
-    assert [node for node in order if computes(node)] == [node for node in graph.nodes if computes(node)]
+    assert [node for node in order if multiplies(node)] == [node for node in graph.nodes if multiplies(node)]
+
+
+def test_light_compute_is_put_off_with_the_wait_that_it_reads() -> None:
+    made = Handmade(2)
+    x = made.batch(16, 16)
+    c10d = c10d_functional()
+    summed = made.call(
+        c10d.wait_tensor.default, made.call(c10d.all_reduce.default, made.call(aten.mm.default, x, x), "sum", "0")
+    )
+    added = made.call(aten.add.Tensor, summed, x)
+    other = made.call(aten.mm.default, x, x)
+    made.returns(made.call(aten.sum.default, made.call(aten.mm.default, other, added)), "loss")
+    graph = made.finish()
+    assert events(graph.nodes) == "mawmm"
+    one = found(graph)
+    assert events(one.order or ()) == "mamwm"
+    assert (one.exposed_before, one.exposed) == (0.5, 0.0)
+    names = [node.name for node in one.order or ()]
+    assert names.index(added.name) > names.index(other.name)
 
 
 def test_collectives_that_need_each_other_are_waited_for_in_turn() -> None:
