@@ -205,7 +205,7 @@ def _before_backward(results: object, do: Callable[[], None]) -> None:
 class BucketingOptions(TypedDict, total=False):
     """Each as the key of its name in a plan file, with the same default; but ``unplanned`` is "allow"."""
 
-    by: Literal["plan", "size"]
+    by: Literal["plan", "size", "overlap"]
     layout: Literal["registration", "execution"]
     dtypes: Literal["separate", "mixed"]
     cap_mb: float | Sequence[float]
@@ -217,6 +217,13 @@ class BucketingOptions(TypedDict, total=False):
     gather_group: Literal["same", "own"]
     launch_at: Mapping[str, Mapping[str, str]]
     wait_before: Mapping[str, Mapping[str, str]]
+    schedule: Literal["manual", "auto"]
+    max_memory_increase: float
+    max_memory_increase_gb: float
+    max_in_flight_gb: float
+    max_prefetch: int
+    cluster: str | Mapping[str, Any]
+    """A preset, or the table ``[cluster]``, of which ``cost`` is not asked: for ``schedule="auto"``."""
 
 
 def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
@@ -231,14 +238,19 @@ def plan_of(entries: object, options: Mapping[str, Any], where: str) -> Plan:
         if name not in taken:
             near = nearest(name, sorted(taken)) or f"; known are {', '.join(sorted(taken))}"
             raise PlanError(f'{where} takes no option "{name}"{near}')
+        if name == "cluster":
+            tables["cluster"] = {"preset": value} if isinstance(value, str) else dict(value)
+            continue
         table = "bucket" if name in {field.name for field in dataclasses.fields(Bucket)} else "overlap"
         tables[table][name] = list(value) if isinstance(value, tuple) else value
     if entries is not None and entries != () and entries != []:
         tables["bucket"]["plan"] = entries
-    if tables["bucket"].get("by") != "size":
+    if tables["bucket"].get("by") != "size" and (entries or tables["bucket"].get("by") != "overlap"):
         tables["bucket"].setdefault("unplanned", "allow")
     raw = {"graph": {"factory": "compiled:graph"}, "parallel": {"dp_shard": 2}, **tables}
     plan = read_plan(raw, Path(where), None, where)
+    if plan.cluster is not None and plan.cluster.cost is not None:
+        raise PlanError(f"{where}: cluster has a cost of its own, which is not asked here; give figures alone")
     if len(plan.bucket.cap_mb) > 1 and any("*" in selector for entry in plan.bucket.plan for selector in entry.selectors):
         raise PlanError(f"{where}: a cap for each entry cannot be told where an entry is a star; write the entries out")
     return plan

@@ -6,20 +6,19 @@ torch's is ``schedule_overlap_bucketing`` of ``torch._inductor.fx_passes.overlap
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import fx
 
-from pytest_fxbucket.compat.c10d import group_ranks, untwinned
 from pytest_fxbucket.cost.cluster import Cluster
 from pytest_fxbucket.cost.costs import CostModel, Roofline, checked
 from pytest_fxbucket.cost.presets import cluster_named
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.collectives import is_wait
 from pytest_fxbucket.graph.compute import computes
-from pytest_fxbucket.passes.auto.estimates import Estimates
+from pytest_fxbucket.passes.auto.estimates import Estimates, ranks_of_group, refuse_symbolic
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass, within_room
 from pytest_fxbucket.passes.targets import by_size
@@ -91,7 +90,8 @@ def schedule_overlap_bucketing(
     )
     dtypes = "mixed" if bucket_mode == "custom_ops_multidtype" else "separate"
     bucket = Bucket(enabled=collective_bucketing, by="overlap", dtypes=dtypes)
-    estimates = Estimates(_cost(custom_runtime_estimation, figures, compute_overlap_multipler), figures)
+    cost = _cost(custom_runtime_estimation, figures, compute_overlap_multipler)
+    estimates = Estimates(cost, figures, differs=custom_runtime_estimation is not None)
 
     def run(bucket: Bucket) -> fx.Graph:
         graph = copy.deepcopy(gm.graph)
@@ -101,12 +101,13 @@ def schedule_overlap_bucketing(
 
     with collector.paused():
         if any(map(is_wait, gm.graph.nodes)):
+            refuse_symbolic(gm.graph)
             gm.graph = within_room(bucket, run)  # which recompiles
     return gm
 
 
 def _cost(estimation: Estimation | None, cluster: Cluster, scale: float) -> CostModel:
-    roofline = Roofline(cluster, _ranks)
+    roofline = Roofline(cluster, ranks_of_group)
 
     def seconds(node: fx.Node) -> float | None:
         milliseconds = None if estimation is None else estimation(node, None)
@@ -116,15 +117,6 @@ def _cost(estimation: Estimation | None, cluster: Cluster, scale: float) -> Cost
         return found * scale if computes(node) else found
 
     return checked(seconds, "custom_runtime_estimation" if estimation is not None else "the cluster's own cost")
-
-
-def _ranks(group: str, count: int) -> Sequence[int]:
-    for name in (group, untwinned(group)):
-        try:
-            return group_ranks(name)
-        except (KeyError, RuntimeError, ValueError):
-            continue
-    return range(max(count, 1))
 
 
 def _refuse(gm: object, given: dict[str, Any]) -> None:

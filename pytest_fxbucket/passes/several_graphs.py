@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fxbucket.compat.compilers import mark_backward
+from pytest_fxbucket.cost.presets import cluster_of
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph import collectives
 from pytest_fxbucket.graph.modules import ModuleStackFn, direction_of, module_path, module_stack
+from pytest_fxbucket.passes.auto.estimates import of_cluster, refuse_symbolic
 from pytest_fxbucket.passes.keep_order import forget_order
 from pytest_fxbucket.passes.manual import ManualPass
 from pytest_fxbucket.passes.targets import Targets, by_module, by_size
@@ -22,6 +24,7 @@ from pytest_fxbucket.plan.selectors import ROOT, resolve
 if TYPE_CHECKING:
     from torch import fx
 
+    from pytest_fxbucket.passes.auto.estimates import Estimates
     from pytest_fxbucket.passes.report import PassReport
     from pytest_fxbucket.plan.schema import Plan
     from pytest_fxbucket.plan.table_rules import Places
@@ -78,7 +81,7 @@ class SeveralGraphs:
             launch_at=self._places("launch_at", asked.launch_at, gathers),
             wait_before=self._places("wait_before", asked.wait_before, reductions),
         )
-        self._reports.append(ManualPass(self._plan.bucket, overlap).run(graph, targets))
+        self._reports.append(ManualPass(self._plan.bucket, overlap).run(graph, targets, self._estimates(graph)))
         return any(direction_of(node) == "backward" for node in launches)
 
     def look_at(self, graph: fx.Graph, of: str) -> None:
@@ -93,7 +96,7 @@ class SeveralGraphs:
         """
         if self._stack is not None or self._plan.bucket.packer != "default":
             return None
-        said = repr((_code(), self._plan.bucket, self._plan.overlap, list(self._names(graph, each=True))))
+        said = repr((_code(), self._plan.bucket, self._plan.overlap, self._plan.cluster, list(self._names(graph, each=True))))
         return hashlib.sha256(said.encode()).hexdigest()
 
     def check(self) -> None:
@@ -138,6 +141,14 @@ class SeveralGraphs:
             f"; {len(functions)} functions were compiled, and what dynamo compiles for itself, because of a graph break within "
             "or around it, has names that begin there: find the break with fullgraph=True, or bucket by size"
         )
+
+    def _estimates(self, graph: fx.Graph) -> Estimates | None:
+        if self._plan.overlap.schedule == "manual":
+            return None
+        refuse_symbolic(graph)
+        cluster = cluster_of(self._plan)
+        assert cluster is not None  # the options were refused without
+        return of_cluster(cluster)
 
     def _targets(self, graph: fx.Graph) -> Targets:
         bucket = self._plan.bucket

@@ -10,8 +10,12 @@ import pytest
 from torch import fx
 
 from pytest_fxbucket.checks.promises.automatic import automatic_problems
+from pytest_fxbucket.checks.promises.expectations import promise_of
+from pytest_fxbucket.checks.promises.kept import audit
 from pytest_fxbucket.graph.collectives import is_wait, launch_kind, waits_of
+from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.graph.walks import readers_of
 from pytest_fxbucket.passes.arrange import arranged, pull_up, relink
 from pytest_fxbucket.plan.load import load_plans
 from pytest_fxbucket.plan.schema import Plan
@@ -97,3 +101,23 @@ def test_no_compute_between_a_launch_and_its_wait_in_the_whole_graph() -> None:
             wait.all_input_nodes[0].append(wait)
 
     assert [line for line in problems(bare) if "ms are exposed, where the schedule came to" in line]
+
+
+def test_products_that_changed_places_are_told() -> None:
+    world = PlanOnMesh(PLAN, mesh_of(PLAN), "manual", lambda _: None)
+    promise = promise_of(PLAN, world.step(0).parameters, world.resolution, world.members)
+    graph = world.passed(0)["joint"].graph
+    first, *others = [node for node in graph.nodes if multiplies(node)]
+    independent = next(one for one in others if not reaches(first, one) and not reaches(one, first))
+    needed = [independent]
+    for node in needed:
+        needed += [one for one in node.all_input_nodes if one.op == "call_function" and one > first and one not in needed]
+    for node in needed:
+        first.prepend(node)
+        first = node
+    found = audit(promise, world.reading(0)["joint"], world.passed(0)["joint"].reading)
+    assert [line for line in found if "products of matrices stand in another order than before the pass" in line], found
+
+
+def reaches(start: fx.Node, end: fx.Node) -> bool:
+    return end in readers_of([start])

@@ -17,6 +17,12 @@ from suites.compiled.small_nets import PLAN, loss_of, net, net_of_dtensors, word
 CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
     "tied, a graph break": ({"tied": True, "breaks": "between"}, (["embed+head", "layers.*"],), {}),
     "bfloat16, kept": ({"param_dtype": torch.bfloat16, "reshard": False}, (["embed", "layers.*", "head"],), {}),
+    "scheduled": (
+        {"param_dtype": torch.bfloat16},
+        (["embed", "layers.*", "head"],),
+        {"schedule": "auto", "cluster": "h100-sxm"},
+    ),
+    "hidden": ({"tied": True}, (), {"by": "overlap", "schedule": "auto", "cluster": "cpu-gloo"}),
     "by size": (
         {"tied": True, "breaks": "between", "param_dtype": torch.bfloat16},
         (),

@@ -23,7 +23,9 @@ def run(pools: Pools, job: str, payload: Any) -> list[Any]:
     return list(pools.get(2).run(f"{JOBS}:{job}", [payload] * 2, timeout_s=120))
 
 
-@pytest.mark.parametrize(("cases", "inductor"), [(["tied, a graph break", "bfloat16, kept"], False), (["by size"], True)])
+@pytest.mark.parametrize(
+    ("cases", "inductor"), [(["tied, a graph break", "bfloat16, kept", "hidden"], False), (["by size", "scheduled"], True)]
+)
 def test_the_pass_changes_no_bit_of_training(pools: Pools, cases: list[str], inductor: bool) -> None:
     assert run(pools, "differing", {"cases": cases, "inductor": inductor}) == [{case: [] for case in cases}] * 2
 

@@ -18,6 +18,7 @@ from pytest_fxbucket.checks.promises.overlap import memory_problems, overlap_pro
 from pytest_fxbucket.checks.promises.updates import update_problems
 from pytest_fxbucket.compat.c10d import twin_name, untwinned
 from pytest_fxbucket.golden.schedule import nameless_text
+from pytest_fxbucket.graph.compute import multiplies
 from pytest_fxbucket.graph.contents import EXACT, MANTISSA_BITS
 from pytest_fxbucket.graph.ops import dtype_name
 from pytest_fxbucket.graph.order import displaced
@@ -151,14 +152,27 @@ def _readers(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
 def _moved(promise: Expectations, captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
     """Only what must move moves: compute among itself hardly ever. A pass that names its nodes anew cannot be told.
 
-    Updates that are to stand where they are ready must move.
+    Updates that are to stand where they are ready must move, and light compute may where a schedule is found by itself.
     """
+    if promise.overlap.schedule == "auto":
+        yield from _products_moved(captured, passed)
+        return
     free = captured.updating_names if promise.overlap.updates == "ready" else frozenset[str]()
     before, after = ([name for name in one.names if name not in free] for one in (captured, passed))
     moved, counted = displaced(before, after)
     if counted > len(before) // 2 and moved > max(counted * MOST_DISPLACED, 4):
         most = f"at most {MOST_DISPLACED:.0%} may"
         yield f"{moved} of {counted} compute nodes stand in another order than before the pass; {most}"
+
+
+def _products_moved(captured: GraphAnalysis, passed: GraphAnalysis) -> Iterator[str]:
+    """Products of matrices keep their order in any schedule; light compute may be put off with what it waits for."""
+    if captured.order is None or passed.order is None:
+        return
+    before, after = ([node.name for node in one.order.nodes if multiplies(node)] for one in (captured, passed) if one.order)
+    moved, counted = displaced(before, after)
+    if counted > len(before) // 2 and moved:
+        yield f"{moved} of {counted} products of matrices stand in another order than before the pass"
 
 
 def _dtype(promise: Expectations, bucket: Bucket, fqn: str) -> torch.dtype | None:

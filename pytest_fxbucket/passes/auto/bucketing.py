@@ -1,6 +1,6 @@
 """Merges collectives as long as what hides them still does.
 
-Each stream's collectives stand one behind the other, each as late as it can be, as in :mod:`pytest_fxbucket.passes.auto.sweep`.
+Collectives of a stream stand one behind the other, each as late as it can be (:mod:`pytest_fxbucket.passes.auto.latest`).
 Two neighbours that may share a launch become one that starts when all of it is there, and must end when the first of it is
 needed; that is done if none then starts before it can, or exposes more than it did. What a merge saves, one latency, moves all
 before it. A bucket whose latency is a small part of its flight has nothing to win from more.
@@ -18,8 +18,9 @@ from torch import fx
 
 from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.needs import Needs
+from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
-from pytest_fxbucket.passes.auto.sweep import DRIFT, ideal, latest, lazy
+from pytest_fxbucket.passes.auto.sweep import lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
 if TYPE_CHECKING:

@@ -8,13 +8,17 @@ all of them is taken. In one process that plays one rank after the other, what t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from pytest_fxbucket.errors import PassError
+from pytest_fxbucket.compat.c10d import group_ranks, untwinned
+from pytest_fxbucket.cost.costs import Roofline
+from pytest_fxbucket.errors import PassError, PlanError
+from pytest_fxbucket.graph.collectives import tensors
 
 if TYPE_CHECKING:
     from torch import fx
@@ -34,6 +38,8 @@ class Estimates:
     cluster: Cluster
     known: dict[Key, float] = field(default_factory=dict)
     """What was asked before; the same for every rank that this process plays."""
+    differs: bool = True
+    """Whether the model may say other seconds on other ranks; what reckons with sizes alone does not."""
 
     def of(self, nodes: Sequence[fx.Node]) -> list[float]:
         """Seconds of each of ``nodes``, all of a graph; where ranks really run all call it with theirs.
@@ -42,12 +48,34 @@ class Estimates:
         """
         keys = [(node.name, str(node.target)) for node in nodes]
         new = {key: self.cost(node) for key, node in zip(keys, nodes, strict=True) if key not in self.known}
-        self.known.update(_agreed(new))
+        self.known.update(_agreed(new) if self.differs else new)
         return [self.known[key] for key in keys]
 
     def of_one(self, node: fx.Node) -> float:
         """Seconds of ``node``, which is of no graph that runs."""
         return self.of([node])[0]
+
+
+def of_cluster(cluster: Cluster) -> Estimates:
+    """What ``cluster`` can do, for the process groups that this process knows; of others as many ranks as a launch says."""
+    return Estimates(Roofline(cluster, ranks_of_group), cluster, differs=False)
+
+
+def ranks_of_group(group: str, count: int) -> Sequence[int]:
+    """Ranks of ``group``; if it is not known, ``count``, side by side."""
+    for name in (group, untwinned(group)):
+        with suppress(KeyError, RuntimeError, ValueError):
+            return group_ranks(name)
+    return range(max(count, 1))
+
+
+def refuse_symbolic(graph: fx.Graph) -> None:
+    """Raise :class:`PlanError` for sizes that are no numbers: seconds and bytes of them are not known."""
+    for node in graph.nodes:
+        if any(not isinstance(size, int) for one in tensors(node.meta.get("val")) for size in one.shape):
+            raise PlanError(
+                f'schedule = "auto" goes by sizes, and that of {node.name} is no number: compile with dynamic=False'
+            )
 
 
 def _agreed(seconds: dict[Key, float]) -> dict[Key, float]:

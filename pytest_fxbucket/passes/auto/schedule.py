@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
+from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import COMPUTE, WAIT, machine_of
-from pytest_fxbucket.passes.auto.sweep import DRIFT, Room, Sweep, ideal, latest, lazy
+from pytest_fxbucket.passes.auto.sweep import Room, Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ GB = 1 << 30
 SAME = 1e-9
 """Seconds of exposure that count as none."""
 _DRIFTS = (DRIFT, inf)
+_WAYS = ((False, False), (True, False), (True, True))
+"""Whether light compute sinks behind waits, and packs fill waits."""
 _TIGHTER = 4
 """How often a sweep whose order needs too much memory is given less."""
 
@@ -79,7 +82,7 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
     needs = Needs(graph, estimates.cluster.rounding)
-    several = [Windows(order, machine, needs, sinks=sinks) for sinks in (False, True)]
+    several = [Windows(order, machine, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
     windows = several[0]
     own = list(range(len(order.nodes)))
     given, peak_before = machine.run(own), max(needs.at(own))

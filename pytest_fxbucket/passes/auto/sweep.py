@@ -1,10 +1,7 @@
-"""One sweep along compute: what must be launched by now is, what is off its path fills holes, waits stand where they must.
+"""One sweep along compute, with a clock: what must be launched by now is, what is off its path fills holes.
 
-First backwards: when each collective must start at the latest so that nothing waits for it, all of a stream one behind the
-other, those that are needed last at the end (W. S. Jewell's and J. R. Jackson's earliest due date first, mirrored). Then
-forwards, with a clock: a launch that would start too late if it were not launched now is launched, as far as limits allow; a
-reduction is launched as soon as it delays no other; a wait stands before the first that needs what it brings, or where the
-flight is over.
+A launch that would start too late if it were not launched now is launched, as far as limits allow; a reduction is launched as
+soon as it delays no other; a wait stands before the first that needs what it brings, or where the flight is over.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
+from pytest_fxbucket.passes.auto.latest import SPARE
 from pytest_fxbucket.passes.auto.windows import Event, Flight
 
 if TYPE_CHECKING:
@@ -32,75 +30,6 @@ class Room:
     """Bytes of collectives that are in flight at most, by their larger sides."""
     gathers: float = inf
     """All-gathers that are in flight at most."""
-
-
-DRIFT = 8.0
-"""How far a reduction may end behind the soonest that it could, in times of its own seconds."""
-SPARE = 0.1
-"""Share of its seconds by which each flight is to end earlier than it must, and is left alone longer than it should take."""
-
-
-def ideal(windows: Windows) -> list[float]:
-    """When compute would come to each slot, if nothing blocked it."""
-    host = compute = 0.0
-    packs, calls = [0.0] * len(windows.anchors), [0.0] * len(windows.anchors)
-    machine = windows.machine
-    for one in windows.flights:
-        packs[one.packed] += one.pack
-        calls[one.last] += machine.host[one.launch]
-        calls[one.high] += sum(machine.host[wait] for wait in one.waits)
-    found = []
-    for slot in range(len(windows.anchors)):
-        found.append(max(host, compute))
-        host += calls[slot] + windows.host[slot]
-        compute = max(host, compute) + packs[slot] if packs[slot] else compute
-        compute = max(host, compute) + windows.seconds[slot]
-        if machine.blocking:
-            host = compute
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """Of each flight, by its number."""
-
-    starts: list[float]
-    """When it must start, all of a stream one behind the other."""
-    deadlines: list[float]
-    """When it must have ended."""
-
-
-def latest(windows: Windows, times: Sequence[float], drift: float) -> Latest:
-    """When each flight must start, and have ended, at the latest; ``times`` are those of :func:`ideal`.
-
-    ``drift``: a reduction's flight may end so many times its seconds behind the soonest that it could.
-    """
-    flights = windows.flights
-    deadline = [times[one.high] for one in flights]
-    for one in flights:
-        if not one.grows and one.low < len(times):
-            soon = times[one.low] + (1 + drift) * one.seconds
-            deadline[one.number] = min(deadline[one.number], max(soon, times[min(one.low + 1, len(times) - 1)]))
-    readers = [0] * len(flights)
-    for one in flights:
-        for needed in one.needs:
-            readers[needed] += 1
-    heap: list[tuple[float, int]] = []
-    for one in flights:
-        if not readers[one.number]:
-            heappush(heap, (-deadline[one.number], -one.number))
-    found, begin = [0.0] * len(flights), dict[int, float]()
-    while heap:
-        flight = flights[-heappop(heap)[1]]
-        end = min(deadline[flight.number], begin.get(flight.stream, inf))
-        start = end - flight.seconds * (1 + SPARE)
-        found[flight.number] = begin[flight.stream] = start
-        for needed in flight.needs:
-            deadline[needed] = min(deadline[needed], start)
-            readers[needed] -= 1
-            if not readers[needed]:
-                heappush(heap, (-deadline[needed], -needed))
-    return Latest(found, deadline)
 
 
 @dataclass(slots=True)
@@ -132,57 +61,71 @@ class Sweep:
     """Bytes of that."""
     events: list[Event] = field(default_factory=list)
 
+    queues: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    """By stream what could be launched, (when it must start, number), in order."""
+    fills: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """By stream the reductions among it, a heap of (first slot, number)."""
+    to_come: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    """By stream what was not launched, (when it must start, number), in order."""
+
     def run(self) -> list[Event]:
         """Launches and waits, in order."""
-        windows = self.windows
-        released, launch_at, wait_at, pack_at = (_by_slot(windows, key) for key in ("low", "last", "high", "packed"))
-        queues: dict[int, list[tuple[float, int]]] = {}
-        to_come = {stream: sorted(queue) for stream, queue in self._all().items()}
-        fills: dict[int, list[tuple[int, int]]] = {}
-        for slot in range(len(windows.anchors)):
-            for one in released.get(slot, ()):
-                if one.holds:
-                    self.holding[one.number] = one
-                    self.held += one.holds
-                insort(queues.setdefault(one.stream, []), (self.late[one.number], one.number))
-                if not one.grows:
-                    heappush(fills.setdefault(one.stream, []), (one.low, one.number))
-            needed = launch_at.get(slot, ())
-            for one in needed:
-                if all(self.end.get(other, inf) <= self._now for other in one.needs):
-                    self._launch_needed(one, slot, forced=False)
-            due = [one for one in wait_at.get(slot, ()) if one.number not in self.over]
-            self._launch_early(slot, queues)
-            self._fill(slot, fills, to_come)
-            self._wait_for_ended(slot)
-            for one in needed:
-                self._launch_needed(one, slot, forced=False)
-            for one in due:
-                self._launch_needed(one, slot, forced=True)
-                self._wait(one, slot, is_due=True)
+        released, launched, waited, packed = (_by_slot(self.windows, key) for key in ("low", "last", "high", "packed"))
+        for one in sorted(self.windows.flights, key=lambda one: (self.late[one.number], one.number)):
+            self.to_come.setdefault(one.stream, []).append((self.late[one.number], one.number))
+        for slot in range(len(self.windows.anchors)):
+            self._release(released.get(slot, ()))
+            needed = launched.get(slot, ())
+            self._launch_all(slot, needed)
+            self._land(slot, [one for one in waited.get(slot, ()) if one.number not in self.over])
             self._make_room(slot)
-            for one in pack_at.get(slot, ()):
+            for one in packed.get(slot, ()):
                 self._pack(one)
                 self.ahead -= one.pack
-            self.ahead -= self._called(needed, wait_at.get(slot, ()))
+            self.ahead -= self._called(needed, waited.get(slot, ()))
             self._compute(slot)
         return self.events
 
-    def _all(self) -> dict[int, list[tuple[float, int]]]:
-        found: dict[int, list[tuple[float, int]]] = {}
-        for one in self.windows.flights:
-            found.setdefault(one.stream, []).append((self.late[one.number], one.number))
-        return found
+    def _release(self, ready: Sequence[Flight]) -> None:
+        for one in ready:
+            if one.holds:
+                self.holding[one.number] = one
+                self.held += one.holds
+            insort(self.queues.setdefault(one.stream, []), (self.late[one.number], one.number))
+            if not one.grows:
+                heappush(self.fills.setdefault(one.stream, []), (one.low, one.number))
+
+    def _launch_all(self, slot: int, needed: Sequence[Flight]) -> None:
+        """Launch what is ``needed`` in this slot, what would be too late in the next, and what fills a hole."""
+        for one in needed:
+            if all(self.end.get(other, inf) <= self._now for other in one.needs):
+                self._launch_needed(one, slot, forced=False)
+        self._launch_early(slot)
+        self._fill(slot)
+        for one in list(self.flying.values()):  # what reductions were sent is free when they have ended
+            if not one.grows and self._has_ended(one):
+                self._wait(one, slot)
+        for one in needed:
+            self._launch_needed(one, slot, forced=False)
+
+    def _land(self, slot: int, due: Sequence[Flight]) -> None:
+        """Wait for what is ``due``."""
+        for one in due:
+            self._launch_needed(one, slot, forced=True)
+        if self.windows.fills:
+            self._fill_waits(slot, due)
+        for one in sorted(due, key=lambda one: (self.end[one.number], one.number)):
+            self._wait(one, slot, is_due=True)
 
     @property
     def _now(self) -> float:
         return max(self.host, self.compute)
 
-    def _launch_early(self, slot: int, queues: dict[int, list[tuple[float, int]]]) -> None:
+    def _launch_early(self, slot: int) -> None:
         """Launch what would start too late behind this slot's compute."""
         following = self.times[slot + 1] if slot + 1 < len(self.times) else inf
-        for stream in sorted(queues):
-            queue = queues[stream]
+        for stream in sorted(self.queues):
+            queue = self.queues[stream]
             while queue:
                 late, number = queue[0]
                 one = self.windows.flights[number]
@@ -194,11 +137,11 @@ class Sweep:
                 queue.pop(0)
                 self._launch(one, slot)
 
-    def _fill(self, slot: int, fills: dict[int, list[tuple[int, int]]], to_come: dict[int, list[tuple[float, int]]]) -> None:
+    def _fill(self, slot: int) -> None:
         """Launch reductions that end before any other must start on their stream."""
         slip = self._now - self.times[slot] - self.ahead
-        for stream in sorted(fills):
-            heap, others = fills[stream], to_come[stream]
+        for stream in sorted(self.fills):
+            heap, others = self.fills[stream], self.to_come[stream]
             while heap:
                 number = heap[0][1]
                 one = self.windows.flights[number]
@@ -209,11 +152,26 @@ class Sweep:
                     others.pop(0)
                 late = next((late for late, other in others[:3] if other != number and other not in self.end), inf)
                 start = max(self._now + one.pack, self.free.get(stream, 0.0))
+                if self.windows.fills and one.pack and one.last > slot:
+                    break  # it is to run where compute waits
                 idle = self.free.get(stream, 0.0) <= self._now + self.windows.seconds[slot]
                 if not idle or start + one.seconds > late + slip or not self._can(one, slot):
                     break
                 heappop(heap)
                 self._launch(one, slot)
+
+    def _fill_waits(self, slot: int, due: Sequence[Flight]) -> None:
+        """Pack for reductions, and launch them, while compute would only wait for what is ``due``."""
+        until = max((self.end.get(one.number, 0.0) for one in due), default=0.0)
+        for stream in sorted(self.fills):
+            heap = self.fills[stream]
+            while heap and self._now < until:
+                one = self.windows.flights[heap[0][1]]
+                if one.number not in self.end:
+                    if not self._can(one, slot) or self._now + one.pack > until + one.pack / 2:
+                        break
+                    self._launch(one, slot)
+                heappop(heap)
 
     def _can(self, one: Flight, slot: int) -> bool:
         """Whether ``one`` may be launched in ``slot`` already."""
@@ -292,12 +250,6 @@ class Sweep:
 
     def _has_ended(self, one: Flight) -> bool:
         return self.end.get(one.number, inf) + SPARE * one.seconds <= self._now
-
-    def _wait_for_ended(self, slot: int) -> None:
-        """Wait for reductions that are there: what they were sent is free then."""
-        for one in list(self.flying.values()):
-            if not one.grows and self._has_ended(one):
-                self._wait(one, slot)
 
     def _make_room(self, slot: int) -> None:
         """Launch reductions and wait for them as long as more lives than may."""

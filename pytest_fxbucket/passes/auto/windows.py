@@ -63,14 +63,16 @@ class Event:
     slot: int
     node: int
     is_due: bool = False
-    """Whether it is a wait right before what needs it; else it stands where its slot begins."""
+    """Whether it is a wait behind all in its slot that does not need it; else it stands where its slot begins."""
 
 
 class Windows:
     """Slots of a graph, and its flights."""
 
-    def __init__(self, order: Order, machine: Machine, needs: Needs, *, sinks: bool = True) -> None:
-        """``sinks``: whether light compute that reads what a wait brings may stand further behind, too."""
+    def __init__(self, order: Order, machine: Machine, needs: Needs, *, sinks: bool = True, fills: bool = False) -> None:
+        """``sinks``: whether light compute that reads what a wait brings may stand further behind, too; ``fills``: whether what
+        packs for a launch may stand further behind with it, where compute waits for another."""
+        self.fills = fills
         self.order, self.machine = order, machine
         nodes = order.nodes
         self._after = after = readers(order)
@@ -149,7 +151,7 @@ class Windows:
                     last=high[launch],
                     high=min(high[wait] for wait in own),
                     pack=packs.get(launch, 0.0),
-                    packed=high[launch] if early else min(bisect_left(self.anchors, launch), high[launch]),
+                    packed=high[launch] if early or self.fills else min(bisect_left(self.anchors, launch), high[launch]),
                     grows=made + (held if early else 0) if gathers else 0,
                     holds=0 if early else held,
                     is_gather=gathers,
@@ -197,13 +199,12 @@ class Windows:
         for slot, here in in_slot.items():
             begin = self.anchors[slot - 1] if slot else -1
             for number, event in enumerate(here, 1):
-                first = min(self._after[event.node], default=begin) if event.is_due else begin
-                base = first - 1 if begin < first <= self.anchors[slot] else begin
+                base = self.anchors[slot] - 1 if event.is_due else begin
                 wishes[event.node] = base + number / (len(here) + 1)
         for index in range(len(wishes) - 1, -1, -1):
             owner = self._only[index]
             if owner >= 0 and owner != index:
-                own = [] if self._given[index] else [wishes[index]]
+                own = [] if self.fills or self._given[index] else [wishes[index]]
                 wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self._after[index])])
         return arranged(dict(enumerate(self.order.before)), wishes)
 
@@ -231,7 +232,7 @@ def _of_inputs_alone(order: Order) -> list[bool]:
     """Of each node whether it makes something of parameters and other inputs alone, and may be moved."""
     found: list[bool] = []
     for node, before in zip(order.nodes, order.before, strict=True):
-        found.append(moves_freely(node) and all(found[one] for one in before))
+        found.append(moves_freely(node) and not multiplies(node) and all(found[one] for one in before))
     return found
 
 
