@@ -99,7 +99,8 @@ class ManualPass:
         places by hand that cannot be had, and :class:`PassError` for a graph that breaks; then throw ``graph`` away.
         """
         ends = targets.ends or (bare_values(graph) if self.overlap.updates == "ready" else None)
-        hiding = hiding_of(targets.order, self.overlap, estimates) if self.bucket.by == "overlap" else None
+        hides = self.bucket.enabled and self.bucket.by == "overlap"
+        hiding = hiding_of(targets.order, self.overlap, estimates) if hides else None
         groups = grouping_of(targets.order, targets.planned, self.bucket, targets.entries, hiding)
         before = peak_of(graph, self.overlap, estimates)
         buckets = merge(graph, targets.order, [group for group, _ in groups], self.bucket.packer)

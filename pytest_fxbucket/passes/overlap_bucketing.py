@@ -100,9 +100,14 @@ def schedule_overlap_bucketing(
         return graph
 
     with collector.paused():
-        if any(map(is_wait, gm.graph.nodes)):
-            refuse_symbolic(gm.graph)
+        if not any(map(is_wait, gm.graph.nodes)):
+            return gm
+        refuse_symbolic(gm.graph)
+        if collective_bucketing or insert_overlap_deps:
             gm.graph = within_room(bucket, run)  # which recompiles
+        else:  # nothing is changed before it is known to be right
+            ManualPass(bucket, overlap).apply(gm.graph, by_size(gm.graph), estimates)
+            gm.recompile()
     return gm
 
 

@@ -20,6 +20,7 @@ from pytest_fxbucket.compat.c10d import c10d_functional
 from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
 from pytest_fxbucket.passes.auto.machine import machine_of
+from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.sweep import lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
@@ -58,7 +59,7 @@ class Hiding:
         graph = order.nodes[0].graph
         machine = machine_of(order.nodes, estimates)
         needs = Needs(graph, estimates.cluster.rounding)
-        self._windows = windows = Windows(order, machine, needs)
+        self._windows = windows = Windows(Nodes(order, machine), machine, needs)
         self._times = ideal(windows)
         self._deadlines = latest(windows, self._times, DRIFT).deadlines
         basis = windows.arranged(lazy(windows))

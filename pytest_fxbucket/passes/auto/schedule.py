@@ -11,7 +11,8 @@ from pytest_fxbucket.cost.needs import Needs
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.graph.order import order_of
 from pytest_fxbucket.passes.auto.latest import DRIFT, ideal, latest
-from pytest_fxbucket.passes.auto.machine import COMPUTE, WAIT, machine_of
+from pytest_fxbucket.passes.auto.machine import COMPUTE, WAIT, Machine, machine_of
+from pytest_fxbucket.passes.auto.movable import Nodes
 from pytest_fxbucket.passes.auto.sweep import Room, Sweep, lazy
 from pytest_fxbucket.passes.auto.windows import Windows
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 GB = 1 << 30
 SAME = 1e-9
 """Seconds of exposure that count as none."""
-_DRIFTS = (DRIFT, inf)
 _WAYS = ((False, False), (True, False), (True, True))
 """Whether light compute sinks behind waits, and packs fill waits."""
 _TIGHTER = 4
@@ -82,7 +82,8 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     order = order_of(graph)
     machine = machine_of(order.nodes, estimates)
     needs = Needs(graph, estimates.cluster.rounding)
-    several = [Windows(order, machine, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
+    known = Nodes(order, machine)
+    several = [Windows(known, machine, needs, sinks=sinks, fills=fills) for sinks, fills in _WAYS]
     windows = several[0]
     own = list(range(len(order.nodes)))
     given, peak_before = machine.run(own), max(needs.at(own))
@@ -92,26 +93,25 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
         gathers=inf if limits.prefetch is None else max(1, limits.prefetch),
     )
     _refuse(windows, room, limits)
-    best: tuple[float, int, list[int]] | None = None
-    if peak_before <= room.peak and _keeps(windows, own, room):
-        best = given.exposed, peak_before, own
-    for found in (found for one in several for found in _orders(one, needs, room)):
-        times, peak = machine.run(found), max(needs.at(found))
-        if peak <= room.peak and (best is None or times.exposed < best[0] - SAME):
-            best = times.exposed, peak, found
-    if best is None:
+    best = _Best(machine, needs, room)
+    if _keeps(windows, own, room):
+        best.offer(own)
+    ways = [one for one in several if best.offer(_order(one, needs, room, DRIFT))]
+    for one in ways[-1:]:  # the best way once more, with reductions as far off as they like
+        best.offer(_order(one, needs, room, inf))
+    found = best.order
+    if found is None:
         least = min(peak_before, max(needs.at(windows.arranged(lazy(windows)))))
         raise NoRoomError(
             f"[overlap] max_memory_increase leaves {room.peak / GB:.4g} GB, and the graph needs {least / GB:.4g} GB with each "
             "collective where it is needed"
         )
-    exposed, peak, found = best
     times = machine.run(found)
     return Scheduled(
         given.exposed,
-        exposed,
+        times.exposed,
         peak_before,
-        peak,
+        max(needs.at(found)),
         sum(times.blocked.get(one.launch, 0.0) <= SAME for one in windows.flights),
         len(windows.flights),
         None if found == own else tuple([order.nodes[index] for index in found]),
@@ -119,24 +119,41 @@ def scheduled(graph: fx.Graph, estimates: Estimates, limits: Limits, before: int
     )
 
 
-def _orders(windows: Windows, needs: Needs, room: Room) -> Iterator[list[int]]:
-    """Orders to try. Times of the second sweep are those that the first one came to."""
+@dataclass(slots=True)
+class _Best:
+    """The order with the least exposed time so far."""
+
+    machine: Machine
+    needs: Needs
+    room: Room
+    order: list[int] | None = None
+    exposed: float = inf
+
+    def offer(self, order: list[int]) -> bool:
+        """Take ``order`` if it is better, and there is room for it; whether it was."""
+        exposed = self.machine.run(order).exposed
+        if exposed >= self.exposed - SAME or max(self.needs.at(order)) > self.room.peak:
+            return False
+        self.order, self.exposed = order, exposed
+        return True
+
+
+def _order(windows: Windows, needs: Needs, room: Room, drift: float) -> list[int]:
+    """The order of one sweep; where it needs too much memory, of one that is given less."""
     if not windows.flights:
-        return
+        return list(range(len(windows.order.nodes)))
     basis = windows.arranged(lazy(windows))
     live = windows.by_slot(basis, needs.at(basis))
-    for drift in _DRIFTS:
-        times = ideal(windows)
-        late = latest(windows, times, drift).starts
-        allowed = room
-        for _ in range(_TIGHTER):
-            events = Sweep(windows, times, late, allowed, list(live)).run()
-            found = windows.arranged(events)
-            yield found
-            over = max(needs.at(found)) - room.peak
-            if over <= 0:
-                break
-            allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
+    times = ideal(windows)
+    late = latest(windows, times, drift).starts
+    allowed = room
+    for _ in range(_TIGHTER):
+        found = windows.arranged(Sweep(windows, times, late, allowed, list(live)).run())
+        over = max(needs.at(found)) - room.peak
+        if over <= 0:
+            break
+        allowed = Room(peak=allowed.peak - over, in_flight=room.in_flight, gathers=room.gathers)
+    return found
 
 
 def _keeps(windows: Windows, order: Sequence[int], room: Room) -> bool:

@@ -1,9 +1,4 @@
-"""Where each launch and wait may stand: compute keeps its order, and each stands in a slot, before one node of it.
-
-What only moves data goes with the launch that it packs for, or stays; so does what makes something of parameters alone, for
-launches alone (a cast before a gather). Light compute that reads what a wait brings, such as the sum of two all-reduced
-gradients, may be put off with the wait until something else needs it: products of matrices never are.
-"""
+"""Where each launch and wait may stand: compute keeps its order, and each stands in a slot, before one node of it."""
 
 from __future__ import annotations
 
@@ -12,18 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_fxbucket.graph.collectives import ROWS, communicates, is_wait, launch_kind, tensors_sent
-from pytest_fxbucket.graph.compute import multiplies
-from pytest_fxbucket.graph.movement import moves_data
-from pytest_fxbucket.graph.order import moves_freely
-from pytest_fxbucket.passes.arrange import arranged, readers
+from pytest_fxbucket.graph.collectives import ROWS, communicates, launch_kind, tensors_sent
+from pytest_fxbucket.passes.arrange import arranged
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from pytest_fxbucket.cost.needs import Needs
-    from pytest_fxbucket.graph.order import Order
     from pytest_fxbucket.passes.auto.machine import Machine
+    from pytest_fxbucket.passes.auto.movable import Nodes
 
 
 @dataclass(slots=True, eq=False)
@@ -69,50 +59,24 @@ class Event:
 class Windows:
     """Slots of a graph, and its flights."""
 
-    def __init__(self, order: Order, machine: Machine, needs: Needs, *, sinks: bool = True, fills: bool = False) -> None:
+    def __init__(self, known: Nodes, machine: Machine, needs: Needs, *, sinks: bool = True, fills: bool = False) -> None:
         """``sinks``: whether light compute that reads what a wait brings may stand further behind, too; ``fills``: whether what
         packs for a launch may stand further behind with it, where compute waits for another."""
-        self.fills = fills
-        self.order, self.machine = order, machine
-        nodes = order.nodes
-        self._after = after = readers(order)
-        moves = [_stays_with_launches(node) for node in nodes]
-        self._given = given = _of_inputs_alone(order)
-        self._only = self._for_launches(after, moves, given)
-        waits = _waits(order, machine)
-        movable: list[bool] = []
-        behind: list[bool] = []  # a wait, or what only moves what a wait gave
-        for i, node in enumerate(nodes):
-            lands = is_wait(node) and machine.launch[i] in waits
-            follows = moves[i] or (sinks and _is_light(node))
-            behind.append(lands or (follows and any(behind[one] for one in order.before[i])))
-            packs = self._only[i] >= 0 and (moves[i] or given[i])
-            movable.append(behind[i] or packs or i in waits)
+        self.order, self.machine, self.fills = known.order, machine, fills
+        self._known, nodes = known, known.order.nodes
+        movable = known.movable(sinks=sinks)
         self.anchors = [i for i, moved in enumerate(movable) if not moved and nodes[i].op not in ("placeholder", "get_attr")]
         """The nodes that slots stand before, in their order; the last is the graph's output."""
         slot_of = {node: slot for slot, node in enumerate(self.anchors)}
-        low, high = self._bounds(after, slot_of, movable)
-        self.flights = self._flights(waits, low, high, given, needs)
+        low, high = self._bounds(slot_of)
+        self.flights = self._flights(low, high, needs)
         number_of = {wait: one.number for one in self.flights for wait in one.waits}
         self._link(number_of, movable)
         self.seconds, self.host = self._by_slot(slot_of, high)
 
-    def _for_launches(self, after: Sequence[Sequence[int]], moves: Sequence[bool], given: Sequence[bool]) -> list[int]:
-        """Of what is read by launches alone, through what goes with them, the first such launch; else -1."""
-        found = [-1] * len(after)
-        nodes = self.order.nodes
-        for index in range(len(nodes) - 1, -1, -1):
-            if launch_kind(nodes[index]) is not None:
-                found[index] = index
-            elif after[index] and nodes[index].op != "placeholder" and (moves[index] or given[index]):
-                owners = [found[reader] for reader in after[index]]
-                found[index] = min(owners) if min(owners) >= 0 else -1
-        return found
-
-    def _bounds(
-        self, after: Sequence[Sequence[int]], slot_of: dict[int, int], movable: Sequence[bool]
-    ) -> tuple[list[int], list[int]]:
+    def _bounds(self, slot_of: dict[int, int]) -> tuple[list[int], list[int]]:
         """Of each node the first slot that it may stand in, and the last."""
+        after = self._known.after
         count = len(after)
         low, high = [0] * count, [len(self.anchors) - 1] * count
         for index, before in enumerate(self.order.before):
@@ -123,15 +87,14 @@ class Windows:
             high[index] = slot_of.get(index, found)
         return low, high
 
-    def _flights(
-        self, waits: dict[int, tuple[int, ...]], low: Sequence[int], high: Sequence[int], given: Sequence[bool], needs: Needs
-    ) -> list[Flight]:
+    def _flights(self, low: Sequence[int], high: Sequence[int], needs: Needs) -> list[Flight]:
+        given = self._known.given
         packs: dict[int, float] = {}
-        for index, owner in enumerate(self._only):
+        for index, owner in enumerate(self._known.only):
             if owner >= 0 and owner != index:
                 packs[owner] = packs.get(owner, 0.0) + self.machine.seconds[index]
         nodes, found = self.order.nodes, list[Flight]()
-        for launch, own in waits.items():
+        for launch, own in self._known.waits.items():
             node = nodes[launch]
             sent = [one for one in tensors_sent(node) if one.op == "call_function"]
             held, made = sum(needs.made(one) for one in sent), needs.made(node)
@@ -184,7 +147,7 @@ class Windows:
         """
         seconds, host = [0.0] * len(self.anchors), [0.0] * len(self.anchors)
         for index, node in enumerate(self.order.nodes):
-            if not communicates(node) and self._only[index] < 0:
+            if not communicates(node) and self._known.only[index] < 0:
                 at = slot_of.get(index, high[index])
                 seconds[at] += self.machine.seconds[index]
                 host[at] += self.machine.host[index]
@@ -202,10 +165,10 @@ class Windows:
                 base = self.anchors[slot] - 1 if event.is_due else begin
                 wishes[event.node] = base + number / (len(here) + 1)
         for index in range(len(wishes) - 1, -1, -1):
-            owner = self._only[index]
+            owner = self._known.only[index]
             if owner >= 0 and owner != index:
-                own = [] if self.fills or self._given[index] else [wishes[index]]
-                wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self._after[index])])
+                own = [] if self.fills or self._known.given[index] else [wishes[index]]
+                wishes[index] = min([wishes[owner], *own, *(wishes[reader] for reader in self._known.after[index])])
         return arranged(dict(enumerate(self.order.before)), wishes)
 
     def by_slot(self, order: Sequence[int], at: Sequence[int]) -> list[int]:
@@ -217,29 +180,3 @@ class Windows:
                 found[slot] = most
                 slot, most = slot + 1, 0
         return found
-
-
-def _stays_with_launches(node: fx.Node) -> bool:
-    return node.op == "call_function" and moves_data(node) and moves_freely(node)
-
-
-def _is_light(node: fx.Node) -> bool:
-    """Whether ``node`` computes little, and may stand behind a wait that is put off."""
-    return node.op == "call_function" and moves_freely(node) and not multiplies(node)
-
-
-def _of_inputs_alone(order: Order) -> list[bool]:
-    """Of each node whether it makes something of parameters and other inputs alone, and may be moved."""
-    found: list[bool] = []
-    for node, before in zip(order.nodes, order.before, strict=True):
-        found.append(moves_freely(node) and not multiplies(node) and all(found[one] for one in before))
-    return found
-
-
-def _waits(order: Order, machine: Machine) -> dict[int, tuple[int, ...]]:
-    """Of each launch that somebody waits for its waits."""
-    found: dict[int, list[int]] = {}
-    for index, node in enumerate(order.nodes):
-        if is_wait(node) and machine.launch[index] >= 0:
-            found.setdefault(machine.launch[index], []).append(index)
-    return {launch: tuple(waits) for launch, waits in sorted(found.items())}
