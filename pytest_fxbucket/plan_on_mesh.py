@@ -172,6 +172,10 @@ class PlanOnMesh:
         """The graphs that the pass is given, read."""
         return self._readings(self.way(rank).step if self.stages.before or self.plan.pipeline else self.step(rank))
 
+    def captured_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
+        """The graphs as captured, before any transformation, read."""
+        return self._readings(self.step(rank))
+
     def reference_reading(self, rank: int) -> Mapping[Phase, GraphAnalysis]:
         """The graphs that bitwise compares with, read."""
         return self._readings(self.reference(rank))

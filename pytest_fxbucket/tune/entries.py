@@ -34,7 +34,7 @@ def written_out(plan: Plan, names: Sequence[str]) -> list[Entry]:
 
 
 def with_stars(plan: Plan, before: Sequence[Entry], after: Sequence[Entry]) -> tuple[Entry, ...]:
-    """``after``, where all that a star of ``plan`` stands for is still as in ``before``, its entries written out, by that star."""
+    """``after``, where a star of ``plan`` stands again for what is still as in ``before``, which has all written out."""
     known = {entry.name for entry in plan.bucket.plan}
     places = {entry: place for place, entry in enumerate(after)}
     found, star_at = dict(enumerate(after)), dict[int, Entry]()
@@ -59,7 +59,7 @@ def _stands_for(star: Entry, entry: Entry) -> bool:
 
 
 def runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
-    """Where neighbours begin and end that are all numbered children of one module, as ``layers.0`` and ``layers.1+layers.2``."""
+    """Where neighbours begin and end that are numbered children of one module, as ``layers.0`` and ``layers.1+layers.2``."""
     place = 0
     for stem, group in groupby(entries, key=_stem):
         count = len(list(group))

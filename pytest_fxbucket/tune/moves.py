@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from math import ceil, log2
 from typing import Any
 
 from pytest_fxbucket.errors import PlanError
 from pytest_fxbucket.plan.consistency import agree
 from pytest_fxbucket.plan.entries import Entry
-from pytest_fxbucket.plan.schema import Bucket, Overlap, Plan
+from pytest_fxbucket.plan.schema import Overlap, Plan
 from pytest_fxbucket.tune.entries import apart, items_of, regrouped, runs, together, with_stars, written_out
 from pytest_fxbucket.words import counted, show
 
@@ -31,11 +32,10 @@ class Facts:
 
     entries: Sequence[str] = ()
     """Names of all entries on the model, in the plan's order."""
-    modules: Sequence[str] = ()
     largest: int = 0
-    """Bytes of the largest launch behind the pass."""
-    numbered: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of each module with children that are numbered from 0 on, and no others, their FQNs."""
+    """Bytes of the largest launch of any plan so far."""
+    numbered: frozenset[str] = frozenset()
+    """Modules whose children are all numbered, such as layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,25 @@ class Move:
     takes_back: bool = False
     """Whether it makes the plan simpler, so that it is good if nothing is lost."""
 
+    @property
+    def kind(self) -> str:
+        """Table and key that it is about first."""
+        return " ".join(self.says.split()[:2])
+
 
 Moves = Callable[[Plan, Facts], Iterator[Move]]
 
 
 def moves_of(plan: Plan, facts: Facts, start: Plan) -> list[Move]:
     """All moves from ``plan`` to plans that a file may say; ``start`` is the plan that the search began with."""
-    found = [move for moves in _ALL for move in moves(plan, facts)] + list(_taken_back(plan, start))
-    return [move for move in found if move.plan != plan and _is_legal(move.plan)]
+    found = [move for moves in _ALL for move in moves(plan, facts)]
+    once = {key_of(move.plan): move for move in [*found, *_taken_back(plan, start)]}  # of two alike the one that takes back
+    return [move for move in once.values() if move.plan != plan and _is_legal(move.plan)]
+
+
+def key_of(plan: Plan) -> str:
+    """All that moves change; tables hold dicts, which cannot be hashed."""
+    return repr((plan.bucket, plan.overlap))
 
 
 def _is_legal(plan: Plan) -> bool:
@@ -123,14 +134,11 @@ def _cap_mb(plan: Plan, facts: Facts) -> Iterator[Move]:
     if len(plan.bucket.cap_mb) > 1 or not plan.bucket.enabled or not facts.largest:
         return
     (now,) = plan.bucket.cap_mb
-    caps = (2 * now, now / 2, 0.0) if now else (facts.largest / 2 / _MB, facts.largest / 4 / _MB)
-    for cap in map(_rounded, caps):
-        yield Move(_bucket(plan, cap_mb=(cap,)), f"[bucket] cap_mb = {cap:g}", frozenset({_BUSY, _LITTLE}))
-
-
-def _rounded(cap: float) -> float:
-    """As a person would write it, no smaller."""
-    return next((float(-(-cap // step) * step) for step in (100, 10, 1) if cap >= 10 * step), round(cap + 0.005, 2))
+    most = facts.largest / _MB
+    half = 2.0 ** (ceil(log2(most)) - 1)
+    for cap in (now / 2, 2 * now, 0.0) if now else (half / 2, half):
+        if cap < most:
+            yield Move(_bucket(plan, cap_mb=(cap,)), f"[bucket] cap_mb = {cap:g}", frozenset({_BUSY, _LITTLE}))
 
 
 def _has_movable_entries(plan: Plan) -> bool:
@@ -158,7 +166,7 @@ def _neighbours(plan: Plan, facts: Facts) -> Iterator[Move]:
     pairs = [place for place, _ in enumerate(pairwise(entries)) if place not in within]
     for place in dict.fromkeys([*pairs[: _MOST_PAIRS // 2], *pairs[-_MOST_PAIRS // 2 :]]):
         one = together(entries[place : place + 2])
-        how = f'[bucket] plan has "{one.name}" as one entry' if len(one.name) < 60 else "[bucket] plan merges two entries"
+        how = f"[bucket] plan has {show(one.name)} as one entry"
         yield _of_entries(plan, entries, [*entries[:place], one, *entries[place + 2 :]], how, True)
 
 
@@ -178,7 +186,8 @@ def _parted(plan: Plan, facts: Facts) -> Iterator[Move]:
 
 def _of_entries(plan: Plan, before: Sequence[Entry], after: Sequence[Entry], says: str, merges: bool) -> Move:
     helps = frozenset({_LITTLE, _LATE} if merges else {_BUSY, "memory"})
-    return Move(_bucket(plan, plan=with_stars(plan, before, after)), says, helps)
+    bucket = replace(plan.bucket, plan=with_stars(plan, before, after))
+    return Move(replace(plan, bucket=bucket), says, helps)
 
 
 def _told(entries: Sequence[Entry]) -> str:
@@ -192,8 +201,8 @@ def _taken_back(plan: Plan, start: Plan) -> Iterator[Move]:
         now, then = getattr(plan, name), getattr(start, name)
         for key in (spec.name for spec in fields(then)):
             if getattr(now, key) != getattr(then, key):
-                back: Bucket | Overlap = replace(now, **{key: getattr(then, key)})
-                yield Move(replace(plan, **{name: back}), f"[{name}] {key} as it was", takes_back=True)
+                keys: dict[str, Any] = {name: replace(now, **{key: getattr(then, key)})}
+                yield Move(replace(plan, **keys), f"[{name}] {key} as it was", takes_back=True)
 
 
 _ALL: tuple[Moves, ...] = (

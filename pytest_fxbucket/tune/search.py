@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, Protocol
 
 from pytest_fxbucket.errors import FxbucketError
 from pytest_fxbucket.plan.schema import Plan
-from pytest_fxbucket.tune.moves import Move
+from pytest_fxbucket.tune.moves import Move, key_of
 
 LEAST = 0.001
 """Share of the step that a change must win: less is lost in what the simulator does not know."""
@@ -33,6 +34,10 @@ class Scorer(Protocol):
 
     def score(self, plan: Plan) -> Score:
         """Simulate ``plan``. Raises FxbucketError for one that cannot be."""
+        ...
+
+    def effort(self, plan: Plan) -> float:
+        """How much scoring ``plan`` takes beside others, above 0; no clock decides what is tried first."""
         ...
 
     def takes(self, plan: Plan) -> float:
@@ -78,7 +83,7 @@ def search(
     time_left: Callable[[], float] = lambda: inf,
     say: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Climb from ``plan``: the first move that is better is kept, those first that may take away most of what is exposed.
+    """Climb from ``plan``: the first move that is better is kept; those are tried first that promise most for their effort.
 
     A plan above ``limit`` is better only if it holds less. Raises FxbucketError if ``plan`` itself cannot be simulated, and
     lets KeyboardInterrupt through until it was; later ones end the search.
@@ -86,13 +91,15 @@ def search(
     say("simulating the plan as it is")
     first = scorer.score(plan)
     found = Found(plan, first, first, limit)
-    known: set[Hashable] = {_key(plan)}
+    known: set[str] = {key_of(plan)}
+    often: Counter[str] = Counter()
     try:
-        while (move := _next(found, scorer, known, time_left)) is not None:
-            known.add(_key(move.plan))
+        while (move := _next(found, scorer, known, often, time_left)) is not None:
+            known.add(key_of(move.plan))
+            often[move.kind] += 1
             say(
-                f"plan {found.tried + found.refused + 2}: {move.says}; the best so far takes {1000 * found.score.seconds:,.3f} ms, "
-                f"the plan as it is {1000 * first.seconds:,.3f} ms"
+                f"plan {found.tried + found.refused + 2}: {move.says}; the best so far takes "
+                f"{1000 * found.score.seconds:,.3f} ms, the plan as it is {1000 * first.seconds:,.3f} ms"
             )
             try:
                 score = scorer.score(move.plan)
@@ -117,12 +124,13 @@ def is_better(new: Score, old: Score, limit: float, takes_back: bool = False) ->
     return new.seconds < old.seconds * (1 - least)
 
 
-def _next(found: Found, scorer: Scorer, known: set[Hashable], time_left: Callable[[], float]) -> Move | None:
+def _next(
+    found: Found, scorer: Scorer, known: set[str], often: Mapping[str, int], time_left: Callable[[], float]
+) -> Move | None:
     """The most promising move that was not tried and that there is time for; says so if there is none for any."""
     late = False
-    for move in _promising(scorer.moves(found.plan), found.score):
-        if _key(move.plan) in known:
-            continue
+    new = [move for move in scorer.moves(found.plan) if key_of(move.plan) not in known]
+    for move in _promising(new, found.score, scorer, often):
         if scorer.takes(move.plan) <= time_left():
             return move
         late = True
@@ -130,11 +138,14 @@ def _next(found: Found, scorer: Scorer, known: set[Hashable], time_left: Callabl
     return None
 
 
-def _promising(moves: Sequence[Move], score: Score) -> Iterator[Move]:
-    """Stable: of equal promise in the order of ``moves``."""
-    return iter(sorted(moves, key=lambda move: -sum(score.reasons.get(why, 0.0) for why in move.helps)))
+def _promising(moves: Sequence[Move], score: Score, scorer: Scorer, often: Mapping[str, int]) -> list[Move]:
+    """``moves`` by what they may win for the effort; then the easiest, then as they are.
 
+    One of a kind that was tried before counts for more effort: there may be no time for all, and each kind is to have its turn.
+    """
 
-def _key(plan: Plan) -> Hashable:
-    """All that moves change. Tables hold dicts, which cannot be hashed."""
-    return repr((plan.bucket, plan.overlap))
+    def rank(move: Move) -> tuple[float, float]:
+        effort = scorer.effort(move.plan) * (1 + often.get(move.kind, 0))
+        return -sum(score.reasons.get(why, 0.0) for why in move.helps) / effort, effort
+
+    return sorted(moves, key=rank)
