@@ -105,13 +105,13 @@ def _defer_reduce(plan: Plan, facts: Facts) -> Iterator[Move]:
 
 
 def _schedule(plan: Plan, facts: Facts) -> Iterator[Move]:
-    """Places by hand are not thrown away: whoever wrote them knows more than the simulator."""
+    """Places by hand are not thrown away: a plan with both is refused, and so is a schedule without a cluster."""
     overlap, plain = plan.overlap, Overlap()
     if overlap.schedule == "auto":
         by = "plan" if plan.bucket.by == "overlap" and plan.bucket.plan else plan.bucket.by
         manual = _overlap(plan, schedule="manual", **{key: getattr(plain, key) for key in _LIMITS})
         yield Move(_bucket(manual, by=by), '[overlap] schedule = "manual"')
-    elif plan.cluster is not None and not overlap.launch_at and not overlap.wait_before:
+    else:
         auto = _overlap(plan, schedule="auto", **{key: getattr(plain, key) for key in _BY_HAND})
         yield Move(auto, '[overlap] schedule = "auto"', _ANY)
         limited = _overlap(auto, max_memory_increase=0.0)

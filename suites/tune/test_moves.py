@@ -115,6 +115,14 @@ def test_a_schedule_finds_no_keys_beside_it_that_contradict_it() -> None:
     assert (manual.overlap.max_prefetch, manual.bucket.by) == (None, "plan")
 
 
+def test_keys_that_a_schedule_makes_idle_leave_the_file() -> None:
+    plan = plan_of(HAND)
+    proposal = proposal_of(HAND, plan, moves(HAND)['[overlap] schedule = "auto"'].plan)
+    assert "prefetch" not in proposal.new
+    assert "defer_reduce" not in proposal.new
+    assert "\n-prefetch = 0\n" in proposal.diff
+
+
 def test_without_a_cluster_of_its_own_a_plan_is_not_scheduled_by_one() -> None:
     bare = STARS[: STARS.index("[cluster]")] + STARS[STARS.index("[bucket]") :]
     assert [says for says in moves(bare) if "schedule" in says] == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 
 import pytest
 
@@ -130,8 +129,9 @@ def test_the_limit_is_the_checks_or_the_clusters() -> None:
     plan = plan_of(STARS)
     cluster = on(plan)
     assert scorer_of(plan)[0].limit() == cluster.memory
-    checked = plan_of(STARS + "[checks]\nmemory = { peak_max_gb = 3 }\n")
-    assert scorer_of(checked)[0].limit() == 3 * 2**30
+    for most in (3, 300):
+        checked = plan_of(STARS + f"[checks]\nmemory = {{ peak_max_gb = {most} }}\n")
+        assert scorer_of(checked)[0].limit() == most * 2**30
     increased = plan_of(STARS + "[checks]\nmemory = { peak_max_gb = 3, increase_max = 0.5 }\n")
     assert scorer_of(increased)[0].limit() == 1.5 * unbucketed(anew(plan), 0, cluster).peak_bytes
 
@@ -143,7 +143,7 @@ def test_reasons_of_exposure_are_summed() -> None:
     assert sum(score.reasons.values()) == pytest.approx(score.exposed)
 
 
-def test_stars_of_plans_are_written_out_by_the_model(tmp_path: Path) -> None:
+def test_stars_of_plans_are_written_out_by_the_model() -> None:
     plan = plan_of(STARS)
     scorer, _ = scorer_of(plan)
     scorer.score(plan)
